@@ -1,4 +1,4 @@
-"""Errors of all parts of hybridlm: NaN, dead ends of grammars, missing extras, faulty checkpoints."""
+"""Errors of all parts of hybridlm."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,8 +7,6 @@ from typing import Any, Self
 
 
 class ItemError(RuntimeError):
-    """An error of one request or text among others."""
-
     _arguments: tuple[Any, ...]
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
@@ -16,7 +14,7 @@ class ItemError(RuntimeError):
         return type(self), self._arguments
 
     def of(self, item: str) -> Self:
-        """Return the same error under another name of the item."""
+        """Return the error with another name of the item."""
         return type(self)(item, *self._arguments[1:])
 
 
@@ -24,8 +22,7 @@ class NumericalError(ItemError):
     """A step computed NaN or an infinity.
 
     Args:
-        item: the request or text.
-        position: index of the token, counted from the first token that the model reads.
+        position: index of the token among all that the model reads.
     """
 
     def __init__(self, item: str, position: int):
@@ -40,9 +37,7 @@ class GrammarError(ItemError):
     """No token can be sampled: a grammar, bans or a logits processor rule out all.
 
     Args:
-        item: the request.
-        position: position of the token that cannot be sampled.
-        reason: reason why no token is possible.
+        position: of the token.
     """
 
     def __init__(self, item: str, position: int, reason: str):
@@ -51,13 +46,7 @@ class GrammarError(ItemError):
 
 
 class MissingExtra(ImportError):
-    """A package is missing that an extra of hybridlm installs.
-
-    Args:
-        feature: the requested feature.
-        package: the package that it needs.
-        extra: the extra that installs it.
-    """
+    """A missing package of an extra."""
 
     def __init__(self, feature: str, package: str, extra: str):
         self._arguments = (feature, package, extra)
@@ -68,7 +57,7 @@ class MissingExtra(ImportError):
 
 
 def require_extra(feature: str, package: str, extra: str) -> None:
-    """Raise MissingExtra, with these arguments, if the package is not installed."""
+    """Raise MissingExtra if a package is not installed."""
     if find_spec(package) is None:
         raise MissingExtra(feature, package, extra)
 
@@ -77,14 +66,12 @@ MAX_SHOWN = 40
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded.
-
-    The message lists the first `MAX_SHOWN` faults and counts the rest.
+    """A checkpoint that cannot be loaded; the message has `MAX_SHOWN` faults.
 
     Attributes:
-        where: the file, directory or name concerned.
-        faults: every fault, with the expected and the actual value.
-        advice: a remedy; may be empty.
+        where: file, directory or name.
+        faults: all, with expected and actual values.
+        advice: remedy, or "".
     """
 
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:

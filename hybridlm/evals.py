@@ -28,34 +28,34 @@ from hybridlm.scoring.scorer import checked
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256
-"""Default of a task's `max_gen_toks`, the one of lm_eval's own models."""
+"""lm_eval's default `max_gen_toks`."""
 MAX_QUEUED = 1024
-"""Requests that share one queue; bounds the results in memory."""
+"""Requests of one queue; bounds the results in memory."""
 
 
 class HybridLM(TemplateLM):
     """A model of lm_eval.
 
-    Texts are tokenized, and truncated on the left, like texts of lm_eval's "hf" model. The boundary between context and
-    continuation is lm_eval's, `encode_pair`; `LM.score` and `LM.choose` have another boundary.
+    Texts are tokenized, and truncated on the left, like lm_eval's "hf" model; `encode_pair` has its boundary of context
+    and continuation, unlike `LM.score` and `LM.choose`.
 
     Args:
-        pretrained: a checkpoint directory, a Hub id, or a loaded model.
-        batch_size: lanes of a model to be loaded; None or "auto" for the default of `hybridlm.load`.
-        seed: seed of tasks that sample.
-        enable_thinking: for chat templates that ask it; None leaves it to the template.
-        chat_template_args: other variables of the chat template.
-        think_end_token: end marker of thoughts, if it is not a known one.
-        thinking_budget: most tokens of thoughts. With any of these four but `chat_template_args`, tasks get the answer
-            without the thoughts.
-        **options: further options of `hybridlm.load`.
+        pretrained: checkpoint directory, Hub id, or loaded model.
+        batch_size: lanes to load; None or "auto" for the default.
+        seed: of tasks that sample.
+        enable_thinking: None leaves it to the template.
+        chat_template_args: other template variables.
+        think_end_token: unknown end marker of thoughts.
+        thinking_budget: most tokens of thoughts; with any of these but `chat_template_args`, tasks get answers without
+            thoughts.
+        **options: of `hybridlm.load`.
 
     Raises:
         ValueError: the model has no tokenizer.
-        TypeError: options for a model that is loaded already.
+        TypeError: options for a loaded model.
 
     Attributes:
-        max_length: most tokens that predict another one, the model's context.
+        max_length: the model's context.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HybridLM(TemplateLM):
         if pretrained.tokenizer is None:
             raise ValueError(f"{pretrained.path}: has no tokenizer.json; the tasks of lm_eval are texts")
         self.lm = pretrained
-        self.max_length = pretrained.context
+        self.max_length = pretrained.engine.longest
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
         self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}
@@ -95,11 +95,11 @@ class HybridLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token before a text."""
+        """Token before a text."""
         return prefix_token(self._texts, self.lm.eos_token_ids)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
-        """Return token ids, by default with special tokens; see `encode_text`."""
+        """Return token ids, by default with special tokens."""
         if add_special_tokens is None:
             return encode_text(string, self._texts, self.prefix_token_id)
         return self._texts.encode(string, add_special_tokens)
@@ -110,13 +110,13 @@ class HybridLM(TemplateLM):
         return self.lm.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the source of a template by its name; the default one for True."""
+        """Return a template's source by name; the default one for True."""
         if not chat_template:
             return None
         return self._texts.chat_templates.get(chat_template if isinstance(chat_template, str) else "default")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation, up to the last message without a generation prompt."""
+        """Return a conversation's text; without a generation prompt up to the last message."""
         text = self._texts.apply_chat_template(chat_history, add_generation_prompt, **self._variables)
         if add_generation_prompt:
             return text
@@ -129,11 +129,7 @@ class HybridLM(TemplateLM):
         return text[: place + len(message)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and True for greedy tokens only.
-
-        Raises:
-            ValueError: a continuation has no tokens or more than the context.
-        """
+        """Return the log-likelihood of each continuation, and whether its tokens are greedy."""
         pairs: list[Any] = []
         for request in requests:
             texts: Any = request.args
@@ -162,7 +158,7 @@ class HybridLM(TemplateLM):
         return results
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return log-likelihoods of texts, in windows that predict every token once (see `LM.perplexity`)."""
+        """Return log-likelihoods of texts by rolling windows (see `LM.perplexity`)."""
         results = []
         for window in _windows(requests):
             texts = [
@@ -177,7 +173,7 @@ class HybridLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the text of each continuation, without the stop string that ended it."""
+        """Return the text of each continuation, without its stop string."""
         results: list[str] = []
         with request_progress(False if disable_tqdm else None, len(requests), self.lm.engine.lanes) as completed:
             for window in _windows(requests):

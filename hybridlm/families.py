@@ -1,4 +1,4 @@
-"""Stable names for model families in other packages (docs/adding-a-family.md).
+"""Stable names for model families of other packages (docs/adding-a-family.md).
 
 A distribution names its families in the entry-point group `hybridlm.families`; every process and command reads it.
 """
@@ -10,15 +10,15 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.layers.activations import silu_gated
 from models.layers.initial import matrix, parameter
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
-from models.layers.norms import l2_norm, rms_norm
+from models.layers.norms import rms_norm
 from models.layers.router import RouterConfig
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.recurrent import Recurrent
+from models.ops.float32 import l2_norm, silu_gated
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
 from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule

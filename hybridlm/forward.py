@@ -1,7 +1,7 @@
-"""Research access: logits, hidden states and recurrent states of whole sequences, differentiable.
+"""Research access: logits, hidden states and recurrent states, differentiable.
 
-The tokens run in chunks, in the lanes and the order of a scoring step, so that `LM.score` and `LM.forward` compute the
-same bits; a gradient keeps the state between chunks and recomputes values inside the chunks.
+Chunks, lanes and order are those in scoring steps, so `LM.score` and `LM.forward` have the same bits; a gradient
+recomputes values inside chunks.
 
 More than 300 lines: the pass, its plan and the checks of its arguments.
 """
@@ -32,17 +32,17 @@ from models import KV_BLOCK, kv_blocks
 from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
 from models.state.shapes import Hooks
-from models.state.state import StateArray
+from models.state.state import StateArray, cache_positions
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["layers"], meta_fields=["position"])
 @dataclass(frozen=True)
 class SequenceState:
-    """State of sequences after some tokens, as a pytree of arrays.
+    """State of sequences after some tokens, as a pytree.
 
     Attributes:
-        position: tokens consumed so far; static, no leaf of the pytree.
-        layers: state per layer and branch, with a leading lane axis; None for branches without state.
+        position: consumed tokens; static, no leaf.
+        layers: per layer and branch, with a leading lane axis; None for branches without state.
     """
 
     position: int
@@ -52,11 +52,10 @@ class SequenceState:
         """Return this state with some arrays replaced.
 
         Args:
-            arrays: arrays by their names in `repr` and `Captured.states`, such as `layers[3][0].recurrent`, with the
-                lane axis in front.
+            arrays: by name, such as `layers[3][0].recurrent`, with the lane axis in front.
 
         Raises:
-            ValueError: an unknown name, or another shape or dtype; lists every fault.
+            ValueError: unknown names, other shapes or dtypes.
         """
         leaves, tree = jax.tree_util.tree_flatten_with_path(self.layers)
         named = {LAYERS + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
@@ -77,11 +76,10 @@ class SequenceState:
 
 
 LAYERS = "layers"
-"""Beginning of the names of arrays in a state."""
 
 
 def _listed(tree: Any, beginning: str = "") -> str:
-    """Return a line with name, dtype and shape for each array of a pytree."""
+    """Return name, dtype and shape of each array of a pytree, in lines."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
@@ -94,10 +92,9 @@ class ForwardOutput(NamedTuple):
 
     Attributes:
         logits: float32 [.., T, vocab]; None with `logits=False`.
-        hidden_states: float32 [.., T, hidden]: after the embedding and after each layer, before the final norm.
-        states: the state after the last token; None unless requested.
-        logprobs: float32 [.., T-1], log-probability of each token except the first, with the bits of `LM.score`; None
-            without tokens.
+        hidden_states: float32 [.., T, hidden], after the embedding and each layer, before the final norm.
+        states: after the last token; None unless requested.
+        logprobs: float32 [.., T-1], of each token except the first, with the bits of `LM.score`; None without tokens.
     """
 
     logits: Any
@@ -113,11 +110,7 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
-    """Check untraced tokens of `LM.forward`, and return tokens as int32 [N, T].
-
-    Raises:
-        TypeError, ValueError: tokens are not ids of the vocabulary, or stand for images, audio or video.
-    """
+    """Check untraced tokens, and return tokens as int32 [N, T]."""
     if isinstance(tokens, str):
         raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
     traced = False
@@ -144,11 +137,7 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
 
 
 def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
-    """Check embeddings of `LM.forward` and return them as float32 [N, T, hidden].
-
-    Raises:
-        TypeError, ValueError: another dtype or shape, or other tokens.
-    """
+    """Check embeddings, and return float32 [N, T, hidden]."""
     shape, dtype = np.shape(embeddings), embeddings.dtype
     if len(shape) not in (2, 3) or 0 in shape or dtype != np.float32 or shape[-1] != hidden_size:
         raise TypeError(f"embeddings: expected float32 [T, {hidden_size}] or [N, T, {hidden_size}], got {dtype}{shape}")
@@ -159,7 +148,7 @@ def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
 
 
 def check_lengths(lanes: int, count: int, state: SequenceState | None, context: int) -> None:
-    """Raise ValueError if tokens do not fit the context, or a state has other lanes."""
+    """Raise ValueError for tokens beyond the context, or a state with other lanes."""
     start = 0 if state is None else state.position
     if start + count > context:
         raise ValueError(f"tokens: {start} + {count} tokens are more than the context of {context}")
@@ -170,23 +159,18 @@ def check_lengths(lanes: int, count: int, state: SequenceState | None, context: 
 
 
 Parameter = Array | LinearWeight
-"""A parameter of a loaded model: an array, or a packed matrix."""
+"""An array, or a packed matrix."""
 
 
 def in_order(params: Mapping[str, Parameter], names: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters in the order of `names`; raise ValueError for other names."""
+    """Return the parameters in the order of `names`; raises ValueError for other names."""
     if set(params) != set(names):
         raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
     return tuple(params[name] for name in names)
 
 
 class ForwardSharding(NamedTuple):
-    """Partition specs of a forward pass over a mesh.
-
-    Attributes:
-        params, layers: specs of each parameter and of each array of the state.
-        lanes, logits: specs of arrays with only a lane axis, and of logits.
-    """
+    """Partition specs of a forward pass over a mesh."""
 
     mesh: Mesh | AbstractMesh
     params: Any
@@ -196,7 +180,7 @@ class ForwardSharding(NamedTuple):
 
 
 def forward_sharding(placement: Placement, params: Sequence[Parameter], layers: Any) -> ForwardSharding | None:
-    """Return the partition specs of parameters and state over a mesh; None on one device."""
+    """Return the partition specs of parameters and state; None on one device."""
     if placement.mesh is None:
         return None
     param_specs, layer_specs = jax.tree.map(lambda leaf: leaf.sharding.spec, (params, layers))
@@ -208,17 +192,13 @@ def forward_sharding(placement: Placement, params: Sequence[Parameter], layers: 
 
 
 class HiddenStates(Hooks):
-    """Hooks that collect the residual stream after the embedding and after each layer.
-
-    Attributes:
-        found: residual streams of the traced layers, in order.
-    """
+    """Hooks that collect the residual stream after the embedding and each layer."""
 
     def __init__(self) -> None:
         self.found: list[Array] = []
 
     def residual(self, x: Array, index: int) -> Array:
-        """Store the unchanged residual stream: 0 after the embedding, `i` after layer `i - 1`."""
+        """Store the residual stream: 0 after the embedding, `i` after layer `i - 1`."""
         self.found.append(x)
         return x
 
@@ -227,13 +207,12 @@ class ForwardSettings(NamedTuple):
     """Static settings of a forward pass.
 
     Attributes:
-        runs: (tokens that run together, number of such steps), in order: consecutive steps of one width.
-        lanes: lanes that run together on a device.
+        runs: (width, number of consecutive steps).
+        lanes: lanes at a time on a device.
         padded: lanes of all devices, a multiple of `lanes`.
-        blocks: KV cache blocks to visit; static, so that the loop over blocks has a gradient.
-        types: ShapeDtypeStructs of the state of the padded lanes.
-        keep_logits, keep_states: whether logits and states are results.
-        split: partition specs over a mesh; None on one device.
+        blocks: KV cache blocks to visit; static, so that the loop has a gradient.
+        types: of the state of the padded lanes.
+        split: None on one device.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -256,13 +235,13 @@ def run(
     position: Array,
     settings: ForwardSettings,
 ) -> tuple[Array, Array | None, tuple[Array, ...], Any]:
-    """Run all tokens of every lane, from the given state.
+    """Run all tokens of every lane from a state.
 
     Args:
         tokens: int32 [N, T]; None with embeddings alone.
         embeddings: float32 [N, T, hidden]; None for the tokens' embeddings.
-        layers: state before the first token; None for zeros.
-        position: int32 scalar, position of the first token.
+        layers: None for zeros.
+        position: int32 scalar, of the first token.
 
     Returns:
         Log-probabilities of the next tokens [N, T], logits, hidden states and the state.
@@ -276,7 +255,6 @@ def run(
     full = sum(widths)
 
     def filled(x: Array, *wide: int) -> Array:
-        """Pad lanes, and the next dimensions to the given sizes."""
         sizes = zip((settings.padded, *wide), x.shape, strict=False)
         padding = [(0, size - length) for size, length in sizes]
         return jnp.pad(x, padding + [(0, 0)] * (x.ndim - len(padding)))
@@ -318,7 +296,6 @@ def _device_step(
     arrays = structure.arrays.layers
     # If the model has its own mesh, states have the specs of the settings.
     layers = varying_like(layers, inputs, () if settings.split is not None else params)
-    initial_layers, layers = layers, jax.tree.map(partial(_first_blocks, blocks=settings.blocks), arrays, layers)
 
     def chunk(layers: Any, inputs: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
         (tokens, targets, *embeddings), length, position = inputs
@@ -337,7 +314,8 @@ def _device_step(
         return layers, (logprobs, logits, tuple(hooks.found))
 
     def group(operands: tuple[list[Array], Any]) -> tuple[Any, Any]:
-        inputs, layers = operands
+        inputs, initial_layers = operands
+        layers = jax.tree.map(partial(_pages_of, blocks=settings.blocks), arrays, initial_layers)
         parts, token, step = list[Any](), 0, 0
         for width, steps in settings.runs:
             span, ends = slice(token, token + width * steps), slice(step, step + steps)
@@ -347,38 +325,62 @@ def _device_step(
                 jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), outputs)
             )
             token, step = span.stop, ends.stop
-        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), layers
+        outputs = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+        return outputs, jax.tree.map(_with_pages, arrays, initial_layers, layers) if settings.keep_states else None
 
     if len(inputs[0]) == settings.lanes:
         outputs, layers = group((inputs, layers))
     else:
         grouped = jax.tree.map(lambda x: x.reshape((-1, settings.lanes, *x.shape[1:])), (inputs, layers))
         outputs, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
-    final_layers = jax.tree.map(_with_blocks, arrays, initial_layers, layers) if settings.keep_states else None
-    return *outputs, final_layers
+    return *outputs, layers
 
 
-def _positions_dim(array: StateArray) -> int:
-    return 1 + [size for _, size in array.sizes].index(None)
+def lane_types(arrays: Any, pages: Any, context: int) -> Any:
+    """Return the types of a state with a lane's positions in one array, with shardings.
+
+    Args:
+        arrays: of `StateArray`.
+        pages: types with one page per lane.
+        context: positions, rounded up to whole pages.
+    """
+
+    def typed(array: StateArray, page: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if array.positions_axis is None:
+            return page
+        shape = [*page.shape]
+        shape[1 + array.positions_axis] = cache_positions(context)
+        return jax.ShapeDtypeStruct(tuple(shape), page.dtype, sharding=page.sharding)
+
+    return jax.tree.map(typed, arrays, pages)
 
 
-def _first_blocks(array: StateArray, x: Array, blocks: int) -> Array:
-    """Return the visited positions of a KV cache, at least two blocks (ops/layout: one block)."""
-    if not array.grows:
+def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
+    """Return the visited positions of KV caches as a pool of pages (`own_pages`)."""
+    if array.positions_axis is None:
         return x
-    return lax.slice_in_dim(x, 0, max(blocks, 2) * KV_BLOCK, axis=_positions_dim(array))
+    blocks = max(blocks, 2)  # ops/layout: one block
+    axis = 1 + array.positions_axis
+    visited = lax.slice_in_dim(x, 0, blocks * KV_BLOCK, axis=axis)
+    split = visited.reshape((*visited.shape[:axis], blocks, KV_BLOCK, *visited.shape[axis + 1 :]))
+    pages = jnp.moveaxis(split, axis, 1).reshape((-1, *split.shape[1:axis], *split.shape[axis + 1 :]))
+    return jnp.pad(pages, [(1, 0)] + [(0, 0)] * (pages.ndim - 1))
 
 
-def _with_blocks(array: StateArray, cache: Array, x: Array) -> Array:
-    """Return the complete KV cache with its first blocks replaced."""
-    return lax.dynamic_update_slice_in_dim(cache, x, 0, _positions_dim(array)) if array.grows else x
+def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
+    """Return KV caches with the visited positions of the pages."""
+    if array.positions_axis is None:
+        return x
+    axis, lanes = 1 + array.positions_axis, len(cache)
+    split = jnp.moveaxis(x[1:].reshape((lanes, -1, *x.shape[1:])), 1, axis)
+    visited = split.reshape((*split.shape[:axis], -1, *split.shape[axis + 2 :]))
+    return lax.dynamic_update_slice_in_dim(cache, visited, 0, axis)
 
 
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return (width, number of consecutive steps with this width) for `count` tokens.
+    """Return (width, number of consecutive steps) for `count` tokens.
 
-    The steps equal the steps of `LM.score` without the last token: it has its own step only if the other steps are
-    full.
+    Steps are as in `LM.score`, which omits the last token: it has its own step only if the others are full.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:
@@ -444,7 +446,8 @@ def forward(
     group = engine.bucket(lanes, engine.prefill_lanes)
     padded = -(-lanes // group) * group
     placement = engine.placement
-    types = engine.row_arrays.abstract(padded, engine.context).layers
+    arrays, pages = engine.programs.structure.arrays.layers, engine.row_arrays.abstract(padded, padded).layers
+    types = lane_types(arrays, pages, engine.context)
     start = 0 if state is None else state.position
     settings = ForwardSettings(
         _runs(count, widths), group // placement.data, padded, kv_blocks(start + count), types, keep_logits,

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments: an error with the name in this package or the closest one."""
+"""Unknown keyword arguments: an error with the matching or closest name."""
 
 import difflib
 import functools
@@ -37,11 +37,12 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "chunk": ("max_num_batched_tokens", "chunk_size", "chunked_prefill_size"),
     "dtype": ("torch_dtype",),
     "mesh": ("tensor_parallel_size", "data_parallel_size", "device_map"),
+    "cache": ("kv_cache_memory_bytes",),
     "prefix_cache": ("enable_prefix_caching",),
     "dequantise": ("dequantize",),
     "adapter": ("lora", "lora_path", "enable_lora"),
 }  # fmt: skip
-"""Name of an argument -> names of vLLM, transformers, llama.cpp and OpenAI for it."""
+"""Argument -> its names in vLLM, transformers, llama.cpp and OpenAI."""
 
 NOTES: Mapping[str, str] = {
     "n": "it is an argument of generate and stream",
@@ -65,14 +66,16 @@ NOTES: Mapping[str, str] = {
         ("swap_space", "cpu_offload_gb"), "weights and rows stay on the devices; prefix_cache uses the host"
     ),
     "trust_remote_code": "code of a checkpoint is never run",
-    "gpu_memory_utilization": "lanes and context decide the memory",
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "num_gpu_blocks_override", "block_size"),
+        "lanes, context and cache decide the memory; pages of the KV cache have 128 positions",
+    ),
     "lora_request": "load and merge_adapter take an adapter, for all requests",
 }
-"""Names without an argument of the same effect -> advice."""
+"""Names without such an argument -> advice."""
 
 
 def unknown_keyword(name: str, names: Collection[str]) -> str:
-    """Return the fault of an unknown keyword, with the matching argument or closest name."""
     targets = [target for target, synonyms in SYNONYMS.items() if name in synonyms and target in names]
     if not targets and name in NOTES:
         return f"{name}: no such argument; {NOTES[name]}"
@@ -84,10 +87,7 @@ def unknown_keyword(name: str, names: Collection[str]) -> str:
 def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse unknown keywords of a call with a suggestion.
 
-    Valid are the names in the function's signature and, for `**options: Unpack[Options]`, the keys of the TypedDict.
-
-    Raises:
-        TypeError: a call has unknown keywords; the error lists all of them. Nothing has been computed.
+    Valid are the signature's names and, for `**options: Unpack[Options]`, the TypedDict's keys.
     """
 
     @functools.cache

@@ -65,18 +65,17 @@ Texts = str | Sequence[str | Sequence[int]]
 class LM:
     """A loaded model; `hybridlm.load` makes it.
 
-    Texts are lists of strings or of lists of token ids; a bare string is one text. All methods raise TypeError or
-    ValueError for wrong arguments before anything is computed, and NumericalError if a step computes NaN or infinity.
-    Groups of settings are described by their classes: `SamplingParams`, `ProbeSettings` (reads and changes inside the
-    model), `DistributionSettings` (questions about distributions) and `FileOptions` (runs over files).
+    Texts are lists of strings or of token-id lists; a bare string is one text. Methods raise TypeError or ValueError
+    for wrong arguments before anything is computed, and NumericalError for NaN or infinity. Groups of settings:
+    `SamplingParams`, `ProbeSettings` (reads and changes inside the model), `DistributionSettings` and `FileOptions`.
 
     Attributes:
-        path: directory of the checkpoint.
-        config: the model's configuration, read from config.json.
-        context: maximum length of a sequence, prompt and completion together.
+        path: of the checkpoint.
+        config: from config.json.
+        context: maximum tokens of prompt and completion together.
         eos_token_ids: tokens that end a completion.
-        start: seconds of each part of the start.
-        text_model: the model as tasks use it.
+        start: seconds by part.
+        text_model: for tasks.
     """
 
     def __init__(
@@ -90,12 +89,12 @@ class LM:
 
     @property
     def model(self) -> Decoder:
-        """Flax nnx module with the parameters; over a mesh in the sizes of one device."""
+        """nnx module with the parameters; over a mesh in the sizes of one device."""
         return self._weights.decoder
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; without one the methods take token ids only."""
+        """The tokenizer; None takes token ids only."""
         return self.text_model.tokenizer
 
     @tokenizer.setter
@@ -109,7 +108,7 @@ class LM:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the configuration and all weights (docs/checkpoints/compatibility.md)."""
+        """SHA-256 of the configuration and all weights (docs/checkpoints/compatibility.md)."""
         return str(self.text_model.fingerprint)
 
     def __repr__(self) -> str:
@@ -137,33 +136,30 @@ class LM:
         hidden_states: Sequence[int] = (), states: bool = False, positions: str = "last",
         capture_to: File | None = None, interventions: Any = None, **settings: Unpack[Settings],
     ) -> list[Completion]:  # fmt: skip
-        """Generate completions for any number of prompts, with continuous batching over the lanes.
+        """Generate completions for any number of prompts, by continuous batching.
 
-        `ProbeSettings` describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`; nothing is
-        drafted with them. Positions "all" are the positions before each sampled token, "last" is the position before
-        the last token; interventions count from the first token of the prompt into the completion.
+        `ProbeSettings` describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`, which
+        disable drafts. Positions "all" precede each sampled token, "last" precedes the last token; interventions count
+        from the first prompt token.
 
         Args:
             prompts: texts.
-            sampling_params: for all prompts, or a list with one for each. With a list each request is sampled as in a
-                call with its prompt alone.
+            sampling_params: for all prompts, or a list with one for each.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
-            logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
-                function of one lane; it changes which token is sampled, not the reported log-probabilities. The same
-                function object reuses its compiled step.
-            progress: show a bar of completed prompts; None shows one if there are more prompts than lanes and standard
-                error is a terminal.
-            prefix: state of a common beginning that every prompt continues; a prompt may then be empty (see `prefix`).
-            speculate: drafter for speculative decoding, as for `load`. It changes the speed, and the sampled tokens
-                only where float32 rounds to a tie.
-            **settings: fields of `SamplingParams`; they override `sampling_params`. A list has one value for
-                each prompt, as `temperature=[0.0, 0.7]` (docs/engine.md).
+            logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, jittable,
+                of one lane; it does not change reported log-probabilities. The same function object reuses its compiled
+                step.
+            progress: show a bar; None does for more prompts than lanes on a terminal.
+            prefix: state that every prompt, perhaps empty, continues (see `prefix`).
+            speculate: drafter, as for `load`; it changes tokens only where float32 rounds to a tie.
+            **settings: fields of `SamplingParams`, which override `sampling_params`; lists have a value for each
+                prompt.
 
         Returns:
-            Completions in the order of the prompts, the n of one prompt next to each other.
+            Completions in prompt order, the n of one prompt together.
 
         Raises:
-            GrammarError: no token can follow in the `structured_outputs` of a request.
+            GrammarError: no token can follow in `structured_outputs`.
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
@@ -190,10 +186,10 @@ class LM:
         hidden_states: Sequence[int] = (), states: bool = False, positions: str = "last",
         capture_to: File | None = None, interventions: Any = None, **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:  # fmt: skip
-        """Yield tokens when they are sampled, interleaved over all requests; arguments of `generate`.
+        """Yield sampled tokens, interleaved over all requests; arguments of `generate`.
 
-        Arguments are checked before this returns; the first step runs when the first event is requested. Closing or
-        dropping the iterator cancels the remaining requests, and so does an exception in the loop.
+        Arguments are checked at once; the first step runs when the first event is requested. Closing or dropping the
+        iterator cancels the remaining requests.
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
@@ -212,18 +208,18 @@ class LM:
     ) -> Completion:  # fmt: skip
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
-        `reasoning` of the completion has the thoughts of a model that thinks, `answer` the text after them. All other
-        arguments are arguments of `generate`; positions count the tokens of the whole prompt.
+        The completion's `reasoning` has thoughts, `answer` the text after them. Other arguments are arguments of
+        `generate`; positions count the whole prompt.
 
         Args:
             messages: `{"role": ..., "content": ...}` in order.
-            tools: functions that the model may call, as JSON schemas.
-            documents: texts that the template inserts.
-            continue_final_message: True to continue the content of the last message; the name of a field to continue
-                this field (`reasoning_content`).
-            chat_template: the name of a template of the checkpoint, or a template; None for the default.
-            enable_thinking: True or False for templates that ask it; None leaves it to the template.
-            chat_template_kwargs: other variables of the template.
+            tools: JSON schemas of functions.
+            documents: for the template.
+            continue_final_message: True continues the last message's content; a name continues this field
+                (`reasoning_content`).
+            chat_template: name or source; None for the default.
+            enable_thinking: None leaves it to the template.
+            chat_template_kwargs: other template variables.
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
@@ -258,9 +254,9 @@ class LM:
         """Open a session that submits and cancels requests and runs the engine stepwise.
 
         Args:
-            logits_processor: function of all requests, as for `generate`.
-            speculate: drafter of all requests, as for `generate`.
-            capture_to: folder to create for the arrays that requests read inside the model.
+            logits_processor: of all requests, as for `generate`.
+            speculate: of all requests, as for `generate`.
+            capture_to: new folder for arrays that requests read.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
         return open_session(self.engine, self.tokenizer, to_request, logits_processor, speculate, folder)
@@ -273,25 +269,23 @@ class LM:
     ) -> list[Score]:  # fmt: skip
         """Compute the log-probability of every token of every text.
 
-        It is a float32 log-softmax over the whole vocabulary. A common beginning of texts is prefilled once, in whole
-        chunks, without changing a bit of any score.
+        It is a float32 log-softmax over the vocabulary. Common beginnings are prefilled once, without changing a bit of
+        any score.
 
         `DistributionSettings` describes `token_ids`, `top`, `start`, `temperature` and `entropy`; `ProbeSettings`
-        describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`. With probes every text is
-        prefilled by itself (docs/research.md).
+        describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`. Probed texts share no
+        beginnings (docs/research.md).
 
         Args:
-            texts: texts. Without `prefix` an item can also be `{"prompt": ..., "completion": ...}`, two texts or two
-                lists of token ids: the completion is scored, or each completion of a list. Or it is
-                `{"messages": [...]}`, a chat with a last answer that is scored up to its end token, with `tools` and
-                `chat_template_kwargs` for its template.
-            top_logprobs: number of most likely tokens to report at each position.
-            prefix: state that every text continues (see `prefix`); only the texts' own tokens have scores, including
-                the first.
+            texts: without `prefix` also `{"prompt": ..., "completion": ...}`, texts or token ids, with a completion or
+                a list of completions to score; or `{"messages": [...]}`, a chat with a last answer to score, with
+                `tools` and `chat_template_kwargs`.
+            top_logprobs: most likely tokens to report at each position.
+            prefix: state that every text continues (see `prefix`); the texts' tokens have scores, including the first.
 
         Returns:
-            One score per text or completion, in order. Scores of completions and answers have only their own tokens,
-            with `prefix_tokens` before them, and a token that spans the boundary (`boundary_shift`; docs/scoring.md).
+            One score per text or completion, in order. Scores of completions have their own tokens and a token that
+            spans the boundary (`boundary_shift`; docs/scoring.md).
         """
         distributions = DistributionSettings(token_ids, top, start, temperature, entropy)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
@@ -311,11 +305,11 @@ class LM:
         return self.run_file(task, input, output, **options)
 
     def divergence(self, other: "LM", texts: Texts) -> Divergence:
-        """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
+        """Compare two models' distributions at every token, over the whole vocabulary.
 
         Args:
-            other: the other model, with the same vocabulary, on the same devices and in one process.
-            texts: texts; token ids for models with different tokenizers.
+            other: with the same vocabulary, on the same devices in one process.
+            texts: token ids for different tokenizers.
 
         Returns:
             KL in both directions, Jensen-Shannon divergence and agreement of all tokens of all texts, and their means.
@@ -332,8 +326,8 @@ class LM:
         """Embed texts: the pooled residual stream after the final norm, float32 [texts, hidden].
 
         Args:
-            texts: texts.
-            pooling: tokens of a text that make its vector, see `EmbedTask`.
+            texts: within the context.
+            pooling: see `EmbedTask`.
             normalised: scale each vector to length 1.
         """
         check_pooling(pooling)
@@ -350,9 +344,9 @@ class LM:
         return self.run_file(EmbedTask(pooling=pooling, normalised=normalised), input, output, **options)
 
     def classify(self, texts: Texts) -> Classification:
-        """Classify texts, or compute their rewards, by the head of a sequence-classification or reward checkpoint.
+        """Classify texts, or compute rewards, by a sequence-classification or reward head.
 
-        The head (`score.weight`) reads the last token of each text. Raises ValueError for other checkpoints.
+        The head (`score.weight`) reads the last token. Raises ValueError for other checkpoints.
         """
         classifier = self.text_model.require_classifier("classify")
         ids = self.text_model.text_inputs.encode_all(texts, "texts")
@@ -365,15 +359,13 @@ class LM:
         return self.run_file(ClassifyTask(), input, output, **options)
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
-        """Answer typed questions about a state with a probability for every option.
-
-        No token is generated.
+        """Answer typed questions about a state with option probabilities; no token is generated.
 
         Args:
             state: text or other JSON.
             questions: name -> `{"type": "choice", "instructions": ..., "criteria": {option: description or None}}`,
-                `{"type": "score", "criteria": [levels, the lowest first]}` or `{"type": "noul"}` (true or false, with
-                optional criteria of both). Each is a prompt; its last token is read (docs/scoring.md).
+                `{"type": "score", "criteria": [ascending levels]}` or `{"type": "noul"}` (true or false, with optional
+                criteria). See docs/scoring.md.
 
         Returns:
             Name of a question -> its answer.
@@ -402,37 +394,36 @@ class LM:
 
         Args:
             task: `ScoreTask`, `EmbedTask`, `ClassifyTask`, `DivergenceTask`, `DecideTask` or `BatchTask`.
-            input: `.jsonl`, `.csv`, `.parquet` or `.txt` (a text per line); `.gz` behind all but Parquet. Lines are
-                `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}` (or `input_ids`), or for `ScoreTask` have
-                `prompt` and `completion` or `messages` as for `score`; columns have these names. Ids are optional.
-            output: `.jsonl`, `.csv` (both with `.gz`) or `.parquet`, one row per input row, in order: id and the
-                columns of the task, or id and error for a row that cannot be computed.
+            input: `.jsonl`, `.csv`, `.parquet` or `.txt` (a text per line), perhaps `.gz` except Parquet. Rows have
+                `text`, `token_ids` (or `input_ids`), or for `ScoreTask` `prompt` and `completion` or `messages`, and
+                maybe `id`.
+            output: `.jsonl`, `.csv` (perhaps `.gz`) or `.parquet`; per input row, in order, id and the task's columns,
+                or id and error.
             **options: fields of `FileOptions`.
 
         Returns:
-            The report of the task: `ScoreFileReport` or a kind of it, or `BatchFileReport`.
+            `ScoreFileReport` or a kind of it, or `BatchFileReport`.
 
         Raises:
-            ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or
-                not a regular file; its parts belong to another process, or were made from another input,
-                by another model or with other settings.
+            ValueError: a wrong row if `strict`; an input without rows or of another format; the output is the input or
+                no regular file; its parts have another owner, input, model or settings.
             MissingExtra: Parquet without pyarrow.
-            OSError: a file cannot be read or written; parts that were written stay.
+            OSError: a file cannot be read or written; finished parts stay.
         """
         return run_file(task.on(self.text_model), input, output, FileOptions(**options))
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
 
-        Context and option are tokenized together, without a space between them. The scored tokens contain the whole
-        option (`Choice.boundary_shift`). An empty context is the model's first token, or its end token.
+        Both are tokenized together, without a space between them; the scored tokens contain the whole option. An empty
+        context is the model's first or end token.
 
         Args:
-            context: a text, or token ids.
-            options: texts, or lists of token ids, like the context.
+            context: text or token ids.
+            options: of the same type.
         """
         model = self.text_model
-        return choose(context, options, model.inputs, model.first_token, model.scores)
+        return choose(context, options, model.items, model.scores)
 
     def perplexity(
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,
@@ -440,17 +431,16 @@ class LM:
     ) -> float:  # fmt: skip
         """Compute the perplexity of a corpus.
 
-        It is exp of the mean negative log-probability over all counted tokens of all texts. Conventions differ in the
-        tokens that count and in their context (docs/evaluation.md), so a figure needs its convention and window.
+        exp of the mean negative log-probability over all counted tokens. Conventions differ in counted tokens and
+        context (docs/evaluation.md).
 
         Args:
-            texts: texts, or paths of text files (UTF-8), each one text. Paths are `pathlib.Path` or the like: a string
-                is a text.
+            texts: texts, or `pathlib.Path`s of UTF-8 files with one text each.
             convention: "rolling" (lm_eval), "strided" (transformers) or "llama.cpp".
-            window: maximum number of tokens seen together, at least 2; None for the context.
+            window: tokens seen together, at least 2; None for the context.
             stride: for "strided"; None for half a window.
         """
-        cut = windows_of(convention, self.context, window, stride, self.tokenizer, self.eos_token_ids)
+        cut = windows_of(convention, self.engine.longest, window, stride, self.tokenizer, self.eos_token_ids)
         ids = self.text_model.inputs.encode_all(read_files(texts), "texts", of_any_length=True)
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
@@ -465,21 +455,19 @@ class LM:
         """Compute logits and hidden states of every position and, on request, the final state.
 
         Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
-        and under `jax.jit`, `jax.vmap` and `jax.shard_map`:
-        `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. `logprobs` equal
-        `score` bit for bit for the same texts (docs/research.md has the conditions).
+        and under `jax.jit`, `jax.vmap` and `jax.shard_map`: `jax.grad(lambda p: -lm.forward(tokens, params=p,
+        logits=False).logprobs.mean())(lm.params)`. `logprobs` equal `score` bit for bit for the same texts
+        (docs/research.md has the conditions).
 
         Args:
-            tokens: token ids, [T] or [N, T]; None with `embeddings` alone. Traced ids are not checked: one outside the
-                vocabulary gives NaN.
-            embeddings: float32 [T, hidden] or [N, T, hidden] in place of the tokens' own embeddings, which are
-                `hidden_states[0]`; the tokens are then only targets of the prediction.
-            return_states: also return the state after the last token; pass it as `state` to continue.
-            state: state to start from; None starts a sequence.
-            params: parameters to use instead of `lm.params`.
-            logits: keep the logits of all positions; False returns None for them and needs the memory of a block.
-            chunk: tokens that run together, with padding at the end; None for the steps of `score`. Others
-                differ in rounding.
+            tokens: ids [T] or [N, T]; None with `embeddings` alone. A traced id outside the vocabulary gives NaN.
+            embeddings: float32 [T, hidden] or [N, T, hidden], replace the tokens' embeddings (`hidden_states[0]`);
+                tokens are then only targets.
+            return_states: also return the state after the last token, for `state`.
+            state: to start from; None starts a sequence.
+            params: instead of `lm.params`.
+            logits: False needs the memory of one block.
+            chunk: tokens that run together; None for the steps of `score`. Others differ in rounding.
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
@@ -487,15 +475,14 @@ class LM:
         return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
-        """Compute logits of hidden states: the final norm, then the vocabulary head (a logit lens).
+        """Compute logits of hidden states by the final norm and the vocabulary head (a logit lens).
 
-        The last of `lm.forward(tokens).hidden_states` gives the logits of `forward`, up to rounding. Differentiable.
-        Plain JAX without a certificate: no state takes part, and a row of logits depends on its row alone.
+        The last of `lm.forward(tokens).hidden_states` gives `forward`'s logits, up to rounding. Differentiable. Plain
+        JAX without a certificate: rows are independent.
 
         Args:
-            hidden: float32 [.., hidden], rows of the residual stream, as `ForwardOutput.hidden_states`,
-                `Captured.hidden_states` and `Score.captured` have them.
-            params: parameters to use instead of `lm.params`.
+            hidden: float32 [.., hidden], as in `ForwardOutput.hidden_states` and `Captured.hidden_states`.
+            params: instead of `lm.params`.
 
         Returns:
             float32 [.., vocab], all rows at once in memory.
@@ -506,82 +493,80 @@ class LM:
         return head_logits(self.engine, flat, hidden)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
-        """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
+        """Prefill a common beginning once, for `generate`, `stream`, `score` and `submit`.
 
-        Results equal the results of joined prompts up to float32 rounding, and bit for bit if the length of the prefix
-        is one more than a multiple of `chunk` and `generate` has one prompt. The state (`nbytes`) is on the device.
+        Results equal joined prompts up to float32 rounding, and bit for bit if the prefix length is one more than a
+        multiple of `chunk` and `generate` has one prompt. The state (`nbytes`) is on the device.
 
         Args:
-            tokens: a string, encoded like a prompt, or token ids. Text that continues it is encoded separately.
+            tokens: a string or token ids; its continuation is encoded separately.
         """
         return compute_prefix(self.engine, self.text_model.inputs.encode(tokens, "prefix"))
 
     def load_prefix(self, path: File) -> Prefix:
-        """Read a prefix that `Prefix.save` wrote; raise SnapshotError for another checkpoint, dtype or context."""
+        """Read a prefix of `Prefix.save`; raises SnapshotError for another checkpoint, dtype or context."""
         return Prefix(*load_snapshot(self.engine, Path(path), self.text_model.inputs.encode))
 
     def merge_adapter(self, adapter: File) -> None:
         """Merge a LoRA adapter in PEFT's format into the current weights.
 
-        The model equals one that was loaded with the adapter. Cached prefixes are dropped, and prefixes of the earlier
-        weights are refused. See docs/checkpoints/adapters.md.
+        The model equals one loaded with the adapter. Prefixes of the earlier weights are dropped or refused. See
+        docs/checkpoints/adapters.md.
 
         Args:
-            adapter: a directory, or the id of an adapter on the hub.
+            adapter: directory or Hub id.
 
         Raises:
-            CheckpointError: no LoRA adapter of this model, or its checkpoint is missing or has changed. Nothing has
-                been changed.
-            ValueError: the model is packed or runs in several processes; give the adapter to `load`.
-            RuntimeError: requests of an open session are not finished.
+            CheckpointError: no LoRA adapter of this model, or a missing or changed checkpoint; nothing has changed.
+            ValueError: a packed model, or several processes; give the adapter to `load`.
+            RuntimeError: unfinished requests of a session.
         """
         self._weights.merge_adapter(adapter)
 
     def update(self, params: NewWeights, *, partial: bool = False) -> None:
-        """Replace the weights, as after a step of training, without compiling anything.
+        """Replace the weights, as after a training step, without compilation.
 
-        Everything is checked first. Then a layer at a time is replaced, so that no second copy of the weights is made:
-        arrays with the sharding and dtype of `lm.params` are used without a copy, and must not be donated later. Cached
-        prefixes are dropped, prefixes of the earlier weights are refused. See docs/research.md.
+        After all checks, a layer at a time is replaced: arrays with the sharding and dtype of `lm.params` are used
+        without a copy, and must not be donated later. Prefixes of the earlier weights are dropped or refused. See
+        docs/research.md.
 
         Args:
-            params: an `nnx.State` of `lm.model`, a dict of arrays by the names of `lm.params` or of the checkpoint's
-                tensors, or a directory, GGUF file or hub id with the same configuration. Arrays may be
-                tensors with DLPack in host memory, as of PyTorch. Floats of 16 or 32 bits are converted to the dtype in
-                memory. Over a mesh an array is whole, also replicated over another mesh, or sharded as in `lm.params`.
-            partial: a dict or state without some parameters keeps these.
+            params: an `nnx.State` of `lm.model`, arrays by the names of `lm.params` or of the checkpoint's tensors, or
+                a directory, GGUF file or Hub id with the same configuration. Arrays may be DLPack tensors in host
+                memory (PyTorch). Floats of 16 or 32 bits are converted. Over a mesh an array is whole, also replicated
+                over another mesh, or sharded as in `lm.params`.
+            partial: missing parameters stay.
 
         Raises:
-            CheckpointError: every name, shape and dtype that does not fit, or quantised weights; nothing has changed.
-                Or a tensor of a file that cannot be read or converted: the model then has no weights until it is
-                updated with all of them.
-            ValueError: the model is packed, without a vocabulary head or in several processes.
-            RuntimeError: requests of an open session are not finished.
+            CheckpointError: every wrong name, shape and dtype, or quantised weights; nothing has changed. Or an
+                unreadable tensor of a file: the model then has no weights until a complete update.
+            ValueError: a packed model, one without a vocabulary head, or several processes.
+            RuntimeError: unfinished requests of a session.
         """
         self._weights.update(params, partial)
 
     def save(self, directory: File) -> None:
         """Write the model to a directory that `hybridlm.load` opens faster.
 
-        A model loaded from it gives the same bits, on any mesh. With several processes all call this, with a directory
-        that all of them see. See docs/checkpoints/saving.md.
+        It gives the same bits, on any mesh. All processes call this with a shared directory. See
+        docs/checkpoints/saving.md.
 
         Args:
-            directory: path to create; nothing may be there.
+            directory: new path.
 
         Raises:
-            FileExistsError, OSError: something is there, or it cannot be written; nothing is left of it.
-            ValueError: there are several processes, and no mesh.
-            CheckpointError: the checkpoint that was loaded is missing or has changed.
+            FileExistsError, OSError: it exists or cannot be written; nothing is left.
+            ValueError: several processes without a mesh.
+            CheckpointError: a missing or changed original checkpoint.
         """
         self._weights.save(directory)
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
-        """Compile the steps of generation and scoring now and keep them, as `hybridlm warmup`.
+        """Compile and store the steps of generation and scoring, as `hybridlm warmup`.
 
         Args:
-            every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
-            progress: show a progress bar; None shows one if standard error is a terminal.
+            every_bucket: also for fewer sequences than lanes (1, 2, 4, ...).
+            progress: show a bar; None does on a terminal.
 
         Returns:
             Seconds by step.
@@ -591,19 +576,18 @@ class LM:
     def run_worker(self) -> bool:
         """Run the worker loop if the mesh spans several processes.
 
-        The loop repeats the commands of process 0 until process 0 ends. Call it in every process once the model is
-        loaded: `if not lm.run_worker(): print(lm.generate(prompts))`. It returns False in process 0 and without such a
-        mesh. A process that cannot go on, because another one ended or does not answer, reports why and exits (status
-        70); in process 0 an error is raised.
+        It repeats process 0's commands until process 0 ends: `if not lm.run_worker(): print(lm.generate(prompts))` in
+        every process. It returns False in process 0 and without such a mesh. If another process ends or does not
+        answer, this one reports why and exits (status 70); process 0 raises an error.
         """
         return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counters since the model was loaded; docs/speculation.md and docs/prefix-cache.md describe them.
+        """Counters since loading (docs/speculation.md, docs/prefix-cache.md).
 
-        `step_tokens` are the real tokens among the `step_places` of all steps, and `token_share` is their share; steps
-        that verify drafts do not count. `decode_tokens` and `decode_places` count steps with one token per lane.
+        `token_share` is the share of real `step_tokens` among `step_places`, without verifying steps; `decode_tokens`
+        and `decode_places` count steps with one token per lane.
         """
         cache, counts = self.engine.prefix_cache, self.engine.stats
         rate = counts["generated_tokens"] / counts["sampled_lanes"] if counts["sampled_lanes"] else 0.0
@@ -613,5 +597,5 @@ class LM:
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates of all compiled steps, by step, lanes and tokens: "generate 8x1"."""
+        """Certificates of all compiled steps, by name: "generate 8x1"."""
         return self.engine.programs.certificates

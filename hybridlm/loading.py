@@ -1,4 +1,4 @@
-"""Load a checkpoint: from a directory or a hub id to a model that runs."""
+"""Load a checkpoint: from a directory or Hub id to a model that runs."""
 
 import logging
 import os
@@ -66,6 +66,7 @@ def load(
     *,
     lanes: int = 8,
     context: int | None = None,
+    cache: str | int | None = None,
     dtype: str | None = None,
     certify: Certify = "error",
     compilation_cache: str | os.PathLike[str] | Literal[False] | None = None,
@@ -83,23 +84,21 @@ def load(
     """Load a checkpoint; `EngineConfig` describes the options.
 
     Args:
-        path_or_hub_id: a directory with config.json and safetensors weights as written by Hugging Face or by `LM.save`,
-            a GGUF file (docs/quantised.md), or the id of a model on the hub (kept in huggingface_hub's cache;
-            HF_HUB_OFFLINE is respected).
+        path_or_hub_id: a directory with config.json and safetensors weights of Hugging Face or of `LM.save`, a GGUF
+            file (docs/quantised.md), or a Hub id (HF_HUB_OFFLINE is respected).
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
-            named: first the faults of config.json, the index and all headers, and without such faults the faults of all
+        CheckpointError, ConfigError, UnsupportedModel: all faults of config.json, index and headers, otherwise of all
             tensors.
-        ValueError: arguments are wrong; every one is named.
-        ForkedProcessError: the process was forked after JAX had started, so that nothing can be computed in it.
-        InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
+        ValueError: with all wrong arguments.
+        ForkedProcessError: the process was forked after JAX had started.
+        InsufficientMemory: weights, rows and scratch exceed the available memory.
     """
     require_threads(f"load: {os.fspath(path_or_hub_id)}")
     options = EngineConfig(
-        lanes=lanes, context=context, dtype=dtype, certify=certify, compilation_cache=compilation_cache, chunk=chunk,
-        progress=progress, sanitize=sanitize, speculate=speculate, draft_tokens=draft_tokens, prefix_cache=prefix_cache,
-        mesh=mesh, kernels=kernels, dequantise=dequantise, adapter=adapter,
+        lanes=lanes, context=context, cache=cache, dtype=dtype, certify=certify, compilation_cache=compilation_cache,
+        chunk=chunk, progress=progress, sanitize=sanitize, speculate=speculate, draft_tokens=draft_tokens,
+        prefix_cache=prefix_cache, mesh=mesh, kernels=kernels, dequantise=dequantise, adapter=adapter,
     )  # fmt: skip
     start = _start(path_or_hub_id, options)
     path, adapter_path = _locate(path_or_hub_id, options.adapter)
@@ -111,7 +110,7 @@ def load(
     placement = place(options.mesh, options.lanes, options.sanitize, options.kernels)
     dtype = options.chosen_dtype or stored_dtype(directory)
     settings = options.resolved(config, dtype, placement)
-    cache = cache_of(settings.compilation_cache)
+    steps = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     if settings.speculate is not None:
@@ -130,10 +129,10 @@ def load(
     demand = admit_model(abstract, size, settings, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
-    certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    certificates = None if steps.folder is None else steps.folder / "certificates"
+    executables = None if steps.folder is None else ExecutableStore(steps.folder / STEPS)
     programs = Programs(
-        structure, settings.certify, certificates, placement, cache.setting, executables,
+        structure, settings.certify, certificates, placement, steps.setting, executables,
         directory.path.resolve().name, config,
     )  # fmt: skip
     programs.on_compile = start.compiling
@@ -182,7 +181,6 @@ def load(
 
 
 def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Start:
-    """Begin a start, with a line for the user."""
     start_time, name = time.perf_counter(), str(path_or_hub_id)
     path = Path(name).resolve()
     short, location = (path.name, str(path)) if path.exists() else (name, name)
@@ -193,12 +191,7 @@ def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Sta
 def _locate(
     path_or_hub_id: str | os.PathLike[str], adapter: str | os.PathLike[str] | Literal[False] | None
 ) -> tuple[Path, Path | None]:
-    """Return the directories of the base model and of its adapter.
-
-    Raises:
-        CheckpointError: one of them is missing.
-        ValueError: there are two adapters.
-    """
+    """Return the directories of the base model and its adapter; refuse two adapters."""
     path = resolve(path_or_hub_id)
     other = None if adapter is None or adapter is False else resolve(adapter)
     if adapter is False or is_saved(path):
@@ -216,12 +209,7 @@ def _locate(
 
 
 def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, other: Path | None) -> Path:
-    """Return the adapter of a decision model, named by its files.
-
-    Raises:
-        CheckpointError: it is missing.
-        ValueError: `other` is another adapter.
-    """
+    """Return a decision model's adapter; refuse another one."""
     adapter = path / folder
     if other is not None and other.resolve() != adapter.resolve():
         raise ValueError(
@@ -241,7 +229,7 @@ def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, fo
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, by default of config.json, as transformers."""
+    """Return the end tokens of generation_config.json, else of config.json, as transformers."""
     ids = []
     path = directory.path / "generation_config.json"
     if path.exists():

@@ -1,7 +1,7 @@
 """Pictures of a hybrid model: recurrent states over a text, and a logit lens.
 
-Functions that compute return arrays; functions that draw (extra `pictures`) take them and return a matplotlib figure,
-and write it to a path in the format of its ending: `.png`, `.svg` or `.pdf`.
+Computations return arrays; drawings (extra `pictures`) return a matplotlib figure and write it to a path: `.png`,
+`.svg` or `.pdf`.
 
 More than 300 lines: each picture is next to its arrays.
 """
@@ -29,7 +29,7 @@ from models.state.shapes import LaneInfo
 __all__ = ["LogitLens", "StateHistory", "draw_held", "draw_lens", "draw_states", "logit_lens", "state_history"]
 
 MAX_STATE_BYTES = 1 << 30
-"""Maximum bytes of the states of one layer that `state_history` carries at a time."""
+"""Maximum bytes of one layer's states in `state_history`."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,13 @@ class StateHistory:
     """Recurrent matrices of layers along a text of G groups of tokens.
 
     Attributes:
-        ends: int [G], tokens up to the end of each group.
-        layers: int [L], numbers of the layers.
+        ends: int [G], tokens up to each group's end.
+        layers: int [L], layer numbers.
         norms: float32 [L, G, heads], Frobenius norm after each group.
-        ranks: float32 [L, G, heads], effective rank: exp of the entropy of the normalised singular values, from 1 (one
-            association) to the smaller side of the matrix; 0 for a matrix of zeros.
-        written: float32 [L, G, G, heads], norm of the part of the state that the tokens of each group (second G) wrote,
-            after each group (first G): later decays and corrections are applied to it. Recurrences are linear, so these
-            parts add up to the state.
+        ranks: float32 [L, G, heads], effective rank: exp of the entropy of normalised singular values, from 1 to the
+            smaller side; 0 for zeros.
+        written: float32 [L, G, G, heads], norm of the state's part of each group (second G) after each group (first G),
+            with later decays and corrections. Recurrences are linear, so the parts add up to the state.
     """
 
     token_ids: tuple[int, ...]
@@ -63,7 +62,7 @@ class StateHistory:
     def memory(self) -> np.ndarray:
         """Effective memory in tokens after each group: float32 [L, G, heads].
 
-        The exponential of the entropy of the groups' shares, in groups that count alike, times their length.
+        exp of the entropy of the groups' shares, times the group length.
         """
         shares = self._shares
         entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1.0)), axis=2)
@@ -85,16 +84,16 @@ def _require_one_device(lm: LM, name: str) -> None:
 
 
 def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
-    """Compute norms, ranks and origins of the recurrent states of a text.
+    """Compute norms, ranks and origins of a text's recurrent states.
 
     Args:
-        lm: the model, on one device.
-        tokens: one text, as a string or token ids.
-        group: tokens of a group; each group costs one recurrence over the text.
+        lm: on one device.
+        tokens: a string or token ids.
+        group: tokens of a group, which costs a recurrence over the text.
 
     Raises:
-        TypeError, ValueError: the text is wrong, the model is on several devices or has no recurrence, layers have
-            other numbers of heads, or the states of all groups need more than `MAX_STATE_BYTES`.
+        TypeError, ValueError: a wrong text, several devices, no recurrence, different numbers of heads, or states above
+            `MAX_STATE_BYTES`.
     """
     check_count(group, "group")
     _require_one_device(lm, "state_history")
@@ -124,7 +123,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return layer -> (norm before its recurrent mixer, or None; the mixer)."""
+    """Return layer -> (norm before its recurrent mixer or None, mixer)."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -136,16 +135,15 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
 
 
 def _matrices(mixer: Recurrent) -> list[str]:
-    """Return the fields of recurrent matrices [head, value, key] in a mixer's state."""
     arrays = mixer.state_arrays()._asdict()
     return [name for name, array in arrays.items() if array.role == "recurrent" and len(array.sizes) == 3]
 
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[Array, Array, Array]:
-    """Run a recurrence from the beginning of each group, all in one batch.
+    """Run a recurrence from the beginning of each group, in one batch.
 
-    Lane j starts from zero at group j. By linearity, the difference to lane j - 1 was written by group j - 1.
+    Lane j starts from zero at group j; by linearity, group j - 1 wrote its difference to lane j - 1.
     """
     count = x.shape[0]
     groups = -(-count // group)
@@ -179,7 +177,6 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
 
 
 def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
-    """Return the Frobenius norm and the effective rank of each head's matrix."""
     values = jnp.linalg.svd(matrices, compute_uv=False)
     total = jnp.sum(values, axis=-1, keepdims=True)
     shares = values / jnp.where(total > 0, total, 1.0)
@@ -189,14 +186,14 @@ def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LogitLens:
-    """Next tokens by the vocabulary head, read from the residual stream after each layer.
+    """Next tokens by the vocabulary head, after each layer.
 
     Attributes:
-        token_ids: the text of T tokens.
-        top: int32 [layers + 1, T, count], most likely tokens after the embedding and after each layer.
-        logprobs: float32, of the same shape: their log-probabilities.
-        next_logprobs: float32 [layers + 1, T - 1], of the tokens that follow.
-        texts: the text of each of `top`, by id; ids as text without a tokenizer.
+        token_ids: T tokens.
+        top: int32 [layers + 1, T, count], after the embedding and each layer.
+        logprobs: float32, of the same shape.
+        next_logprobs: float32 [layers + 1, T - 1], of the next tokens.
+        texts: id -> text.
     """
 
     token_ids: tuple[int, ...]
@@ -211,15 +208,15 @@ class LogitLens:
 
 
 def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
-    """Read the residual stream after each layer with the final norm and the vocabulary head.
+    """Read the residual stream after each layer by the final norm and the vocabulary head.
 
     Args:
-        lm: the model, on one device.
-        tokens: one text, as a string or token ids.
-        top: number of most likely tokens of each position.
+        lm: on one device.
+        tokens: a string or token ids.
+        top: most likely tokens per position.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or the model is on several devices.
+        TypeError, ValueError: wrong arguments, or several devices.
     """
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= lm.config.vocab_size:
         raise ValueError(f"top: expected 1..{lm.config.vocab_size}, got {top!r}")
@@ -250,7 +247,7 @@ def _figure(name: str, width: float, height: float, rows: int = 1, columns: int 
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure that notebooks show, whichever backend there is."""
+        """A figure for notebooks, on every backend."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
@@ -281,7 +278,7 @@ def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = Non
 
 
 def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw the tokens that each recurrent head holds at the end, a picture per layer."""
+    """Draw the tokens that recurrent heads hold at the end, a picture per layer."""
     figure, axes = _figure("draw_held", 10, 1.6 * len(history.layers), len(history.layers))
     for row, layer in enumerate(history.layers):
         axis = axes[row, 0]
@@ -296,12 +293,12 @@ def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None)
 
 
 def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first: int = 0, count: int = 16) -> Any:
-    """Draw the most likely next token after each layer, with its probability as the colour.
+    """Draw the most likely next token after each layer, coloured by probability.
 
     Args:
         lens: result of `logit_lens`.
-        path: file to write; None for none.
-        first, count: the tokens that are shown.
+        path: file, or None.
+        first, count: tokens to show.
     """
     best, probabilities = lens.top[:, first : first + count, 0], np.exp(lens.logprobs[:, first : first + count, 0])
     figure, axes = _figure("draw_lens", 0.8 * best.shape[1] + 1, 0.4 * best.shape[0] + 1.2)
@@ -320,6 +317,5 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
 
 
 def _label(text: str) -> str:
-    """Return a short text with visible white space and without formulas."""
     label = repr(text)[1:-1].replace(" ", "·").replace("$", r"\$")
     return label if len(label) <= 8 else label[:7] + "…"

@@ -1,11 +1,8 @@
-"""Progress on standard error: bars if it is a terminal, or lines."""
+"""Progress on standard error: bars if it is a terminal."""
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -24,7 +21,6 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
@@ -36,11 +32,7 @@ def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progre
 
 @contextmanager
 def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
-    """Show a bar over the bytes of parameters, or None.
-
-    Args:
-        show: None shows it if standard error is a terminal.
-    """
+    """Show a bar over bytes of parameters (None: on a terminal)."""
     columns = (
         TextColumn("loading"),
         BarColumn(),
@@ -59,13 +51,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 @contextmanager
 def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar over completed prompts; yield the function that takes their number.
-
-    Args:
-        show: None shows it if there are more prompts than lanes and standard error is a terminal.
-        total: number of prompts.
-        lanes: most sequences in a batch.
-    """
+    """Show a bar over prompts (None: for more prompts than lanes, on a terminal); yield its update."""
     if show is None and total <= lanes:
         show = False
     with counting_progress(show, "generating", total) as update:
@@ -74,13 +60,7 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
 
 @contextmanager
 def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items; yield its update (number of finished items, last name).
-
-    Args:
-        show: None shows it if standard error is a terminal.
-        description: description of the items.
-        total: number of items.
-    """
+    """Show a bar over items (None: on a terminal); yield its update (number of finished items, last name)."""
     name = TextColumn("{task.fields[name]}")
     with progress_bar(
         show, TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
@@ -90,109 +70,3 @@ def counting_progress(show: bool | None, description: str, total: int) -> Iterat
             return
         task = bar.add_task(description, total=total, name="")
         yield lambda count, name: bar.update(task, completed=count, name=name)
-
-
-FileProgress = bool | Literal["lines"] | None
-"""Kind of progress: None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
-SECONDS_BETWEEN_LINES = 30.0
-"""Time between two lines of progress."""
-SECONDS_BETWEEN_RATES = 0.5
-"""Time between two updates of the number of tokens in a bar."""
-Tokens = Callable[[], int]
-"""Returns the number of tokens computed so far: parts of a file may take hours."""
-
-
-def no_tokens() -> int:
-    """Return 0, where tokens are not counted."""
-    return 0
-
-
-def progress_line(description: str, count: int, total: int, seconds: float, stored: int = 0, tokens: int = 0) -> str:
-    """Return a line with the share of finished work and the remaining time.
-
-    Args:
-        description: description of the work.
-        seconds: seconds since the beginning of this run.
-        stored: finished amount of an earlier run.
-        tokens: tokens computed by this run; 0 if tokens are not counted.
-    """
-    seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
-    ahead = (
-        ""
-        if seconds_left is None
-        else f", {seconds_left // 3600}:{seconds_left // 60 % 60:02}:{seconds_left % 60:02} left"
-    )
-    computed = f", {tokens:,} tokens" if tokens else ""
-    return f"{description}: {100 * count // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
-
-
-@contextmanager
-def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function at intervals from a thread, also during a long part."""
-    end = threading.Event()
-
-    def run() -> None:
-        while not end.wait(seconds):
-            tick()
-
-    thread = threading.Thread(target=run, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-
-
-class Speed:
-    """Seconds, tokens, and tokens per second as a text, since the beginning."""
-
-    def __init__(self, tokens: Tokens):
-        self._count = tokens
-        self.begin()
-
-    def begin(self) -> None:
-        self._begin, self._first = time.monotonic(), self._count()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._begin
-
-    @property
-    def tokens(self) -> int:
-        return self._count() - self._first
-
-    def __str__(self) -> str:
-        return f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
-
-
-class Lines:
-    """Lines of progress: one for each call of `tick`, and one at the end."""
-
-    def __init__(self, description: str, tokens: Tokens):
-        self._description, self._speed, self._amounts = description, Speed(tokens), (0, 0, 0)
-
-    def begin(self, count: int, total: int, stored: int) -> None:
-        self._speed.begin()
-        self._amounts = count, total, stored
-
-    def advance(self, count: int, total: int, stored: int) -> None:
-        self._amounts = count, total, stored
-        if count >= total:
-            self._print()
-
-    def tick(self) -> None:
-        count, total, _ = self._amounts
-        if count < total:  # the total is 0 before the amount is known, and equal to the count after the last line
-            self._print()
-
-    def _print(self) -> None:
-        count, total, stored = self._amounts
-        line = progress_line(self._description, count, total, self._speed.seconds, stored, self._speed.tokens)
-        print(line, file=sys.stderr, flush=True)
-
-
-def lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
-    """Return whether lines are printed, and whether a bar is shown."""
-    lines = show == "lines" and not sys.stderr.isatty()
-    return lines, False if lines else True if show == "lines" else show

@@ -1,4 +1,4 @@
-"""A session of the engine: submit requests at any time, receive tokens step by step.
+"""A session: submit requests at any time, receive tokens step by step.
 
 More than 300 lines: one class follows each request from its prompt to its completion.
 """
@@ -38,17 +38,17 @@ from hybridlm.text.tokenizer import Tokenizer
 from ir_passes.jaxpr.forked import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
-"""(index, prompt, sampling parameters, priority, prefix) -> a request that has been checked."""
+"""(index, prompt, sampling parameters, priority, prefix) -> checked request."""
 
 
 class Event(NamedTuple):
     """One token of one request.
 
     Attributes:
-        index: number of the request.
-        token: the token sampled; None for a request that ended without one (no room in the context, cancelled).
-        text: text that is final with this token; "" without a tokenizer.
-        completion: the whole completion, with its last token; None before.
+        index: of the request.
+        token: None for an end without a token (full context, cancelled).
+        text: text that is now final; "" without a tokenizer.
+        completion: with the last token; None before.
     """
 
     index: int
@@ -125,7 +125,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is unfinished, or its end has not been returned by `step`."""
+        """Whether a request is unfinished, or its end not yet returned by `step`."""
         return bool(self._alive or self._events)
 
     @takes_settings
@@ -144,22 +144,22 @@ class Session:
     ) -> int:
         """Queue a prompt.
 
-        `ProbeSettings` describes `hidden_states`, `states`, `positions` and `interventions`: reads and changes inside
-        the model in this request. The session drafts nothing with them.
+        `ProbeSettings` describes `hidden_states`, `states`, `positions` and `interventions`, which disable the
+        session's drafts.
 
         Args:
-            prompt: a string or a list of token ids.
-            sampling_params: settings of sampling and of the end.
-            priority: the waiting request with the highest priority is first; equal ones keep the order of arrival.
-            prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
+            prompt: a string or token ids.
+            sampling_params: of this request.
+            priority: the highest goes first; equal ones in order of arrival.
+            prefix: state that the prompt continues (see `LM.prefix`).
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The number of the request in its events: 0, 1, ... It is part of the key of its random numbers.
+            The request's number: 0, 1, ... It is part of its random key.
 
         Raises:
-            TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
-            RuntimeError: the session is closed.
+            TypeError, ValueError: a wrong prompt or setting; nothing was queued.
+            RuntimeError: a closed session.
         """
         self._require_open()
         request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
@@ -171,7 +171,7 @@ class Session:
         return request.index
 
     def _reading(self) -> Probing:
-        """Return the probing of this session, created for the first request with probes."""
+        """Return this session's probing, created for the first request with probes."""
         if self._probing is None:
             probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
@@ -179,7 +179,7 @@ class Session:
         return self._probing
 
     def add(self, request: Request) -> None:
-        """Queue a request that has been checked."""
+        """Queue a checked request."""
         params, tokenizer = request.params, self._tokenizer
         if params.prompt_logprobs is not None and request.probe is not None and request.probe.intervenes:
             raise ValueError("prompt_logprobs: expected None with interventions; lm.score takes interventions")
@@ -210,11 +210,7 @@ class Session:
                 self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
-        """End a request now; `step` returns its completion, with the finish reason "cancelled".
-
-        Raises:
-            KeyError: no active request has this number.
-        """
+        """End a request now; `step` returns its completion as "cancelled"."""
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
         with self._engine.decisions.command("cancel", session=self, index=index):
@@ -224,16 +220,14 @@ class Session:
         """Dispatch the next step, then wait for the previous one and return its tokens.
 
         Returns:
-            Events in the order of the lanes. The list may be empty: a step that prefills the first part of a prompt
-                samples nothing, and the first step has no predecessor.
+            Events in lane order; empty after the first step, or if prompts are prefilled only in part.
 
         Raises:
-            NumericalError: the logits of a request are not numbers. The request has ended; the others continue in the
-                next call.
-            GrammarError: no token can follow in the grammar of a request. The request has ended, too.
-            IsolationError, AuditError, HloError: a step is refused (see `load`).
-            RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
-            RuntimeError: the session is closed.
+            NumericalError: a request has NaN logits and has ended; others continue in the next call.
+            GrammarError: no token can follow in a request's grammar; it has ended, too.
+            IsolationError, AuditError, HloError: a refused step (see `load`).
+            RowsLost: an interrupted step closed the session; submit its requests again.
+            RuntimeError: a closed session.
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
@@ -258,11 +252,7 @@ class Session:
             return events
 
     def _score_prompts(self) -> None:
-        """Compute the log-probabilities of the prompts of new requests that ask for them, all together.
-
-        Raises:
-            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
-        """
+        """Compute the log-probabilities of new requests' prompts, together."""
         requests, self._unscored = list(self._unscored.values()), {}
         wrong: NumericalError | None = None
         for index, logprobs in prompt_logprobs(self._engine, requests).items():

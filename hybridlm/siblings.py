@@ -24,10 +24,9 @@ class ForeignPackageError(ImportError):
 
 
 def require_siblings() -> None:
-    """Import ``ir_passes`` and ``models``; raise ForeignPackageError for packages of other distributions.
+    """Import ``ir_passes`` and ``models``; raise ForeignPackageError for other distributions.
 
-    The path is checked first, without executing the package. The marker ``DISTRIBUTION`` detects another distribution
-    that has overwritten the files.
+    The path is checked without executing the package; ``DISTRIBUTION`` detects overwritten files.
     """
     root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in SIBLINGS:

@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice]) -> "pyarrow.Table":
     """Return a table with a row for each result; `.to_pandas()` makes it a pandas frame.
 
-    NaN (the log-probability of a first token) is null.
+    NaN is null.
 
     Args:
-        results: the result of `generate` or `score`, or a list of results of `choose`.
+        results: of `generate` or `score`, or a list of results of `choose`.
 
     Returns:
-        For scores the columns token_ids, logprobs, greedy, sum_logprob and perplexity, as `score_file` names them; for
-        completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs if they were
-        asked for, a list of (token_id, logprob) for each token. Scores with ranks, entropy, top or chosen have their
-        columns as `score_file` writes them (docs/scoring.md); `token_logprobs` reads those. For choices options, sums,
-        per_token, greedy and best. Scores and choices have boundary_shift if a token spans a prompt and its completion.
+        Scores: token_ids, logprobs, greedy, sum_logprob, perplexity, and the columns of `score_file` for distributions
+            (docs/scoring.md), which `token_logprobs` reads. Completions: text, token_ids, finish_reason,
+            prompt_token_ids, logprobs. Both: top_logprobs, (token_id, logprob) lists, if requested. Choices: options,
+            sums, per_token, greedy, best. Scores and choices: boundary_shift, if any.
 
     Raises:
-        TypeError, ValueError: no results, or results of several kinds.
-        MissingExtra: pyarrow is not installed.
+        TypeError, ValueError: no results, or several kinds.
+        MissingExtra: without pyarrow.
     """
     require_extra("to_table", "pyarrow", "data")
     import pyarrow as pa
@@ -70,15 +69,15 @@ def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> li
     """Return the most likely or chosen ids of each row, as in `LM.score`.
 
     Args:
-        table: with the columns that `score_file` or `to_table` writes, as `pyarrow.parquet.read_table` reads it.
+        table: of `score_file` or `to_table`.
         kind: "top" or "chosen".
 
     Returns:
         One for each row; None for a row with an error.
 
     Raises:
-        ValueError: another kind, or the table has no such columns.
-        MissingExtra: pyarrow is not installed.
+        ValueError: another kind, or no such columns.
+        MissingExtra: without pyarrow.
     """
     require_extra("token_logprobs", "pyarrow", "data")
     from hybridlm.score_files.arrow import read_token_logprobs
@@ -121,4 +120,4 @@ _COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "best": lambda result: result.best,
     },
 }
-"""Columns of each kind of result."""
+"""Columns by kind of result."""

@@ -1,4 +1,4 @@
-"""A loaded model for scoring, decisions and files: limits, scores and the origin of results."""
+"""A loaded model for scoring, decisions and files."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -43,16 +43,15 @@ from models.ops.quantised_weight import stored_form
 
 @dataclass(frozen=True)
 class LoadedFiles:
-    """Contents of the files of a model, without its weights.
+    """Contents of a model's files, without weights.
 
     Attributes:
-        path: directory of the checkpoint.
-        fingerprint: fingerprint of the configuration and the weights.
-        tokenizer: None for a checkpoint without tokenizer.
-        eos_token_ids: tokens that end a completion.
+        fingerprint: of configuration and weights.
+        tokenizer: None without one.
+        eos_token_ids: of a completion.
         adapters: merged into the weights.
         classifier: head of texts; None without.
-        has_vocabulary_head: False for a model that computes no logits of tokens.
+        has_vocabulary_head: False without logits of tokens.
     """
 
     path: Path
@@ -68,10 +67,10 @@ class TokenCounts(NamedTuple):
     """Tokens and places that a model has computed.
 
     Attributes:
-        saved: tokens that were not prefilled because texts begin alike.
-        computed: tokens that were prefilled or generated.
-        step_tokens: tokens that the steps consumed.
-        step_places: places for tokens in these steps, lanes x chunk each.
+        saved: tokens of shared beginnings.
+        computed: prefilled or generated tokens.
+        step_tokens: tokens of the steps.
+        step_places: their token places, lanes x chunk each.
     """
 
     saved: int = 0
@@ -80,7 +79,6 @@ class TokenCounts(NamedTuple):
     step_places: int = 0
 
     def since(self, begin: "TokenCounts") -> "TokenCounts":
-        """Return the counts since an earlier moment."""
         return TokenCounts(*(end - start for end, start in zip(self, begin, strict=True)))
 
 
@@ -88,16 +86,15 @@ class TextModel:
     """A loaded model for scoring, decisions and files.
 
     Args:
-        engine: runs the steps.
-        files: contents of the checkpoint.
-        params: parameters in use, by dotted name.
-        start: times of the start, for the first answer.
+        files: of the checkpoint.
+        params: in use, by dotted name.
+        start: times, for the first answer.
 
     Attributes:
         path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
         config, options: of the whole model; of its engine.
-        structure: structure of the model, for compiled steps.
+        structure: for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
@@ -114,13 +111,13 @@ class TextModel:
         return self._engine
 
     def require_vocabulary_head(self) -> None:
-        """Raise ValueError if the model computes no logits of tokens."""
+        """Raise ValueError without logits of tokens."""
         if not self.has_vocabulary_head:
             use = "embed (or decide, if it is a decision model)" if self.classifier is None else "classify or embed"
             raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
 
     def require_classifier(self, method: str) -> Classifier:
-        """Return the head of texts; raise ValueError without one."""
+        """Return the head of texts, or raise ValueError."""
         if self.classifier is None:
             raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
         return self.classifier
@@ -128,23 +125,24 @@ class TextModel:
     @property
     def text_inputs(self) -> Inputs:
         """Limits of texts that need no vocabulary head."""
-        require, config = self.engine.moves.require, self.config
-        context = self.engine.context
-        return Inputs(self.tokenizer, config.vocab_size, context, self.eos_token_ids, require, config.placeholders)
+        engine, config = self.engine, self.config
+        return Inputs(
+            self.tokenizer, config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            config.placeholders, engine.cache_limit, engine.head_drafts,
+        )  # fmt: skip
 
     @property
     def inputs(self) -> Inputs:
-        """Limits of prompts and of texts that are scored."""
+        """Limits of prompts and scored texts."""
         self.require_vocabulary_head()
         return self.text_inputs
 
     @property
     def items(self) -> ItemReader:
-        """Reader of items that are scored."""
         return ItemReader(self.inputs, self.first_token)
 
     def first_token(self) -> int:
-        """Return the token before a text: the model's first token, or its end token."""
+        """Return the token before a text: the model's first or end token."""
         return prefix_token(self.tokenizer, self.eos_token_ids)
 
     def scores(
@@ -156,7 +154,7 @@ class TextModel:
         probing: TextProbing | None = None,
         full_lanes: bool = False,
     ) -> list[Score]:
-        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.score`."""
+        """Return unchecked scores in order; see `hybridlm.scoring.scorer.scores`."""
         began = time.perf_counter()
         with nullcontext() if probing is None else probing:
             computed = scores(self.engine, ids, top, prefix, question, probing, full_lanes)
@@ -172,7 +170,7 @@ class TextModel:
         distributions: DistributionSettings,
         probes: ProbeSettings,
     ) -> list[Score]:
-        """Return the scores of items; `LM.score` describes arguments and errors."""
+        """See `LM.score`."""
         inputs, vocab_size = self.inputs, self.config.vocab_size
         limit = inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:
@@ -194,7 +192,6 @@ class TextModel:
         return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
 
     def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
-        """Return the reads and changes inside the model for texts."""
         spans = [range(text.prompt, len(text.token_ids)) for text in texts]
         return settings.of_texts(self.engine, spans, prefix)
 
@@ -206,11 +203,7 @@ class TextModel:
         return Prompts(self.tokenizer, read_settings(self.path, self.config.hidden_size))
 
     def decider(self, full_lanes: bool = False) -> Decider:
-        """Return the reader of decisions.
-
-        Args:
-            full_lanes: use all lanes for any number of texts.
-        """
+        """Return the reader of decisions."""
         settings = self.prompts.settings
         head = settings.head
         if head is None:
@@ -221,10 +214,10 @@ class TextModel:
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
-        return Decider(self.prompts, head, read, self.engine.context)
+        return Decider(self.prompts, head, read, self.engine.context, self.engine.cache_limit)
 
     def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
-        """Return rows of the vocabulary head with every factor on logits, float64 [ids, hidden]."""
+        """Return vocabulary head rows with every logit factor, float64 [ids, hidden]."""
         if max(ids) >= self.config.vocab_size:
             raise ValueError(f"labels: token id {max(ids)} is outside the vocabulary [0, {self.config.vocab_size})")
         head = self.params["embed_tokens" if self.config.tied else "lm_head"]
@@ -236,7 +229,6 @@ class TextModel:
         return rows * self.config.logits_multiplier
 
     def counts(self) -> TokenCounts:
-        """Return the tokens and places so far."""
         stats = self.engine.stats
         computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
         return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])
@@ -251,7 +243,7 @@ class TextModel:
             self.engine.finished = None
 
     def origin(self) -> dict[str, str | int]:
-        """Return everything except the texts that the bits of scores depend on."""
+        """Return everything except texts that the bits of scores depend on."""
         machine, engine = Machine.here(), self.engine
         options = engine.options.texts()
         return {

@@ -35,18 +35,17 @@ from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
-"""Argument of `LM.update`."""
 WHERE = "params"
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """Description of the weights of a loaded model.
+    """Description of a loaded model's weights.
 
     Attributes:
-        config: config of the whole model.
-        dtype: dtype of the matrices.
-        types: shape, dtype and sharding of each parameter in memory, by name.
+        config: of the whole model.
+        dtype: of the matrices.
+        types: name -> shape, dtype and sharding in memory.
     """
 
     config: DecoderConfig
@@ -56,11 +55,9 @@ class ModelWeights:
 
     @property
     def family(self) -> Family:
-        """Family of the model's checkpoints."""
         return family_of_model(self.config)
 
     def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
-        """Return the layout of each parameter over the devices."""
         return shards_of_model(family, self.config, self.placement)
 
 
@@ -69,9 +66,9 @@ class Update:
     """Checked new parameters.
 
     Attributes:
-        names: names of the replaced parameters.
-        fingerprint: (all parameters by name, after the update) -> fingerprint of the model.
-        read: (names) -> these parameters, on their devices.
+        names: replaced parameters.
+        fingerprint: (all updated parameters by name) -> fingerprint.
+        read: (names) -> parameters, on their devices.
     """
 
     names: tuple[str, ...]
@@ -79,7 +76,7 @@ class Update:
     read: Callable[[tuple[str, ...]], dict[str, Array]]
 
     def layers(self) -> Iterator[tuple[str, ...]]:
-        """Yield the names of each layer: only one layer is in memory twice."""
+        """Yield the names of each layer, so that one layer is in memory twice."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in self.names:
             parts = name.split(".")
@@ -88,17 +85,14 @@ class Update:
 
 
 def checked_update(source: NewWeights, model: ModelWeights, partial_update: bool) -> Update:
-    """Check new weights against a model without reading a parameter.
+    """Check new weights without reading a parameter.
 
     Args:
-        source: an `nnx.State`; arrays or tensors with DLPack, by the names of parameters or of a checkpoint's tensors;
-            or a checkpoint.
-        model: to be updated.
-        partial_update: parameters may be missing.
+        source: an `nnx.State`, arrays or DLPack tensors by names of parameters or checkpoint tensors, or a checkpoint.
+        partial_update: missing parameters stay.
 
     Raises:
-        TypeError: another type of source.
-        CheckpointError: every name, shape and dtype that does not fit.
+        CheckpointError: every wrong name, shape and dtype.
     """
     if isinstance(source, str | os.PathLike):
         return _checkpoint_update(resolve(source), model, partial_update)
@@ -136,7 +130,6 @@ def _content_fingerprint(model: ModelWeights, params: Mapping[str, Array]) -> Fi
 
 
 def _weights_of(family: Family, names: frozenset[str], config: DecoderConfig) -> list[Weight]:
-    """Return the parameters with some tensor among `names`."""
     return [
         weight
         for weight in family.weights(config)
@@ -182,9 +175,8 @@ def _parameter_update(
     """Check arrays by the names of parameters.
 
     Args:
-        arrays: those `in_place` with the shapes of `model.types`, the others with the shapes of a checkpoint.
-        in_place: names of the arrays with the sharding of their parameters, which are used without a copy.
-        model, partial_update: as for `checked_update`.
+        arrays: `in_place` with shapes of `model.types`, others as in a checkpoint.
+        in_place: arrays with their parameters' sharding, used without a copy.
     """
     shapes = {dotted(weight.path): tuple(weight.shape) for weight in model.family.weights(model.config)}
     shapes |= {name: tuple(model.types[name].shape) for name in in_place}
@@ -222,7 +214,7 @@ def _parameter_update(
 
 
 def _weights_by_path(family: Family, names: frozenset[str], config: DecoderConfig) -> list[Weight]:
-    """Return the parameters in `names` as checkpoint tensors with the same names."""
+    """Return the parameters in `names` as checkpoint tensors of the same names."""
     return [
         tensor(weight.path, dotted(weight.path), weight.shape, weight.float32)
         for weight in family.weights(config)

@@ -1,11 +1,11 @@
 """Compiler passes for JAX functions that advance many sequences, each with a state.
 
-The passes take a function and a `LaneContract`. The contract names shared arrays, arrays of one lane, and pools of
-rows. `prove_isolation` proves from the jaxpr that no lane reaches another lane's state. `isolated` and `compile_step`
-prove, rewrite, compile and audit. `plan` lays out scratch. The passes know JAX functions, not language models.
+A `LaneContract` names a function's shared arrays, arrays of one lane, and pools of rows. `prove_isolation` proves from
+the jaxpr that no lane reaches another lane's state. `isolated` and `compile_step` prove, rewrite, compile and audit.
+`plan` lays out scratch. The passes do not know language models.
 
-This package exports the names of `hybridlm.compiler` for users, and the names for violations and liveness. Import
-everything else from the folders. Each `__init__.py` there names the module to begin with.
+This package exports the names of `hybridlm.compiler` and those for violations and liveness. Each folder's `__init__.py`
+names the module to begin with.
 """
 
 # isort: off

@@ -5,8 +5,9 @@
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
 (prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; with a multi-token-prediction
 head also its logits behind every token but the first) and `provenance.json` (versions and settings). The tests that
-read them need no torch. Random prompts are tried until no position of the prompt and no greedy step is a near tie and
-the oracle's own rounding noise is small, so that tests can require every token exactly.
+read them need no torch. tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random
+prompts are tried until no position of the prompt and no greedy step is a near tie and the oracle's own rounding noise
+is small, so that tests can require every token exactly.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import transformers
 sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
 from comparison import Greedy
+from original_checkpoint import write_original
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged_prompts
 from transformers_oracle import Oracle, log_probabilities
@@ -31,6 +33,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 MIN_MARGIN = 5e-3
 MAX_NOISE = 4e-4
 MAX_ATTEMPTS = 200
+ORIGINAL = ("mamba_base", "mamba2_base")
+"""Variants that tests/golden_original has as files of mamba_ssm."""
 
 
 def main() -> None:
@@ -49,6 +53,8 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
         write_checkpoint(variant, options.seed, directory)
         write_expected(variant, options.seed, directory)
+        if variant.name in ORIGINAL:
+            write_original(directory, options.output.with_name("golden_original") / variant.name)
 
 
 def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None:

@@ -8,15 +8,12 @@ Takes the extra target-cuda, and half an hour on two cores. The exit status is 1
 import argparse
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +31,7 @@ MODELS = {
     LARGE_MODEL: "nvidia-h200",
 }
 """Models of scripts/benchmarks/bench_models.py, and a published one -> the target of their steps."""
-ARCHITECTURES = {"nvidia-h100": "sm_90a", "nvidia-a100": "sm_80"}
+CARDS = ("nvidia-h100", "nvidia-a100", "nvidia-l4", "nvidia-rtx4090", "nvidia-b200")
 PROMPTS = """
 ## Prompts
 
@@ -48,8 +45,8 @@ REGISTERS = """
 Registers of each thread of each kernel, compiled alone, as ptxas prints them. A kernel with more shared memory than the
 card does not compile.
 
-| operation, tokens | kernel | GPU | registers | bytes spilled |
-|---|---|---|---|---|"""
+| operation, tokens | kernel | GPU | threads | registers | bytes spilled |
+|---|---|---|---|---|---|"""
 HEAD = """# Kernels
 
 Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
@@ -163,26 +160,19 @@ def registers(target: str, folder: Path) -> Iterator[str]:
     import jax
     from device_kernels import SMALL, operations
 
-    from hybridlm.compiler.targets import read_target
+    from hybridlm.compiler.targets import kernel_resources, read_target
 
-    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
-    (ptxas,) = Path(next(iter(find_spec("nvidia").submodule_search_locations))).glob("*/bin/ptxas")  # type: ignore  # is installed
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
     for number, (name, operation, arrays) in enumerate(operations("gpu", SMALL)):
         types = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
         dump = folder / f"{target}-{number}"
-        run = jax.jit(partial(operation, kernels="auto"))
-        run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        # XLA splits a program, and some of the parts are no complete programs
-        with_kernel = [file for file in dump.glob("*.ptx") if re.search(r"\.entry \w+_kernel\b", file.read_text())]
-        for file in sorted(with_kernel):
-            command = [ptxas, "-v", f"-arch={ARCHITECTURES[target]}", file, "-o", os.devnull]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-            for entry in output.split("Compiling entry function")[1:]:
-                if (kernel := re.match(r" '(\w+_kernel)'", entry)) is None:
-                    continue
-                used, spilled = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
-                assert used is not None and spilled is not None, entry
-                yield f"| {name} | `{kernel[1]}` | {target} | {used[1]} | {spilled[1]} |"
+        with machine.tracing():
+            run = jax.jit(partial(operation, kernels="auto"))
+            run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
+        for kernel in kernel_resources(dump, target):
+            cells = name, f"`{kernel.name}`", target, f"{kernel.threads}", f"{kernel.registers}", f"{kernel.spilled}"
+            yield f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -211,7 +201,7 @@ def main() -> int:
                 else:
                     rows.append(row)
                 print(row, flush=True)
-        for target in ARCHITECTURES:
+        for target in CARDS:
             for line in registers(target, Path(folder)):
                 print(line, flush=True)
                 usage.append(line)

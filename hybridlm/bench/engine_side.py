@@ -9,7 +9,6 @@ import numpy as np
 
 from hybridlm.bench.sides import random_tokens
 from hybridlm.lm import LM
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
@@ -20,26 +19,23 @@ WARM_UP = 5
 
 
 class EngineSide:
-    """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
+    """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
-    Steps are the steps of the engine: tokens are copied to the host while the next step runs, which has been
-    dispatched before and takes them from the rows.
+    Engine steps: tokens are copied to the host while the next step, which takes them from the rows, runs.
 
     Attributes:
-        name: "hybridlm", or another where several models are measured.
-        program: the decode step.
-        reading, scoring: the steps that prefill a chunk of each prompt, and that score a chunk of each text.
-        rows: states of the sequences; each step consumes them.
-        position: number of tokens of each sequence.
-        last: the tokens that were brought to the host last, int32 [lanes].
+        reading, scoring: steps for a chunk of each prompt, and of each text.
+        rows: consumed by each step.
+        position: tokens of each sequence.
+        last: newest tokens on the host, int32 [lanes].
     """
 
     name = "hybridlm"
 
     def __init__(self, lm: LM, lanes: int, prompt: int, name: str = name):
         self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
-        self.program = self._engine.program(Shape("generate", lanes, 1, lanes))
-        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk, lanes))
+        self.program = self._engine.program(self._engine.shape("generate", lanes, 1, lanes))
+        self.reading = self._engine.program(self._engine.shape("generate", lanes, self._engine.chunk, lanes))
         sampling, mode = sampling_arrays([None] * lanes)
         self._last_sampled, self._sampling = self._engine.placement.ahead(
             (np.full((lanes, 1), LAST_SAMPLED, np.int32), {"sampling": sampling, "sampling_mode": mode})
@@ -49,7 +45,9 @@ class EngineSide:
         self.decode(WARM_UP)
 
     def _start(self) -> None:
-        self.rows = self._engine.new_rows(self.lanes)
+        pool = self._engine.new_pool(self.lanes)
+        _, lane_map = pool.arrange([pool.acquire(self._engine.context) for _ in range(self.lanes)], self.lanes)
+        self.rows, self._pages = pool.take(), lane_map.pages
         self.position = 0
         self.last = self._read(self._tokens)
 
@@ -67,15 +65,12 @@ class EngineSide:
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
         slots = np.arange(self.lanes, dtype=np.int32)
-        batch = Batch(tokens, lengths, positions, slots, np.array(kv_blocks(self.position), np.int32))
+        batch = Batch(tokens, lengths, positions, slots, np.array(kv_blocks(self.position), np.int32), self._pages)
         out, self.rows = program(self._engine.params, self.rows, StepInputs(batch, **parts))
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each decode step of all lanes.
-
-        Their sum is the time from the begin to the last token on the host.
-        """
+        """Return the seconds of each decode step of all lanes, up to the last token on the host."""
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]
@@ -89,7 +84,7 @@ class EngineSide:
         return [end - begin for begin, end in pairwise(ends)]
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
+        """Return the seconds to prefill `tokens` tokens in every lane."""
         self.position = 0
         prompts = random_tokens(self.lanes, tokens, self._lm.config.vocab_size)
         start = time.perf_counter()
@@ -99,7 +94,7 @@ class EngineSide:
     @property
     def scoring(self) -> CompiledStep:
         """The compiled scoring step of a chunk, for its cost and its profile."""
-        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, self.lanes, 0))
+        return self._engine.program(self._engine.scoring(self.lanes, self._engine.chunk))
 
     def score(self, tokens: int) -> float:
         """Return the seconds to score new texts of `tokens` tokens."""
@@ -114,7 +109,7 @@ class EngineSide:
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:
-        """Return the seconds between successive steps of `generate`: program and host together."""
+        """Return the seconds between steps of `generate`: program and host together."""
         prompts = self._tokens[:, : max(1, self._engine.context - steps - 1)].tolist()
         ends = []
         for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):

@@ -1,4 +1,4 @@
-"""Limits of the machine, measured when a benchmark runs: memory bandwidth and matrix multiplication."""
+"""Limits of the machine, measured on use: memory bandwidth and matrix multiplication."""
 
 import time
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class MachineLimits:
     """Best of several measurements.
 
     Attributes:
-        read_bytes: bytes read from memory per second.
-        float32_flops, bfloat16_flops: operations per second of a square matrix product with float32 results.
+        read_bytes: per second.
+        float32_flops, bfloat16_flops: per second, square product with float32 results.
     """
 
     read_bytes: float
@@ -33,22 +33,17 @@ class MachineLimits:
     bfloat16_flops: float
 
     def floor_seconds(self, floor: Floor) -> float:
-        """Return the least seconds of a step: its traffic or its products, at these limits."""
+        """Return a step's least seconds by traffic or products."""
         return max(floor.moved / self.read_bytes, floor.flops / max(self.bfloat16_flops, self.float32_flops))
 
 
 def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:
-    """Measure the default device.
-
-    Args:
-        read: bytes to read.
-        square: rows and columns of the matrices.
-    """
+    """Measure the default device."""
     return MachineLimits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
 def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> float:
-    """Return the shortest time of `run`, after one call to warm up."""
+    """Return the shortest time of `run`, after a warm-up."""
     run()
     times = []
     for _ in range(repeats):

@@ -9,12 +9,7 @@ from hybridlm.devices.machine import cores
 
 
 class LlamaCppSide:
-    """`lanes` sequences with prompts of `prompt` tokens. It samples no tokens and decodes arbitrary ones.
-
-    Args:
-        program: path of `llama-batched-bench`.
-        gguf: the checkpoint, converted.
-    """
+    """`lanes` sequences with prompts of `prompt` tokens; arbitrary tokens are decoded, none sampled."""
 
     def __init__(self, program: Path, gguf: Path, lanes: int, prompt: int):
         self.name = f"llama.cpp {gguf.stem.rpartition('-')[2]}"
@@ -25,7 +20,7 @@ class LlamaCppSide:
         return [self._table(self._prompt, steps)["T_TG"] / steps]
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
+        """Return the seconds to prefill `tokens` tokens in every lane."""
         return self._table(tokens, 1)["T_PP"]
 
     def _table(self, prompt: int, steps: int) -> dict[str, float]:
@@ -43,7 +38,7 @@ class LlamaCppSide:
 
 
 def parse_table(text: str) -> list[dict[str, float]]:
-    """Parse the table that the benchmark prints, by its headings ("T_TG s" is "T_TG")."""
+    """Parse the benchmark's table by its headings ("T_TG s" is "T_TG")."""
     lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in cells] for cells in lines]
     if len(rows) < 3:

@@ -21,16 +21,10 @@ START_SECONDS = 300.0
 
 
 class LlamaServerSide:
-    """A llama-server process on this machine, started for the benchmark.
-
-    Args:
-        program: path of `llama-server`.
-        gguf: the checkpoint, converted.
-        lanes: sequences at a time.
-        context: maximum tokens of a sequence.
+    """A llama-server process on this machine.
 
     Raises:
-        SideFailed: the server ended or did not answer within `START_SECONDS`.
+        SideFailed: no answer within `START_SECONDS`.
     """
 
     def __init__(self, program: Path, gguf: Path, lanes: int, context: int):
@@ -50,7 +44,6 @@ class LlamaServerSide:
             raise
 
     def _wait(self) -> None:
-        """Wait until the server has loaded the model."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -91,7 +84,6 @@ class LlamaServerSide:
             raise self._failure(f"a request failed: {error}") from error
 
     def close(self) -> None:
-        """End the process."""
         self._process.terminate()
         self._process.wait()
         self._stderr.close()

@@ -1,6 +1,6 @@
-"""Requests with different prompt and completion lengths, submitted at the same time.
+"""Requests with different prompt and completion lengths, submitted together.
 
-Lengths are log-normal, as in offline work. End tokens are ignored, so that every engine computes the same tokens.
+Lengths are log-normal. End tokens are ignored, so that engines compute the same tokens.
 """
 
 import time
@@ -14,7 +14,6 @@ from hybridlm.lm import LM
 PROMPT_MEDIAN, PROMPT_SIGMA, SHORTEST_PROMPT = 180, 0.8, 16
 COMPLETION_MEDIAN, COMPLETION_SIGMA, SHORTEST_COMPLETION, LONGEST_COMPLETION = 90, 0.7, 8, 400
 SAMPLED: Mapping[str, float | int] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
-"""Settings of sampled requests."""
 
 
 class MixedRequest(NamedTuple):
@@ -25,11 +24,7 @@ class MixedRequest(NamedTuple):
 
 
 def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
-    """Draw `count` requests of at most `context` tokens.
-
-    Raises:
-        ValueError: `context` has no room for the shortest prompt and the longest completion.
-    """
+    """Draw `count` requests of at most `context` tokens."""
     longest = min(LONGEST_COMPLETION, context // 4)
     if context < SHORTEST_PROMPT + SHORTEST_COMPLETION + longest:
         raise ValueError(f"context: expected at least 64 tokens for a mixed batch, got {context}")
@@ -48,8 +43,7 @@ class OwnMixedSide:
     """The sessions of a loaded model.
 
     Attributes:
-        name: name in the table.
-        prefill, decode: shares of real tokens in the token places of the last run's steps; None before.
+        prefill, decode: shares of real tokens in the last run's steps; None before.
     """
 
     def __init__(self, lm: LM, name: str):
@@ -80,4 +74,4 @@ class OwnMixedSide:
 
 
 PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")
-"""Counters of `LM.stats` that the shares follow from."""
+"""Counters of `LM.stats` for the shares."""

@@ -9,14 +9,7 @@ Series = Mapping[str, Sequence[float]]
 
 
 def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions: Series) -> str:
-    """Return an SVG document with two panels.
-
-    Args:
-        title: above both.
-        lanes: numbers of lanes, evenly spaced on the axis.
-        tokens_per_second: engine -> a value per number of lanes.
-        fractions: engine -> fraction of the floor per number of lanes.
-    """
+    """Return an SVG document with two panels."""
     width, height = 2 * (LEFT + WIDTH) + GAP, TOP + HEIGHT + BOTTOM
     panels = _panel(LEFT, "tokens/s", lanes, tokens_per_second)
     panels += _panel(2 * LEFT + WIDTH + GAP // 2, "fraction of the floor", lanes, fractions, minimum=1.0)
@@ -33,7 +26,6 @@ def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions:
 
 
 def _panel(begin: int, label: str, lanes: Sequence[int], series: Series, minimum: float = 0.0) -> list[str]:
-    """Return the SVG of a bar chart with a group for each number of lanes."""
     highest = max([minimum, *(value for values in series.values() for value in values)], default=1.0) or 1.0
     step = _tick(highest)
     count = -int(-highest // step)
@@ -64,6 +56,6 @@ def _panel(begin: int, label: str, lanes: Sequence[int], series: Series, minimum
 
 
 def _tick(highest: float) -> float:
-    """Return a round distance between grid lines, for about five of them."""
+    """Return a round distance of about five grid lines."""
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
     return next(power * factor for factor in (0.2, 0.5, 1.0, 2.0) if highest / (power * factor) <= 6)

@@ -1,4 +1,4 @@
-"""Profile of a step: the profiler's times by part of the model."""
+"""Profile of a step by part of the model."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ _KERNEL = re.compile(r'custom_call_target="hybridlm_(\w+)"')
 def part_of(op_name: str) -> str | None:
     """Return the first scope of an operation's name: "GatedDeltaNet" of "jit(step)/GatedDeltaNet/mul".
 
-    Products with weights are a separate part, "GatedDeltaNet projection".
+    Products with weights are the part "GatedDeltaNet projection".
     """
     scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
     if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "sample")):
@@ -33,9 +33,9 @@ def part_of(op_name: str) -> str | None:
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
-    """Return instruction -> part; an unnamed fusion has the part of its computation.
+    """Return instruction -> part; an unnamed fusion has its computation's part.
 
-    A kernel for CPUs is a part by itself: JAX lowers it once, without the scopes of the layers that call it.
+    A CPU kernel is a part: JAX lowers it once, without scopes of layers.
     """
     parts: dict[str, str] = {}
     calls: dict[str, str] = {}
@@ -57,7 +57,7 @@ def parts_of_instructions(hlo: str) -> dict[str, str]:
 
 
 def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Return the microseconds of each operation, without operations nested in it on the same thread."""
+    """Return the microseconds of each operation, without nested operations on the same thread."""
     total: dict[str, float] = defaultdict(float)
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -76,12 +76,7 @@ def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict[str, float]:
-    """Return the milliseconds of each part; "host" is the time outside of operations.
-
-    Args:
-        run: runs it, and returns the seconds that it took.
-        times: divisor of the milliseconds, such as the number of runs.
-    """
+    """Return the milliseconds of each part; "host" is the time outside of operations."""
     parts = parts_of_instructions(program.compiled.as_text() or "")
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):

@@ -1,7 +1,6 @@
 """Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
 
-A side has a checkpoint, a number of sequences and a prompt length, and is warmed up. Another engine than ours raises
-`SideFailed` where it cannot be measured.
+A side is warmed up; another engine raises `SideFailed` if it cannot be measured.
 """
 
 import os
@@ -15,7 +14,7 @@ import numpy as np
 
 
 class SideFailed(RuntimeError):
-    """Another engine failed: the message has its command, status and output."""
+    """Another engine failed; with command, status and output."""
 
 
 MAX_PRINTED = 2000
@@ -23,13 +22,7 @@ MAX_PRINTED = 2000
 
 
 def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes]) -> SideFailed:
-    """Return the error of a process: reason, command and the end of its standard error.
-
-    Args:
-        reason: the failure, with the status or signal of a process that ended.
-        command: program and arguments.
-        stderr: standard error, or the file that the process writes it to.
-    """
+    """Return the error of a process, with the end of its standard error."""
     if not isinstance(stderr, bytes):
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MAX_PRINTED))
         stderr = stderr.read()
@@ -39,14 +32,13 @@ def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes])
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of each round of one side."""
+    """Median seconds of each round."""
 
     name: str
     rounds: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
-        """Median seconds over the rounds."""
         return statistics.median(self.rounds)
 
     def ratio(self, other: "Timing") -> tuple[float, float, float]:
@@ -55,7 +47,7 @@ class Timing:
         return statistics.median(ratios), min(ratios), max(ratios)
 
     def ratio_text(self, other: "Timing") -> str:
-        """Return the speed-up over `other` for a table; empty for this side itself."""
+        """Return the speed-up over `other` for a table; empty for itself."""
         if other is self:
             return ""
         median, lowest, highest = self.ratio(other)
@@ -67,11 +59,9 @@ class Measured:
     """Timings of every side for one number of lanes.
 
     Attributes:
-        kind: "decode", "prefill" or "score".
-        lanes: sequences at a time.
-        tokens: tokens that each side computed in one timing.
-        timings: timings of each side, ours first.
-        floors: least seconds of each side on this machine; None where they are not known.
+        tokens: per side in one timing.
+        timings: ours first.
+        floors: least seconds of each side, or None.
     """
 
     kind: str
@@ -84,16 +74,15 @@ class Measured:
         return next(timing.seconds for timing in self.timings if timing.name == side)
 
     def speed(self, side: str) -> float:
-        """Tokens in a second."""
+        """Tokens per second."""
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:
-        """Fraction of the machine's limit that a side reaches."""
+        """Fraction of the machine's limit."""
         assert self.floors is not None
         return self.floors[side] / self._seconds(side)
 
     def figures(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         rounds = {timing.name: timing.rounds for timing in self.timings}
         return {"what": self.kind, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}
 
@@ -101,15 +90,11 @@ class Measured:
 def in_turns(
     runs: Sequence[tuple[str, Callable[[], float]]], rounds: int, left_out: set[str] | None = None
 ) -> list[Timing]:
-    """Call every side's run once in each round (A B A B).
-
-    Other load of the machine affects all sides in this way.
+    """Run all sides once in each round (A B A B), so that other load affects all.
 
     Args:
-        runs: name and run of each side; a run returns its seconds.
-        rounds: number of rounds.
-        left_out: receives the name of a side that fails, with a line on standard error. That side has no further turn
-            and no timing; without the set, a failure is raised.
+        runs: name and run, which returns seconds.
+        left_out: receives failed sides, which have no timing; without it, failures are raised.
     """
     timed = [(name, run, list[float]()) for name, run in runs]
     for _ in range(rounds):
@@ -126,11 +111,10 @@ def in_turns(
 
 
 def leave_out(side: str, failure: SideFailed, left_out: set[str]) -> None:
-    """Add a side that failed to a set, and print a line on standard error."""
     left_out.add(side)
     print(f"{side} is left out: {failure}", file=sys.stderr)
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:
-    """Return random tokens, int32 [lanes, tokens], without the first, possibly special ids."""
+    """Return random int32 [lanes, tokens], without the first, possibly special ids."""
     return np.random.default_rng(seed).integers(min(8, vocab - 1), vocab, (lanes, tokens), np.int32)

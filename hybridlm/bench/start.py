@@ -18,7 +18,7 @@ imported = time.perf_counter() - began[1]
 from hybridlm.bench.start import start
 print(json.dumps(start(began[0], imported, json.loads(sys.argv[1]))))
 """
-"""The program of a start; it takes the argument of `start` as JSON."""
+"""Program of a start; its argument is `start`'s as JSON."""
 
 
 def measure_starts(
@@ -27,16 +27,9 @@ def measure_starts(
     """Measure a start with an empty cache, and starts with the cache it filled.
 
     Args:
-        model: directory of a checkpoint, or its id on the Hub.
-        prompt: tokens of the prompt.
-        settings: further arguments of `hybridlm.load`, which JSON can hold.
-        warm: number of starts with a full cache, one after the other.
-
-    Returns:
-        The cold start and the warm ones, as `start` returns them.
-
-    Raises:
-        ChildProcessError: a process ended with an error; the message has its output.
+        model: checkpoint directory or Hub id.
+        settings: JSON arguments of `hybridlm.load`.
+        warm: starts with a full cache.
     """
     with tempfile.TemporaryDirectory(prefix="hybridlm-start-") as folder:
         arguments = {"model": model, "prompt": prompt, "settings": {**settings, "compilation_cache": folder}}
@@ -50,7 +43,7 @@ def start(began: float, imported: float, arguments: Mapping[str, Any]) -> dict[s
     Args:
         began: `time.time()` of the first statement.
         imported: seconds of `import hybridlm`.
-        arguments: `spawned` (`time.time()` when the process was made), `model`, `prompt` and `settings`.
+        arguments: `spawned` (`time.time()` of the process), `model`, `prompt` and `settings`.
 
     Returns:
         `parts`: part -> seconds, one after the other; `total` is their sum. `steps`: step -> `stored`, and

@@ -18,12 +18,7 @@ def cache_argument(model: Any) -> str:
 
 
 class TransformersSide:
-    """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
-
-    Args:
-        dtype: "bfloat16" or "float32".
-        context: most tokens of a sequence.
-    """
+    """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens."""
 
     def __init__(self, checkpoint: Path, dtype: str, lanes: int, prompt: int, context: int):
         import torch
@@ -51,7 +46,7 @@ class TransformersSide:
             self._cache, self._last = out[self._cache_name], out.logits[:, -1].argmax(-1, keepdim=True)
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each of `steps` forward passes of one token per lane."""
+        """Return the seconds of `steps` forward passes of one token per lane."""
         if self._position + steps > self._context:
             self._start()
         seconds = []

@@ -1,6 +1,6 @@
 """Mixed batches through vLLM, in a process of another Python environment.
 
-vLLM pins its versions of torch and transformers, so that it cannot be installed together with this package.
+vLLM pins torch and transformers, so it cannot be installed in this environment.
 """
 
 import json
@@ -17,17 +17,7 @@ WORKER = Path(__file__).parent / "vllm_worker.py"
 
 
 class VllmSide:
-    """A vLLM process with a checkpoint.
-
-    Args:
-        python: interpreter of an environment with vLLM.
-        dtype: dtype of weights and computation.
-        lanes: sequences at a time.
-        context: maximum tokens of a sequence.
-
-    Raises:
-        SideFailed: the process ended while it loaded the model.
-    """
+    """A vLLM process with a checkpoint."""
 
     name = "vllm"
 
@@ -72,7 +62,6 @@ class VllmSide:
         return float(result["seconds"])
 
     def close(self) -> None:
-        """End the process."""
         self._process.terminate()
         with self._process:  # closes its pipes and waits
             self._stderr.close()

@@ -1,7 +1,6 @@
-"""Checkpoints: find the directory, check it, read parameters one at a time, write saved models.
+"""Checkpoints: find the directory, check it, read parameters, write saved models.
 
-Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which opens a directory, and with
-`weights`, which reads parameters; `model` finds the family.
+Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, and with `weights`.
 """
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter

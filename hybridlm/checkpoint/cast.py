@@ -1,9 +1,7 @@
 """Conversion of arrays to another dtype by blocks, into memory of huge pages.
 
-An overflow is an error.
-
-A step reads each weight from end to end. With small pages a core looks up an address every 4 KB, and neither its
-prefetchers nor the requests of our kernels go on where the address of a page is not at hand (docs/cpu-kernels.md).
+With small pages a core looks up an address every 4 KB, and prefetches stop at pages without an address at hand
+(docs/cpu-kernels.md).
 """
 
 import contextlib
@@ -24,8 +22,10 @@ ALIGNMENT = 64
 """XLA's CPU client takes over an array of this alignment without a copy."""
 PAGE = 2 << 20
 BLOCK = 64 << 20
-"""Addresses that weights share, one behind the other, so that small ones fill a page, too. Unwritten pages take no
-memory."""
+"""Address space shared by weights, so that small weights fill a page.
+
+Unwritten pages take no memory.
+"""
 
 
 class HugePages:
@@ -37,10 +37,7 @@ class HugePages:
         self._used = 0
 
     def empty(self, size: int) -> np.ndarray:
-        """Allocate uninitialised, aligned bytes; their memory is freed with their last view.
-
-        A system without huge pages uses its own.
-        """
+        """Allocate uninitialised, aligned bytes; they are freed with their last view."""
         if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
             buffer = np.empty(size + ALIGNMENT, np.uint8)
             start = -buffer.ctypes.data % ALIGNMENT
@@ -65,14 +62,13 @@ def _new_block(size: int) -> mmap.mmap:
 
 
 def _free(block: mmap.mmap, start: int, size: int) -> None:
-    """Free the small pages inside an array; the other pages of the block stay."""
+    """Free the small pages inside an array."""
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
         block.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 DTYPES: Mapping[str, np.dtype] = {kind.name: kind for kind in READABLE.values()}
-"""Dtypes that parameters are loaded in, by name."""
 
 # Elements that are converted at once; bounds the memory of a conversion.
 _BLOCK = 1 << 22
@@ -107,21 +103,14 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
 
 
 def finite_tensor(path: Path, name: str, tensor: np.ndarray) -> np.ndarray:
-    """Return a copy of a small tensor in float32; see `require_finite_tensor`."""
+    """Return a float32 copy of a small tensor; see `require_finite_tensor`."""
     wide = np.asarray(tensor).astype(np.float32)
     require_finite_tensor(path, name, wide)
     return wide
 
 
 def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Check the numbers of a tensor.
-
-    Args:
-        path, name: of the file and of the tensor, for messages.
-
-    Raises:
-        CheckpointError: some of its numbers are NaN or infinite.
-    """
+    """Check the numbers of a tensor; raises CheckpointError for NaN or infinity."""
     finite = np.isfinite(tensor)
     if not finite.all():
         first = [int(index) for index in np.argwhere(~finite)[0]]

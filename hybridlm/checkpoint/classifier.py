@@ -13,11 +13,10 @@ from hybridlm.errors import CheckpointError
 from models import JEV, JEV_HEAD, DecoderConfig, Family, text_fields
 
 SCORE = "score.weight"
-"""Name of the matrix, as transformers' `ForSequenceClassification` has it."""
+"""Name of the matrix in transformers' `ForSequenceClassification`."""
 DECISION_HEADS = ("judge_config.json", "decision_config.json")
-"""Files that describe the head of a decision model; its weights may have no vocabulary head."""
+"""Files of a decision model's head; its weights may have no vocabulary head."""
 SCORE_PATTERN = r"score\.weight"
-"""Tensors that a family skips after this module has read the head."""
 READ_ELSEWHERE = frozenset({SCORE_PATTERN, *JEV_HEAD})
 """Patterns of skipped tensors that are heads, and not left out."""
 
@@ -28,7 +27,6 @@ class Classifier:
 
     Attributes:
         weight: float32 [labels, hidden].
-        labels: name of each label.
     """
 
     weight: np.ndarray
@@ -40,15 +38,12 @@ def read_classifier(
 ) -> tuple[Family, DecoderConfig, Classifier | None, bool]:
     """Read the head of texts of a checkpoint, if it has one.
 
-    Args:
-        directory, family, config: the opened checkpoint.
-
     Returns:
-        The family and the configuration of the other tensors, the head, and whether there is a vocabulary head.
-        Without a vocabulary head the model has its embedding in that place, and no result may depend on it.
+        Family and configuration of the other tensors, the head, and whether there is a vocabulary head. If not, the
+        model has its embedding in that place, and no result may depend on it.
 
     Raises:
-        CheckpointError: the head has another shape than in config.json, or numbers that are not finite.
+        CheckpointError: the shape differs from config.json, or a number is not finite.
     """
     if isinstance(directory, SavedDirectory):
         return family, config, None, True
@@ -78,7 +73,6 @@ def _has_decision_head(directory: Checkpoint) -> bool:
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of labels in config.json, in order; empty by default."""
     labels = fields.get("id2label") or text_fields(fields).get("id2label")
     if not isinstance(labels, Mapping):
         return ()

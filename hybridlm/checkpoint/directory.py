@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory: config.json and one safetensors file or several shards."""
+"""A Hugging Face checkpoint directory: config.json and one safetensors file, several shards, or a file of torch."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile, SafetensorsFile
 from hybridlm.checkpoint.tensor_file import TensorFile
+from hybridlm.checkpoint.torch_file import TorchFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from hybridlm.quantised import (
@@ -30,6 +31,8 @@ from models import UnsupportedModel, family_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TORCH = "pytorch_model.bin"
+"""File of torch, read without safetensors."""
 NVIDIA = "hf_quant_config.json"
 """NVIDIA's second description of a quantised checkpoint."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
@@ -47,10 +50,8 @@ class CheckpointDirectory:
         path: the directory, or the GGUF file.
         files: tensor name -> its file; codes and scales are separate tensors.
         grouped: the tensors of each quantised weight, taken together.
-        settings: the quantisation that the configuration describes.
-        notes: remarks that are no faults, one sentence each.
-        unindexed: tensor name -> its file, for tensors that the index does not list; not in `files`.
-        quantisation_file: content of hf_quant_config.json; None without this file.
+        unindexed: tensors that the index does not list; not in `files`.
+        quantisation_file: content of hf_quant_config.json.
     """
 
     path: Path
@@ -64,17 +65,16 @@ class CheckpointDirectory:
 
     @property
     def names(self) -> Iterator[str]:
-        """Names of weights: plain tensors, and quantised weights as if they were stored plainly."""
+        """Names of weights; a quantised weight has one name."""
         yield from (name for name in self.files if name not in self.grouped.parts)
         yield from self.grouped.quantised
         yield from (name for name in self.grouped.faults if name not in self.files or name in self.grouped.parts)
 
     def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape and place of one tensor of the files."""
         return self.files[name].tensors[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a weight; an empty one where its tensors make none."""
+        """Return the shape of a weight; () if its tensors make none."""
         if name in self.grouped.quantised:
             return self.grouped.quantised[name].shape
         return () if name in self.grouped.faults else self.info(name).shape
@@ -97,14 +97,13 @@ class CheckpointDirectory:
             return dequantise(self.grouped.quantised[name], self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a quantised weight; None without such a form."""
         if name not in self.grouped.quantised:
             return self.files[name].packed_form(name)
         tensor = self.grouped.quantised[name]
         return packed_form(tensor, self.info(tensor.parts["scale"]).dtype, self.read_part)
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the arrays of a quantised weight in its packed form; raises as `read`."""
+        """Return the arrays of a quantised weight; raises as `read`."""
         if name not in self.grouped.quantised:
             return self.files[name].read_packed(name, form)
         with self._named_faults():
@@ -124,7 +123,7 @@ class CheckpointDirectory:
             ) from error
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a weight; reading it again still works."""
+        """Let the system drop the pages of a weight; it can be read again."""
         quantised = self.grouped.quantised.get(name)
         for part in [name] if quantised is None else quantised.parts.values():
             self.files[part].release(part)
@@ -133,11 +132,11 @@ class CheckpointDirectory:
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a checkpoint directory and check config.json, the index and every header.
 
-    If model.safetensors and an index are both present, the single file is used, as in transformers, with a note.
+    model.safetensors takes precedence over an index, as in transformers; `pytorch_model.bin` is read without both.
 
     Raises:
-        CheckpointError: no directory, no config.json, no safetensors weights (pickles are refused), or faults in the
-            index or in headers; lists the faults of all shards.
+        CheckpointError: no directory, no config.json, no weights (other pickles are refused), or all faults of the
+            index and the headers.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -157,15 +156,18 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
             f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
         )
         return _grouped(directory, config, files, notes, unindexed)
+    if (directory / TORCH).exists():
+        file = TorchFile(directory / TORCH)
+        return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), ())
     raise CheckpointError(directory, *_no_weights(directory))
 
 
 def _grouped(
     directory: Path,
     config: dict[str, Any],
-    files: Mapping[str, SafetensorsFile],
+    files: Mapping[str, ArrayFile],
     notes: tuple[str, ...],
-    unindexed: Mapping[str, SafetensorsFile] = MappingProxyType({}),
+    unindexed: Mapping[str, ArrayFile] = MappingProxyType({}),
 ) -> CheckpointDirectory:
     nvidia = read_object(directory / NVIDIA, MAX_CONFIG_BYTES) if (directory / NVIDIA).exists() else None
     settings = read_settings(config, nvidia)
@@ -181,10 +183,7 @@ def _grouped(
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json of at most 16 MB.
 
-    `{"__float__": "Infinity"}` is a float, as transformers 5 writes it.
-
-    Raises:
-        CheckpointError: missing, too long, or not a JSON object without duplicate keys.
+    `{"__float__": "Infinity"}`, of transformers 5, is a float.
     """
     return read_object(path, MAX_CONFIG_BYTES, _config_value)
 
@@ -201,7 +200,7 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
 ) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
-    """Return the files of indexed tensors, of other tensors, and notes on missing tensors."""
+    """Return the files of indexed tensors, of other tensors, and notes."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -237,7 +236,7 @@ def _open_shards(
 
 
 def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return the predicate of tensors that the family of a config.json does not read."""
+    """Return the predicate of tensors that the family does not read."""
     try:
         family = family_of(config)
     except UnsupportedModel:
@@ -254,9 +253,9 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> Safetenso
 
 
 def _is_inside(file_name: str) -> bool:
-    """Whether a file name, by itself, stays in the directory on every system.
+    """True if a file name stays in the directory on every system.
 
-    The name is not resolved: in the Hub's cache every file is a link into another folder.
+    It is not resolved: in the Hub's cache every file is a link into another folder.
     """
     parts = PurePosixPath(file_name)
     windows = PureWindowsPath(file_name)
@@ -267,14 +266,15 @@ def _is_inside(file_name: str) -> bool:
 
 def _no_weights(directory: Path) -> tuple[str, str]:
     names = [entry.name for entry in directory.iterdir()]
-    expected = f"expected {SINGLE} or {INDEX}, found {_listing(directory)}"
+    expected = f"expected {SINGLE}, {INDEX} or {TORCH}, found {_listing(directory)}"
     pickles = [name for name in names if name.endswith(PICKLES)]
     if any(name.endswith(".safetensors") for name in names):
         return expected, f"Shards need their {INDEX}: copy it from where the checkpoint comes from."
     if pickles:
         advice = (
-            "A pickle checkpoint can run any code when it is opened, so it is refused. Convert it where you trust it: "
-            "load it with transformers and call save_pretrained, which writes safetensors."
+            f"A pickle checkpoint can run any code when it is opened, so it is refused; of a {TORCH} only tensors are "
+            "read. Convert it where you trust it: load it with transformers and call save_pretrained, which writes "
+            "safetensors."
         )
         return f"pickle checkpoint ({', '.join(sorted(pickles)[:5])}): {expected}", advice
     return expected, "Point at the folder that holds config.json and the safetensors files."
@@ -285,7 +285,7 @@ def _listing(directory: Path) -> str:
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """Return names separated by commas; those beyond `limit` are counted."""
+    """Join at most `limit` names with commas; count the others."""
     names = list(names)
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + rest

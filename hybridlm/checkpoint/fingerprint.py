@@ -19,22 +19,20 @@ from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import FileVersion
 
 BLOCK = 8 << 20
-"""Bytes in memory per thread."""
 MAX_THREADS = 16
-"""Largest number of threads that hash a checkpoint."""
 
 _log = logging.getLogger("hybridlm")
 
 
 class Fingerprint:
-    """Fingerprint of a model, computed on its first comparison or conversion to text.
+    """SHA-256 of a model, computed on its first comparison or conversion to text.
 
-    Most runs need no fingerprint, and hashing all weights takes longer than loading them. The text is a SHA-256 in
-    hexadecimal. Two fingerprints of the same unchanged files are equal without computation.
+    Hashing all weights takes longer than loading them. Fingerprints of the same unchanged files are equal without
+    computation.
 
     Args:
         text: the SHA-256, or a function that computes it.
-        source: versions of the files and settings; None if these do not identify the content.
+        source: versions of files and settings, if they identify the content.
     """
 
     def __init__(self, text: str | Callable[[], str], source: Hashable = None):
@@ -60,7 +58,6 @@ class CheckpointVersion(NamedTuple):
     """Identity of the content of an opened checkpoint.
 
     Attributes:
-        path: path of the directory or GGUF file.
         description: SHA-256 of the configuration and of the tensors' names, dtypes and shapes.
         files: (path, version) of each file with tensors.
     """
@@ -76,16 +73,14 @@ class CheckpointVersion(NamedTuple):
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
-    """Return the version of an opened checkpoint."""
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
     return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """Return the SHA-256 of the configuration and all tensors, in hexadecimal.
+    """Return the SHA-256 of the configuration and all tensors.
 
-    The hash depends on the name, dtype, shape and every byte of each tensor. It does not depend on the path, the
-    shards, or the spacing and key order of config.json.
+    It does not depend on the path, the shards, or the spacing and key order of config.json.
 
     Raises:
         CheckpointError: a file became shorter after opening.
@@ -101,11 +96,7 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
     """Return the fingerprint of a checkpoint with unchanged files.
 
-    If the files have changed, the loaded content is unknown: a warning is logged and the result is a random text.
-
-    Args:
-        version: version of the checkpoint at opening.
-        reopen: function that opens a path again.
+    If the files have changed, a warning is logged and the result is random.
     """
     try:
         directory = reopen(version.path)
@@ -143,7 +134,7 @@ Piece = tuple[Path, int, int]
 
 
 def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
-    """Yield pieces of all tensors, ordered by name, in groups of about `BLOCK` bytes."""
+    """Yield pieces of all tensors, by name, in groups of about `BLOCK` bytes."""
     pieces: list[Piece] = []
     size = 0
     for name in sorted(directory.files):
@@ -162,7 +153,7 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
 def _hash_pieces(pieces: list[Piece]) -> bytes:
     """Return the SHA-256 of concatenated pieces.
 
-    The files are read, not mapped: a mapped file that shrinks would kill the process.
+    The files are read, because a mapped file that shrinks kills the process.
     """
     digest = hashlib.sha256()
     with ExitStack() as files:

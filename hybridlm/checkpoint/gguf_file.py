@@ -22,7 +22,6 @@ class GgufFile(MappedFile):
     """
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
-        """Map the file of a header."""
         tensors = {
             name: TensorInfo(tensor.stored.dtype, tensor.shape, tensor.begin, tensor.end)
             for name, tensor in named.items()
@@ -31,18 +30,12 @@ class GgufFile(MappedFile):
         self._named = named
 
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor; blocks are dequantised in float32.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: a scale that is not finite, or a file that has shrunk since it was opened.
-        """
+        """Return one tensor; blocks are dequantised in float32."""
         return self._named[name].numbers(self._raw(name), self.path)
 
     read_stored = read
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a tensor; None without such a form."""
         return self._named[name].packed_form()
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
@@ -55,7 +48,6 @@ class GgufFile(MappedFile):
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file with the suffix of GGUF files."""
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
 
 
@@ -65,11 +57,10 @@ def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
-    """Open a GGUF file of an architecture of `hybridlm.gguf_files.config.ARCHITECTURES`.
+    """Open a GGUF file of a known architecture (`hybridlm.gguf_files.config.ARCHITECTURES`).
 
     Raises:
         CheckpointError: a damaged file, or an unsupported part, by name.
-        MissingExtra: the `gguf` package is not installed.
     """
     header = read_header(path)
     config = gguf_config(header)

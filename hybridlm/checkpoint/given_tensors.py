@@ -19,7 +19,7 @@ from hybridlm.quantised import GroupedTensors, QuantisationSettings
 from hybridlm.quantised.shapes import TensorInfo
 
 NAMES = {kind: name for name, kind in READABLE.items()}
-"""NumPy's dtype -> the format's name of it."""
+"""NumPy's dtype -> its name in the format."""
 
 
 class GivenTensors(TensorFile):
@@ -27,7 +27,7 @@ class GivenTensors(TensorFile):
 
     Args:
         arrays: NumPy or JAX arrays; `read` returns their values at the time of the call.
-        where: name of their source, for errors.
+        where: source, for errors.
 
     Attributes:
         tensors: dtype and shape of each; a dtype other than a float of 16 or 32 bits has NumPy's name.
@@ -48,12 +48,7 @@ def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
 
 
 def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:
-    """Return arrays as an opened checkpoint, for `load_parameters`.
-
-    Args:
-        arrays: by the names of tensors.
-        where: name of their source, for errors.
-    """
+    """Return arrays, by the names of tensors, as an opened checkpoint for `load_parameters`."""
     file = GivenTensors(arrays, where)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
     return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
@@ -63,13 +58,13 @@ def imported(tensor: Any) -> np.ndarray | jax.Array:
     """Return an array that shares the memory of a tensor, through DLPack.
 
     Args:
-        tensor: NumPy or JAX array, returned unchanged; or a tensor of another library, as PyTorch. Only a PyTorch
-            tensor with gaps between its elements and a dtype that NumPy lacks (bfloat16) is copied.
+        tensor: NumPy or JAX array, returned unchanged; or a tensor of another library. Only a PyTorch tensor with gaps
+            and a dtype that NumPy lacks (bfloat16) is copied.
 
     Raises:
         TypeError: an object without DLPack.
-        ValueError: a tensor that cannot be exported: of a device that JAX does not use, sparse, or without memory of
-            its own, as PyTorch's DTensor, which DLPack exports as uninitialised numbers.
+        ValueError: a sparse tensor, of a device that JAX does not use, or without memory (DLPack exports PyTorch's
+            DTensor as uninitialised numbers).
     """
     if isinstance(tensor, np.ndarray | jax.Array):
         return tensor
@@ -91,21 +86,15 @@ def imported(tensor: Any) -> np.ndarray | jax.Array:
 
 
 SEEDS = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
-"""Seeds of the four words of an array's digest, constants of well-known hash functions."""
+"""Seeds of the four words of a digest, from well-known hash functions."""
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
     """Return a SHA-256 of a description and of each parameter's name, dtype, shape and bits.
 
-    Each device reduces its bits, to 128 for each parameter: one pass over the weights. This finds every accidental
-    change. The same weights have another fingerprint over a mesh with another order of their parts.
-
-    Args:
-        description: description of everything else that the fingerprint covers.
-
-    Returns:
-        64 hexadecimal digits.
+    Each device reduces its bits to 128 for each parameter, in one pass. The result depends on the order of parts over
+    the mesh.
     """
     digest = hashlib.sha256(description.encode())
     words = jax.device_get({name: array_digest(array) for name, array in params.items()})
@@ -129,7 +118,7 @@ def array_digest(x: Array) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """Return a bijective mix of the bits of each word (the finalizer of MurmurHash3)."""
+    """Mix the bits of each word bijectively (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))

@@ -23,8 +23,7 @@ class ChosenSource:
     """The source of one parameter in a checkpoint.
 
     Attributes:
-        source: one of its options.
-        names: canonical name -> name in the checkpoint, for each tensor of the source.
+        names: canonical name -> name in the checkpoint.
     """
 
     weight: Weight
@@ -49,8 +48,7 @@ class ReadPlan:
 
     Attributes:
         choices: one per parameter, in the family's order.
-        skipped: pattern of the family -> number of tensors that are not read.
-        notes: remarks that are no faults, one sentence each.
+        skipped: pattern -> number of tensors that are not read.
     """
 
     choices: tuple[ChosenSource, ...]
@@ -61,12 +59,11 @@ class ReadPlan:
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
     """Choose a source for each parameter, from headers and, if present, a redundant head.
 
-    If a checkpoint has all tensors of several options, the first option with fitting shapes is used, and the tensors of
-    the others are unexpected.
+    The first complete option with fitting shapes is used; tensors of other options are unexpected.
 
     Raises:
-        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with its expected form.
-            "Missing" refers to the most complete option.
+        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor; "missing" refers to the
+            most complete option.
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
@@ -122,13 +119,11 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
 
 HEAD = "lm_head.weight"
 READ = READABLE.keys() | set(SCHEMES) | BLOCK_TYPES
-"""Dtypes and schemes of weights that are read."""
 _ROWS = 4096
-"""Rows of a redundant head that are compared at once."""
 
 
 def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) -> str | None:
-    """Return the difference of a tied model's stored head from its embedding, or None."""
+    """Return the difference between a tied model's stored head and its embedding, or None."""
     shapes = [checkpoint.shape(name) for name in (head, embedding)]
     kinds = [checkpoint.stored_as(name) for name in (head, embedding)]
     advice = (
@@ -147,11 +142,7 @@ def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) 
 
 
 def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) -> Callable[[str], str]:
-    """Return the function from names in the files to canonical ones.
-
-    Raises:
-        CheckpointError: all names have a prefix that no checkpoint of the family has.
-    """
+    """Return the function from names in the files to canonical names; refuse a foreign prefix of all names."""
     names = list(checkpoint.names)
     if {family.canonical(raw) for raw in names} & (wanted - {HEAD}):
         return family.canonical
@@ -181,7 +172,7 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: WeightSource) -> tuple[float, int]:
-        """Return the missing fraction of the tensors, and the number of tensors of another shape."""
+        """Return the missing fraction of the tensors, and the number with another shape."""
         shapes = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
         misfits = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in shapes.items())
         return 1 - len(shapes) / len(source.shapes), misfits

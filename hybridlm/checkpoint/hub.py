@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hybridlm.checkpoint.directory import TORCH
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.errors import CheckpointError
 
-# Files that are downloaded: never pickles, never the weights of other frameworks.
+# Files that are downloaded: never the weights of other frameworks; `TORCH` only without safetensors.
 FILES = [
     "config.json",
     "generation_config.json",
@@ -38,14 +39,13 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that
-            exists takes precedence.
+        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that exists takes
+            precedence.
         revision: branch, tag or commit on the Hub.
         cache_dir: replaces huggingface_hub's own cache.
 
     Raises:
-        CheckpointError: no such directory, not a Hub id, not on the Hub, not allowed, or not in the cache while
-            offline (HF_HUB_OFFLINE=1); with advice.
+        CheckpointError: no such directory or Hub id, not allowed, or not in the cache while offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
     # os.path instead of Path, which raises for "~nobody" and for a name that is too long.
@@ -67,19 +67,14 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
         )
     if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         raise CheckpointError(f"model {name!r}", "neither a directory nor a Hub id (organisation/name)")
-    return _download(name, revision, cache_dir)
+    folder = _download(name, revision, cache_dir)
+    if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
+        folder = _download(name, revision, cache_dir, [TORCH], [f"*/{TORCH}"])
+    return folder
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; download if necessary.
-
-    Args:
-        dir_or_hub_id: as for `resolve`.
-        folder: name of the folder, inside the directory.
-
-    Raises:
-        CheckpointError: as `resolve`.
-    """
+    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path
@@ -98,7 +93,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    """Download the files of a model into huggingface_hub's cache; return the snapshot's folder."""
+    """Download files into huggingface_hub's cache; return the snapshot's folder."""
     # Imported here: it takes longer than everything else for a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

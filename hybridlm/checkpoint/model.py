@@ -1,4 +1,4 @@
-"""The model in a checkpoint directory: family, configuration, and multi-token-prediction head if asked for."""
+"""Model in a checkpoint directory: family, configuration and optional multi-token-prediction (MTP) head."""
 
 import warnings
 from pathlib import Path
@@ -12,13 +12,9 @@ from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, f
 def open_model(path: Path, head: bool = False) -> OpenModel:
     """Open a checkpoint and read its configuration, but no tensor.
 
-    Args:
-        head: with the multi-token-prediction head.
-
     Raises:
-        CheckpointError: faults of the files, together with the faults of config.json; or no head.
+        CheckpointError: faults of the files and of config.json, or no head.
         ConfigError, UnsupportedModel: every fault of config.json.
-        ValueError: no head is implemented for the family.
     """
     try:
         directory = open_checkpoint(path)
@@ -36,16 +32,10 @@ def open_model(path: Path, head: bool = False) -> OpenModel:
 
 
 def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
-    """Return the family and the configuration of a config.json; warn of unused fields.
-
-    Args:
-        path: path of the checkpoint, for the warning.
-        fields: all fields of config.json.
-        head: with the multi-token-prediction head.
+    """Return family and configuration of a config.json; warn of unused fields.
 
     Raises:
         ConfigError, UnsupportedModel: with every fault.
-        ValueError: no head is implemented for the family.
     """
     family, config = _read(fields, head)
     _warn_of_unused(path, family, config)
@@ -67,7 +57,6 @@ def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
 
 
 def _config_faults(path: Path, head: bool) -> list[str]:
-    """Return the faults of the fields of config.json; empty for an unreadable file."""
     try:
         _read(read_config(path / "config.json"), head)
     except CheckpointError:
@@ -80,7 +69,7 @@ def _config_faults(path: Path, head: bool) -> list[str]:
 
 
 def family_of_model(config: DecoderConfig) -> Family:
-    """Return the family of a model, in its variant with the multi-token-prediction head if necessary."""
+    """Return the family of a model, with the MTP head if it has one."""
     family, _ = family_named(config.family)
     return family if config.head is None else with_head(family)
 
@@ -89,11 +78,7 @@ INSTEAD = "speculate='ngram' needs no head."
 
 
 def with_head(family: Family) -> Family:
-    """Return the variant of a family with the multi-token-prediction head.
-
-    Raises:
-        ValueError: the family has no such variant.
-    """
+    """Return the variant of a family with the MTP head; raises ValueError without one."""
     if family.with_head is None:
         names = ", ".join(dict.fromkeys(other.name for other in FAMILIES if other.with_head is not None))
         raise ValueError(
@@ -104,11 +89,7 @@ def with_head(family: Family) -> Family:
 
 
 def require_head(directory: Checkpoint) -> None:
-    """Check that a checkpoint has a multi-token-prediction head.
-
-    Raises:
-        CheckpointError: it has no tensor of a head.
-    """
+    """Raise CheckpointError if a checkpoint has no MTP head."""
     family = family_of(directory.config)
     with_head(family)
     if not has_head(directory, family):

@@ -1,4 +1,4 @@
-"""Checkpoints of all layouts: Hugging Face's, a GGUF file, a model of `LM.save`."""
+"""Checkpoints of all layouts: Hugging Face, GGUF, `LM.save`."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ Checkpoint = CheckpointDirectory | SavedDirectory
 
 
 class OpenModel(NamedTuple):
-    """An opened checkpoint, its family, and the family's reading of config.json."""
+    """An opened checkpoint, its family and its configuration."""
 
     checkpoint: Checkpoint
     family: Family
@@ -30,11 +30,7 @@ class OpenModel(NamedTuple):
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a directory or a GGUF file and check everything except the parameters.
-
-    Raises:
-        CheckpointError: with every fault.
-    """
+    """Open a directory or GGUF file and check everything except parameters; raises CheckpointError with every fault."""
     if is_gguf(path):
         return open_gguf(path)
     return open_saved(Path(path)) if is_saved(Path(path)) else open_directory(path)
@@ -43,8 +39,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of most bytes of a checkpoint.
 
-    For a saved model: the dtype of its matrices. For a quantised checkpoint: the dtype of its configuration, by default
-    and for GGUF files bfloat16.
+    For a saved model, the dtype of its matrices; for a quantised checkpoint, the dtype of its configuration; otherwise
+    bfloat16.
     """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
@@ -66,14 +62,11 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Return the fingerprint of a model after its weights have been read.
 
-    A saved model has the fingerprint of the original. The fingerprint differs if it is loaded in another dtype or with
-    other packed weights, because saving rounds numbers. Every byte of adapters counts. Packed and dequantised weights
-    give different fingerprints.
+    A saved model has the fingerprint of the original, unless it is loaded in another dtype or with other packed
+    weights, because saving rounds numbers.
 
     Args:
-        checkpoint: the files, opened before the weights were read. Files of the last seconds are hashed here.
-        dtype: dtype of the matrices.
-        adapters: merged into the weights.
+        checkpoint: opened before the weights were read; files of the last seconds are hashed here.
         packed: names of the parameters that are packed.
     """
     settings = [f" with {adapter.digest}" for adapter in adapters]
@@ -97,12 +90,12 @@ def fingerprint_of(
 
 
 def has_head(checkpoint: Checkpoint, family: Family) -> bool:
-    """Whether a checkpoint has a multi-token-prediction head of a form that the family implements."""
+    """Return whether a checkpoint has an MTP head that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
     return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.names)
 
 
 def head_tensors(family: Family) -> set[str]:
-    """Return the patterns of the tensors of the multi-token-prediction head."""
+    """Return the patterns of the tensors of the MTP head."""
     return set() if family.with_head is None else set(family.skipped) - set(family.with_head.skipped)

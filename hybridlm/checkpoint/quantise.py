@@ -1,8 +1,7 @@
 """Quantisation of a checkpoint, shard by shard, into files of compressed-tensors.
 
-As in the published recipes, these matrices stay plain: embedding, head, norms, convolutions, routers, gates, and small
-or low-rank projections; with 4 bits also the projections of mixers, because their rounding costs hybrid models most.
-Mixers, head and embedding are quantised on request.
+As in published recipes, these matrices stay plain: embedding, head, norms, convolutions, routers, gates, and small or
+low-rank projections; with 4 bits also projections of mixers, whose rounding costs hybrid models most.
 """
 
 import json
@@ -46,10 +45,8 @@ class Quantised(NamedTuple):
     """A matrix to be quantised.
 
     Attributes:
-        name: name of the weight in the new files.
-        window: place of the weight in its tensor; None for a whole tensor.
-        shape: shape of the matrix.
-        rounding: rounding of its numbers.
+        name: in the new files.
+        window: place in its tensor; None for a whole tensor.
     """
 
     name: str
@@ -59,7 +56,7 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """A common name of the matrices that share the scale of the whole matrix."""
+        """Name shared by the matrices with one scale of the whole matrix."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module
@@ -67,12 +64,11 @@ class Quantised(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The choice of matrices to be quantised, and their rounding.
+    """Choice of matrices to be quantised, and their rounding.
 
     Attributes:
-        rounding: rounding of the matrices of layers.
-        mixers: the projections of mixers are quantised with 4 bits, too.
-        head: the rounding of the matrices of the vocabulary; None keeps them plain.
+        mixers: quantise projections of mixers with 4 bits.
+        head: rounding of vocabulary matrices; None keeps them plain.
     """
 
     rounding: RoundingScheme
@@ -81,17 +77,13 @@ class Recipe:
 
     @classmethod
     def of(cls, scheme: str, *, group_size: int | None = None, mixers: bool = False, head: bool = False) -> "Recipe":
-        """Return the recipe of the settings of `quantise_checkpoint`.
-
-        Raises:
-            ValueError: the scheme cannot be used.
-        """
+        """Return the recipe of the settings of `quantise_checkpoint`."""
         rounding = rounding_scheme(scheme, group_size)
         vocabulary = rounding if rounding.bits == 8 else rounding_scheme("int8")
         return cls(rounding, mixers, vocabulary if head else None)
 
     def rounding_of(self, weight: Weight, source: WeightSource, shape: tuple[int, ...]) -> RoundingScheme | None:
-        """Return the rounding of a tensor of a parameter; None for a plain tensor."""
+        """Return the rounding of a tensor; None for a plain tensor."""
         last = weight.path[-1]
         if weight.float32 or not source.keeps_rows or len(shape) not in (2, 3):
             return None
@@ -106,9 +98,8 @@ class QuantiseReport:
     """Result of `quantise_checkpoint`.
 
     Attributes:
-        quantised: number of matrices that were quantised.
-        ragged: tensors that stay plain because groups do not divide their rows.
-        bytes_before, bytes_after: of all tensors.
+        quantised: number of matrices.
+        ragged: tensors that groups do not divide; they stay plain.
     """
 
     quantised: int
@@ -129,16 +120,15 @@ def quantise_checkpoint(
 ) -> QuantiseReport:
     """Write a quantised copy of a checkpoint.
 
-    The copy gets its name when all of it is on the disk. About one tensor at a time is in memory.
+    The copy gets its name when it is complete. About one tensor is in memory.
 
     Args:
         source: directory of a plain checkpoint in Hugging Face's layout.
         target: a directory that does not exist yet.
         scheme: "fp8-block", "int8", "int4" or "nvfp4".
         group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
-        mixers: projections of attention, linear attention and Mamba are quantised with 4 bits, too, which the published
-            recipes leave plain.
-        head: the head and the embedding are quantised, too, with 8 bits: by the scheme, or as "int8" for schemes of 4.
+        mixers: quantise projections of attention, linear attention and Mamba with 4 bits, too.
+        head: quantise head and embedding with 8 bits, as "int8" for schemes of 4.
         progress: called as `progress(bytes_done, bytes_total, tensor)`.
 
     Raises:
@@ -173,11 +163,7 @@ def quantise_checkpoint(
 
 
 def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:
-    """Return the form in memory of each packed parameter of a quantised copy.
-
-    Args:
-        weights: the parameters, with their usual tensors.
-    """
+    """Return the form in memory of each packed parameter of a quantised copy."""
     forms = dict[ParameterPath, PackedForm]()
     for weight in weights:
         source = weight.options[0]
@@ -194,7 +180,7 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
 def _plan(
     checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
-    """Return tensor -> its matrices to be quantised, and the ragged tensors."""
+    """Return tensor -> matrices to be quantised, and the ragged tensors."""
     plan: dict[str, list[Quantised]] = {}
     refused: set[str] = set()
     for choice in choices:
@@ -213,7 +199,7 @@ def _plan(
 
 
 def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingScheme) -> Iterator[Quantised]:
-    """Yield the matrices of the experts in one tensor, by the names of separate tensors."""
+    """Yield the matrices of the experts in one tensor."""
     separate = next(source for source in choice.weight.options if source is not choice.source)
     stem, _, last = canonical.rpartition("experts.")
     prefix, stem = raw.removesuffix(last), stem + "experts."
@@ -223,14 +209,11 @@ def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingS
 
 
 def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
-    """Return the modules with a plain matrix."""
     matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
     return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
 
 
 class _QuantisedWriter:
-    """Reads, quantises and writes tensors of a checkpoint, one at a time."""
-
     def __init__(
         self, checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]], progress: Progress | None
     ) -> None:

@@ -1,8 +1,7 @@
 """Reader and writer of safetensors files.
 
-A file is a length, a JSON header, and the bytes of the tensors without gaps
-(https://huggingface.co/docs/safetensors). The reader replaces the library's, which gives NumPy no view of the
-mapped file and cannot list every fault of a header. The writer writes array by array, so that no second copy is needed.
+Format: https://huggingface.co/docs/safetensors. The library gives NumPy no view of the mapped file and does not list
+every fault of a header. Arrays are written one by one, without a second copy.
 """
 
 import json
@@ -43,11 +42,38 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     }
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
-"""Dtype of the format -> NumPy's dtype of the stored numbers; floats of 8 bits are codes."""
+"""Dtype of the format -> NumPy's dtype; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
-class SafetensorsFile(MappedFile):
+class ArrayFile(MappedFile):
+    """A mapped file of plain arrays, with the dtypes of safetensors.
+
+    Attributes:
+        metadata: free-form strings of the file; empty without them.
+    """
+
+    metadata: Mapping[str, str] = MappingProxyType({})
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor in bfloat16, float16 or float32."""
+        if self.tensors[name].dtype not in READABLE:
+            raise CheckpointError(self.path, f"{name}: {unreadable(self.tensors[name].dtype)}")
+        return self.read_stored(name)
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8."""
+        info = self.tensors[name]
+        if info.dtype not in STORED:
+            raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
+        kind, (begin, end) = STORED[info.dtype], self.place(name)
+        # frombuffer refuses an empty view at the end of its buffer.
+        if begin == end:
+            return np.empty(info.shape, kind)
+        return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
+
+
+class SafetensorsFile(ArrayFile):
     """One safetensors file with a checked header; arrays are views of the mapped file.
 
     Attributes:
@@ -67,36 +93,8 @@ class SafetensorsFile(MappedFile):
         tensors, self.metadata = _parse_header(path, header, size - data_start)
         super().__init__(path, tensors, data_start)
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor in bfloat16, float16 or float32.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: a dtype that is not read, or a file that has shrunk since it was opened.
-        """
-        if self.tensors[name].dtype not in READABLE:
-            raise CheckpointError(self.path, f"{name}: {unreadable(self.tensors[name].dtype)}")
-        return self.read_stored(name)
-
-    def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: another dtype, or a file that has shrunk since it was opened.
-        """
-        info = self.tensors[name]
-        if info.dtype not in STORED:
-            raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
-        kind, (begin, end) = STORED[info.dtype], self.place(name)
-        # frombuffer refuses an empty view at the end of its buffer.
-        if begin == end:
-            return np.empty(info.shape, kind)
-        return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
-
 
 def unreadable(dtype: str) -> str:
-    """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (codes of a quantised weight need scales of a known form)"
@@ -128,7 +126,7 @@ def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[st
     # The library writes null where a caller gives no metadata.
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        faults.append(f"__metadata__: expected an object of strings, found {_short(metadata)}")
+        faults.append(f"__metadata__: expected an object of strings, found {metadata!r:.120}")
         metadata = {}
     tensors: dict[str, TensorInfo] = {}
     for name, entry in entries.items():
@@ -149,29 +147,29 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
         faults.append(f"{name!r}: the name is not valid Unicode")
         return None
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        faults.append(f"{name}: expected the keys dtype, shape and data_offsets, found {_short(entry)}")
+        faults.append(f"{name}: expected the keys dtype, shape and data_offsets, found {entry!r:.120}")
         return None
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        faults.append(f"{name}: unknown dtype {_short(dtype)}, expected one of {', '.join(DTYPE_BITS)}")
+        faults.append(f"{name}: unknown dtype {dtype!r:.120}, expected one of {', '.join(DTYPE_BITS)}")
         return None
     if not _sizes(shape) or len(shape) > MAX_RANK:
-        faults.append(f"{name}: expected a shape of at most {MAX_RANK} sizes, found {_short(shape)}")
+        faults.append(f"{name}: expected a shape of at most {MAX_RANK} sizes, found {shape!r:.120}")
         return None
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        faults.append(f"{name}: expected data_offsets [begin, end] with begin <= end, found {_short(offsets)}")
+        faults.append(f"{name}: expected data_offsets [begin, end] with begin <= end, found {offsets!r:.120}")
         return None
     begin, end = offsets
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits != (end - begin) * 8:
         needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits, not a whole number of bytes,"
-        faults.append(f"{name}: {dtype}{_short(shape)} needs {needed} but data_offsets {offsets} hold {end - begin}")
+        faults.append(f"{name}: {dtype}{shape!r:.120} needs {needed} but data_offsets {offsets} hold {end - begin}")
         return None
     return TensorInfo(dtype, tuple(shape), begin, end)
 
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
-    """Check that tensors cover the data exactly: no hole, no overlap, nothing behind the last."""
+    """Check that tensors cover the data without hole, overlap or rest."""
     position, predecessor = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:
@@ -191,14 +189,8 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3",
                             "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8"}  # fmt: skip
-"""dtype -> its name in safetensors files."""
 
 
 Types = Mapping[str, tuple[tuple[int, ...], str]]
@@ -206,7 +198,7 @@ Types = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes in front of the arrays; arguments as for `write_safetensors`."""
+    """Return the bytes in front of the arrays."""
     end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
     for name, (shape, dtype) in types.items():
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
@@ -217,12 +209,6 @@ def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
 
 def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write a header, then the arrays.
-
-    Args:
-        file: written at its current position.
-        types: types of the arrays, in order.
-        arrays: one for each of `types`.
-        metadata: free-form strings.
 
     Raises:
         ValueError: an array differs from its type.
@@ -235,5 +221,4 @@ def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray]
 
 
 def types_of(arrays: Mapping[str, np.ndarray]) -> Types:
-    """Return the types of arrays."""
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}

@@ -1,8 +1,7 @@
 """Shards of a parameter over the devices of a mesh (tensor parallel and expert parallel).
 
-A dimension is sharded over one axis of the mesh. If it consists of several segments (rows of q, k and v), each device
-has its own piece of every segment, one after another. The array over all devices therefore has another order than the
-whole parameter, and is longer if several devices have the same piece.
+If a dimension has several segments (rows of q, k and v), each device has a piece of every segment. The array over all
+devices has another order than the whole parameter, and is longer if devices have the same piece.
 """
 
 import itertools
@@ -22,7 +21,6 @@ ParameterPath = tuple[str | int, ...]
 
 
 def dotted(path: ParameterPath) -> str:
-    """Return the name of a parameter."""
     return ".".join(map(str, path))
 
 
@@ -30,9 +28,8 @@ class Shards(NamedTuple):
     """Layout of a parameter over devices.
 
     Attributes:
-        shape: shape of the whole parameter.
-        sharded_dims: sharded dimensions of the parameter; other dimensions are whole on every device.
-        sharding: sharding of the array over all devices, dimensions in the same order; None for JAX's default device.
+        sharded_dims: others are whole on every device.
+        sharding: of the array over all devices; None for JAX's default device.
     """
 
     shape: tuple[int, ...]
@@ -45,35 +42,28 @@ class Shards(NamedTuple):
 
     @property
     def distinct(self) -> int:
-        """Number of distinct shards."""
         return math.prod(self._along(sharded) for sharded in self.sharded_dims)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of one device's shard, the same for all devices."""
+        """Shape of one device's shard."""
         shape = list(self.shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] = sum(part.stop - part.start for part in sharded.slices(0, self._along(sharded)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
-        """Return the bytes of one device's shard."""
         return math.prod(self.local_shape) * dtype.itemsize
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the array over all devices."""
         shape = list(self.local_shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] *= self._along(sharded)
         return tuple(shape)
 
     def windows(self, start: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
-        """Yield the pieces of one device's shard: place in the parameter, place in the shard.
-
-        Args:
-            start: start of the shard, in the array over all devices.
-        """
+        """Yield the pieces of the shard at `start`: place in the parameter, place in the shard."""
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape
         for sharded in self.sharded_dims:
@@ -92,7 +82,7 @@ class Shards(NamedTuple):
         """Build the array from the distinct shards of this process's devices.
 
         Args:
-            host: (windows, shape) -> a shard, which must not be written to afterwards.
+            host: (windows, shape) -> a shard, not written to afterwards.
         """
         return build_together({"": self}, lambda start: {"": host(self.windows(start[""]), self.local_shape)})[""]
 
@@ -100,12 +90,11 @@ class Shards(NamedTuple):
 def build_together(
     layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]
 ) -> dict[str, jax.Array]:
-    """Build several arrays, reading their shards together: each distinct shard of this process once.
+    """Build several arrays; each distinct shard of this process is read once.
 
     Args:
-        layouts: name -> layout; all on the same devices.
-        host: (name -> start of the shard in the array over all devices) -> (name -> the shard, which must not be
-            written to afterwards).
+        layouts: name -> layout; on the same devices.
+        host: (name -> start of the shard) -> (name -> the shard, not written to afterwards).
     """
     shardings = {name: layout.sharding for name, layout in layouts.items() if layout.sharding is not None}
     if not shardings:
@@ -130,9 +119,8 @@ def build_together(
 
 
 ALL_WHOLE: Mapping[ParameterPath, Shards] = MappingProxyType({})
-"""Every parameter is whole on JAX's default device."""
 
 
 def shards_of(weight: Weight, shards: Mapping[ParameterPath, Shards]) -> Shards:
-    """Return the layout of a parameter; by default it is whole on JAX's default device."""
+    """Return the layout of a parameter; by default whole on JAX's default device."""
     return shards.get(weight.path) or Shards(tuple(weight.shape))

@@ -8,7 +8,7 @@ import numpy as np
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import READ
 from hybridlm.errors import CheckpointError
-from hybridlm.quantised.health import WeightHealth, lost_rows, weight_health
+from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,19 @@ class StoredWeight:
         name: as if it were stored plainly.
         stored_as: its dtype, or the scheme that it is quantised by.
         bytes: bytes of codes and scales together.
-        health: health of matrices; None for other weights.
-        lost: rows of zeros where they are many (see `lost_rows`).
         not_finite: numbers that are NaN or infinite.
+        zero_rows, clipped_groups: rows of zeros, and clipped groups, of a matrix; None for another weight.
+        lost: rows of zeros where they are many (see `lost_rows`).
     """
 
     name: str
     stored_as: str
     shape: tuple[int, ...]
     bytes: int
-    health: WeightHealth | None
-    lost: int
     not_finite: int = 0
+    zero_rows: int | None = None
+    clipped_groups: int | None = None
+    lost: int = 0
 
 
 def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
@@ -47,12 +48,14 @@ def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
         stored = checkpoint.stored_as(name)
         size = quantised.bytes if quantised else checkpoint.info(name).end - checkpoint.info(name).begin
         if not all(shape) or (quantised is None and stored not in READ):
-            yield StoredWeight(name, stored, shape, size, None, 0)
+            yield StoredWeight(name, stored, shape, size)
             continue
         weight = checkpoint.read(name)
-        matrix = len(shape) >= 2
-        health = weight_health(weight, quantised.group if quantised else None) if matrix else None
         wrong = weight.size - int(np.count_nonzero(np.isfinite(weight)))
-        yield StoredWeight(name, stored, shape, size, health, lost_rows(weight) if matrix else 0, wrong)
+        signs = ()
+        if len(shape) >= 2:
+            group = quantised.group if quantised else None
+            signs = zero_rows(weight), clipped_groups(weight, group), lost_rows(weight)
+        yield StoredWeight(name, stored, shape, size, wrong, *signs)
         del weight
         checkpoint.release(name)

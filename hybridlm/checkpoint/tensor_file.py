@@ -17,8 +17,8 @@ class TensorFile:
     """A file of tensors. Every method raises KeyError if no tensor has the name.
 
     Args:
-        path: path of the file, or name of another source, for messages.
-        tensors: dtype, shape and place of each tensor, by name.
+        path: path, or name of another source.
+        tensors: by name.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
@@ -29,32 +29,30 @@ class TensorFile:
         raise NotImplementedError
 
     def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of a stored tensor, codes as uint8; raises CheckpointError."""
+        """Return a read-only view, codes as uint8; raises CheckpointError."""
         return self.read(name)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a tensor of blocks, or None."""
         return None
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the arrays of a tensor in the form of `packed_form`; raises CheckpointError."""
+        """Return the arrays in the form of `packed_form`; raises CheckpointError."""
         raise NotImplementedError
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
+        """Let the system drop the pages of a tensor; it can be read again."""
 
 
 class MappedFile(TensorFile):
     """Tensors in a read-only mapped file.
 
-    Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
+    If the file is rewritten in place, views change or the process crashes.
 
     Args:
-        path, tensors: the file, and its tensors by name.
         data_start: byte 0 of `begin` and `end` of a tensor.
 
     Attributes:
-        version: version of the file when it was opened.
+        version: of the file when it was opened.
 
     Raises:
         KeyError: of each method: no tensor of that name.
@@ -69,7 +67,6 @@ class MappedFile(TensorFile):
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the file, and its end."""
         info, size = self.tensors[name], self._map.size()
         if size < self._data_start + info.end:
             fault = f"{name}: the file ends at byte {size}; it was longer when it was opened. Load again."
@@ -77,12 +74,11 @@ class MappedFile(TensorFile):
         return self._data_start + info.begin, self._data_start + info.end
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` stored bytes of one tensor, from byte `start`."""
+        """Return a copy of at most `length` bytes of one tensor, from byte `start`."""
         begin, end = self.place(name)
         return self._map[begin + start : min(begin + start + length, end)]
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
         info = self.tensors[name]
         start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
         length = self._data_start + info.end - start

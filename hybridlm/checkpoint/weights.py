@@ -1,7 +1,4 @@
-"""Reader of parameters: from tensors of a checkpoint or from tiles of a saved model.
-
-Headers are checked first, then parameters are read one by one.
-"""
+"""Reader of parameters: from tensors of a checkpoint or from tiles of a saved model."""
 
 import math
 from collections import Counter
@@ -33,21 +30,16 @@ from models.weights.sources import ArraySlice
 
 Progress = Callable[[int, int, str], None]
 READERS = 4
-"""Parameters of a saved model that are read at the same time."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """A report on loading a checkpoint.
+    """Report on loading a checkpoint.
 
     Attributes:
-        path: the checkpoint directory.
         parameters: number of weights.
-        bytes: size in memory.
-        skipped: pattern of the family -> number of tensors that were not read.
-        converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
-            without parameters that are always float32.
-        notes: on the directory (tensors outside the index, ...).
+        skipped: pattern -> number of tensors that were not read.
+        converted: stored dtype or scheme -> number of converted parameters, without those that are always float32.
     """
 
     path: Path
@@ -58,7 +50,7 @@ class LoadReport:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return a sentence for each note, and one for the tensors that were not read."""
+        """Return a sentence for each note and for the unread tensors."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.skipped:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
@@ -75,7 +67,7 @@ class LoadReport:
 
 
 class LoadedWeights(NamedTuple):
-    """Parameters, `jax.Array` or `LinearWeight`, by path in the nnx module, and the report."""
+    """Parameters by path in the nnx module, and the report."""
 
     arrays: dict[ParameterPath, Any]
     report: LoadReport
@@ -93,13 +85,12 @@ def load_parameters(
     """Read every parameter of a model.
 
     Args:
-        model: model with a family that lists the parameters and their tensors.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: layout of parameters over devices; others are whole on JAX's default device.
-        adapters: are merged in float32, in order; the result is rounded once.
-        only: paths of the parameters to be read; None for all.
-        packed: parameters that stay packed (`packed_parameters`, with the same arguments); by default none.
+        shards: layout over devices; by default whole on JAX's default device.
+        adapters: merged in float32, in order, and rounded once.
+        only: paths to be read; None for all.
+        packed: from `packed_parameters` with the same arguments.
 
     Raises:
         CheckpointError: all faults of the headers; a changed tile of a saved model, or values that `dtype` cannot hold.
@@ -155,16 +146,7 @@ def packed_parameters(
     adapters: Sequence[BoundAdapter] = (),
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
-    """Return the parameters that can stay packed, and their layouts, from headers alone.
-
-    Args:
-        model, adapters, shards: as for `load_parameters`.
-        dtype: dtype of numbers in products.
-        products: form of the products.
-
-    Raises:
-        CheckpointError: all faults of the headers.
-    """
+    """Return the parameters that can stay packed, and their layouts, from headers."""
     checkpoint, family, config = model
     plan = None
     if isinstance(checkpoint, SavedDirectory):
@@ -186,16 +168,9 @@ def _read_tensors(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tensors.
 
-    Only the parts of the tensors for devices of this process are read, and they are converted directly into their final
-    place. Besides the result about one tensor is in memory at a time (without file-backed pages, which the system can
-    drop at any time), and on an accelerator one shard of a parameter. The array shares no memory with the files.
-
-    Args:
-        checkpoint, choice: the files, and the tensors of the parameter.
-        kind: dtype in memory.
-        shards: layout over devices.
-        adapters: for the parameter.
-        layout: layout of a packed parameter; None for a plain one.
+    Only parts for devices of this process are read, and converted directly into their final place. Besides the result,
+    one tensor is in memory (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared
+    with the files.
 
     Returns:
         The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.

@@ -25,7 +25,6 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
-from hybridlm.programs.shapes import Shape
 from hybridlm.target_report.step_report import floor_of
 
 Side = EngineSide | LlamaCppSide | TransformersSide
@@ -34,8 +33,6 @@ DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 
 class Against(StrEnum):
-    """Another engine on the same checkpoint."""
-
     TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
     TRANSFORMERS_FLOAT32 = "transformers-float32"
     LLAMA_CPP = "llama.cpp"
@@ -45,8 +42,6 @@ class Against(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Sizes of a benchmark."""
-
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
     )
@@ -68,8 +63,6 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Other engines and checkpoints."""
-
     against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None
     llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None
     gguf: Annotated[
@@ -128,7 +121,7 @@ class Report:
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
 
     def check(self, mixed: bool, prefill: bool) -> None:
-        """Raise ValueError or OSError for files and options that cannot be used: measuring takes minutes."""
+        """Raise ValueError or OSError for unusable files and options: measuring takes minutes."""
         for file in (self.json_to, self.plot_to):
             if file is not None:
                 replaceable(file)
@@ -145,10 +138,10 @@ def bench(
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
-    The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
-    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step, measured after
-    the steps of each round. Times are medians; every engine has a turn in each round, and ratios are within a round
-    (lowest to highest in brackets). Another engine that fails is left out, and the exit status is 3 then.
+    The floor of a step is the time to read its weights and state once, or to multiply them, at limits that are measured
+    in the same run; "host" is the time that `generate` adds to a step. Times are medians; every engine has a turn in
+    each round, and ratios are within a round (lowest to highest in brackets). Another engine that fails is left out,
+    with exit status 3.
 
     With --start, new processes load the model and generate one token: the first with an empty cache.
 
@@ -198,7 +191,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
         hosts: list[float] = []
         runs = [(side.name, partial(_step_seconds, side, work.tokens, own_sides[0], hosts)) for side in sides]
         timings = in_turns(runs, work.rounds, left_out)
-        shape, floors = Shape("generate", number, 1, number), dict[str, float]()
+        shape, floors = lm.engine.shape("generate", number, 1, number), dict[str, float]()
         for name, each in models.items():
             placement, dtype = each.engine.placement, each.engine.row_arrays.dtype
             floor_of_step = floor_of(each.model, shape, placement, dtype, work.prompt + work.tokens)
@@ -230,7 +223,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
 
 
 def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]) -> float:
-    """Return the median seconds of a decode step; append the host time of `engine`'s steps."""
+    """Return the median seconds of a decode step; append `engine`'s host times."""
     seconds = statistics.median(side.decode(steps))
     if side is engine:
         hosts.append(statistics.median(engine.engine_steps(steps)) - seconds)

@@ -45,12 +45,8 @@ class MixedOptions:
     def peers(self, names: set[str], ggufs: list[Path]) -> list[Path | None]:
         """Return the other engines: a GGUF file for each llama-server, None for vLLM.
 
-        Args:
-            names: values of --against.
-            ggufs: the checkpoint in the format of llama.cpp.
-
         Raises:
-            ValueError: an engine cannot run mixed batches, or the path of one is missing.
+            ValueError: an engine without mixed batches, or without a path.
         """
         unsupported = names - {"llama-server", "vllm"}
         if unsupported:
@@ -72,16 +68,7 @@ def bench_mixed(
     peers: Sequence[Path | None],
     out: Path | None,
 ) -> None:
-    """Measure the batch on every engine in turns, after a warm-up, and print the table.
-
-    Args:
-        loading: options of `hybridlm.load`.
-        models: name in the table -> checkpoint; the first one is compared with all others.
-        lanes, rounds: sequences at a time, and measured rounds.
-        context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
-        peers: the other engines, from `MixedOptions.peers`.
-        out: JSON file for all figures; None for none.
-    """
+    """Measure the batch on every engine in turns, after a warm-up, and print the table."""
     context = DEFAULT_CONTEXT if context is None else context
     first = next(iter(models))
     loaded = {
@@ -135,7 +122,6 @@ def _print(
     timings: Sequence[Timing],
     own_sides: Sequence[OwnMixedSide],
 ) -> None:
-    """Print the batch, and seconds, speed and shares of real tokens of each engine."""
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
     console = console_for_table()
     console.print(Text(f"{lm!r} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))

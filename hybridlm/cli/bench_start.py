@@ -14,13 +14,7 @@ from hybridlm.devices.machine import cores
 
 
 def bench_start(model: str, prompt: int, rounds: int, out: Path | None, settings: dict[str, Any]) -> None:
-    """Measure one cold start and `rounds` warm ones, and print their parts.
-
-    Args:
-        model, prompt, settings: as for `measure_starts`.
-        rounds: warm starts; the table has their medians.
-        out: JSON file for all figures; None for none.
-    """
+    """Measure one cold start and `rounds` warm ones, and print their parts."""
     cold, warm = measure_starts(model, prompt, settings, rounds)
     table = table_of("part", "cold, s", "warm, s")
     for part in dict.fromkeys((*cold["parts"], *warm[0]["parts"])):

@@ -16,7 +16,7 @@ from hybridlm.requests.results import Completion
 
 STORIES = 8
 MIN_RIGHT = 7
-"""Least number of right answers; the model answers at least 97 of 100 (README)."""
+"""Least number of right answers; the model answers at least 97 of 100."""
 MAX_TOKENS = 24
 
 

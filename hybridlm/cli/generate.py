@@ -64,7 +64,6 @@ class SamplingOptions(PlainSettings):
     ] = None
 
     def params(self, form: StructuredOutputs | None) -> SamplingParams:
-        """Return the settings of all requests."""
         values = asdict(self)
         stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
         bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
@@ -81,8 +80,6 @@ class SamplingOptions(PlainSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """Form of the completions."""
-
     json_schema: Annotated[
         Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
     ] = None
@@ -189,7 +186,7 @@ def _chat_ids(lm: LM, message: str | list[Any], chat: Chat, variables: dict[str,
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
-    """Yield events; add requests that ended with a full context to `full`."""
+    """Yield events; add requests with a full context to `full`."""
     for event in events:
         completion = event.completion
         if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:
@@ -200,7 +197,7 @@ def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> I
 def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int, Completion], str]) -> None:
     """Print completions in the order of requests, each as early as possible.
 
-    After an interruption or an error those that had to wait for an earlier one are printed, too.
+    After an interruption, waiting ones are printed, too.
     """
     ready: dict[int, Completion] = {}
     following = 0

@@ -1,7 +1,7 @@
 """Groups of options: dataclasses with a field for each option of a command.
 
-A command takes a group as one argument: `def generate(model: Model, form: Form)`. A field is annotated for typer, or
-has arguments of `typer.Option` as its metadata, or is a sampling setting and described by `SamplingParams`.
+A command takes a group as one argument. A field is annotated for typer, has arguments of `typer.Option` as metadata, or
+is a sampling setting of `SamplingParams`.
 """
 
 import inspect
@@ -16,17 +16,11 @@ import typer
 from hybridlm.requests.sampling_params import SamplingParams
 
 PLAIN = (bool, int, int | None, float, str)
-"""Types that are options with metadata; values of other types are read from text."""
+"""Types of options with metadata; other types are read from text."""
 
 
 def setting(name: str, *flags: str, note: str = "") -> Any:
-    """Return the option of a sampling setting, described by the docstring of `SamplingParams`.
-
-    Args:
-        name: field of `SamplingParams`.
-        flags: spellings of the option; by default the name.
-        note: follows the help.
-    """
+    """Return the option of a sampling setting, described by the docstring of `SamplingParams`."""
     docstring = inspect.getdoc(SamplingParams) or ""  # None under python -OO
     entry = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
     text = " ".join(entry[1].split()) if entry else ""
@@ -34,16 +28,12 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
 
 
 def options_of(group: type[Any]) -> list[Field[Any]]:
-    """Return the options of a group: fields with metadata, or all fields without any."""
+    """Return the options of a group: fields with metadata, or all without any."""
     return [field for field in fields(group) if field.metadata] or list(fields(group))
 
 
 def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
-    """Yield the parameters of a command for the fields of a group.
-
-    Args:
-        **defaults: default values that differ from the class's defaults.
-    """
+    """Yield the parameters of a command for the fields of a group."""
     hints = get_type_hints(group, include_extras=True)
     for field in options_of(group):
         value = field.default if field.default_factory is MISSING else field.default_factory()
@@ -74,18 +64,13 @@ def expanded(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
 
 
 def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a command; build each group from its options.
-
-    Args:
-        parameters: parameters of the command.
-        values: values of all options, by name; options of groups are removed.
-    """
+    """Return the arguments of a command; build each group from its options."""
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
     return values | {name: _built(group, values) for name, group in groups.items()}
 
 
 def _built(group: type[Any], values: dict[str, Any]) -> Any:
-    """Return a group: None selects the default of a field, and `read` parses a text."""
+    """Return a group: None selects a field's default, `read` parses a text."""
     options = {field.name: (values.pop(field.name), field.metadata.get("read")) for field in options_of(group)}
     texts = {name: (value, read) for name, (value, read) in options.items() if value is not None}
     return group(**{name: value if read is None else read(value) for name, (value, read) in texts.items()})

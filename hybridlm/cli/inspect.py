@@ -21,6 +21,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
 from hybridlm.progress import counting_progress
+from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.target_report import target_engine
 from ir_passes import CertificationWarning
@@ -30,8 +31,6 @@ from ir_passes.targets import read_target
 
 
 class StepKind(StrEnum):
-    """A step at the largest number of lanes."""
-
     DECODE = "decode"
     PROMPT = "prompt"
     SCORE = "score"
@@ -101,7 +100,6 @@ def inspect(
 
 
 def _list_weights(model: str) -> None:
-    """Print a row for each weight of a checkpoint in Hugging Face's layout."""
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
@@ -110,10 +108,7 @@ def _list_weights(model: str) -> None:
     total = numbers = wrong = 0
     for weight in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
         total, numbers, wrong = total + weight.bytes, numbers + math.prod(weight.shape), wrong + weight.not_finite
-        cells = (
-            ("", "") if weight.health is None else (f"{weight.health.zero_rows:,}", f"{weight.health.clipped_groups:,}")
-        )
-        zero, clipped = cells
+        zero, clipped = ("" if count is None else f"{count:,}" for count in (weight.zero_rows, weight.clipped_groups))
         bits = 8 * weight.bytes / max(math.prod(weight.shape), 1)
         shape = " x ".join(map(str, weight.shape))
         row = (
@@ -135,14 +130,14 @@ def _list_weights(model: str) -> None:
 
 def _shape(engine: Engine, kind: StepKind) -> Shape:
     if kind is StepKind.SCORE:
-        return Shape("score", engine.prefill_lanes, engine.chunk, engine.prefill_lanes, 0)
+        return engine.scoring(engine.prefill_lanes, engine.chunk)
     if kind is StepKind.PROMPT:
         return engine.generating(engine.prefill_lanes, engine.chunk)
     return engine.generating(engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Return arguments of a step: every lane continues its own row, chunks lack one token."""
+    """Return arguments of a step: every lane continues its row, chunks lack one token."""
     params, rows, inputs = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 
@@ -151,5 +146,7 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, range(shape.lanes)))
+    pool = RowPool(rows, shape.pages, shape.blocks)
+    _, (_, slots, pages) = pool.arrange([pool.acquire(shape.tokens + 1) for _ in range(shape.lanes)], shape.lanes)
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, slots, pages))
     return params, jax.tree.map(filled, rows), inputs

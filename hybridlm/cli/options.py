@@ -46,8 +46,7 @@ EXPECTED = (
     ProcessLost,
     Disagreement,
 )
-"""Errors of wrong input, a full disk or device, or a program that fails its audit. Any other is a bug and keeps its
-traceback."""
+"""Errors of input, disk, device or audit; any other is a bug and keeps its traceback."""
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
@@ -62,7 +61,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 LOADING = tuple(option.name for option in fields(EngineConfig) if option.metadata)
-"""Options of `hybridlm.load` that commands have."""
 
 Own = ParamSpec("Own")
 
@@ -72,14 +70,13 @@ class Loading:
     """Options of `hybridlm.load` from the command line.
 
     Attributes:
-        settings: value of each option by name; the mesh is unparsed text.
+        settings: option -> value; the mesh is unparsed text.
     """
 
     settings: dict[str, Any]
 
     @property
     def mesh_sizes(self) -> dict[str, int] | None:
-        """Sizes of the axes of --mesh; None without."""
         mesh = self.settings["mesh"]
         return None if mesh is None else read_sizes(mesh)
 
@@ -89,14 +86,14 @@ class Loading:
         return replace(SERVING, **settings | {"mesh": mesh})
 
     def load(self, model: str, **options: Any) -> LM:
-        """Load a model; `options` are settings in the place of those given."""
+        """Load a model; `options` replace settings."""
         settings = self.settings | options
         if settings.get("prefix_cache") == "0":
             del settings["prefix_cache"]
         return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})
 
     def leading(self, model: str) -> LM | None:
-        """Load the model of a command; None in worker processes, at their end."""
+        """Load a model; None in worker processes, at their end."""
         lm = self.load(model)
         return None if lm.run_worker() else lm
 
@@ -104,11 +101,11 @@ class Loading:
 def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
     """Give a command options of `hybridlm.load`, --verbose and --debug, and report its errors.
 
-    The command takes the options of `load` as its first argument. Its other arguments are options or groups of them.
+    The command takes the options of `load` as its first argument, then options or groups.
 
     Args:
         *names: options of `load`; all of `LOADING` by default.
-        **defaults: default values that differ.
+        **defaults: different defaults.
     """
 
     def decorate(command: Callable[Concatenate[Loading, Own], None]) -> Callable[..., None]:
@@ -132,13 +129,7 @@ def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loadin
 
 
 def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = None) -> None:
-    """Write strict JSON: NaN and infinities become null, and a warning counts them.
-
-    Args:
-        output: file to replace or to create.
-        value: value of objects, lists and scalars.
-        default: makes such a value of any other one.
-    """
+    """Write strict JSON: NaN and infinities become null, and a warning counts them."""
     missing: list[str] = []
     plain = json.loads(json.dumps(value, default=default), parse_constant=missing.append)
     with replacing(output) as file:
@@ -211,14 +202,7 @@ def console_for_table(width: int = 120) -> Console:
 
 
 def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:
-    """Return an empty table.
-
-    Args:
-        *headings: of the columns.
-        text_columns: number of columns that are justified left; the others right.
-        title: None for none.
-        **columns: settings of every column.
-    """
+    """Return an empty table."""
     table = Table(title=title, title_justify="left", title_style="")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < text_columns else "right", **columns)
@@ -232,7 +216,7 @@ def _message(error: Exception) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Return the notes on an error, without JAX's long notes about tracebacks."""
+    """Return the notes on an error, without JAX's notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 

@@ -15,11 +15,7 @@ EXIT_INTERRUPTED = [128 + number for number in (signal.SIGINT, *ENDING)]
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends the command, raised wherever it runs.
-
-    Attributes:
-        number: number of the signal.
-    """
+    """A signal that ends the command, raised wherever it runs."""
 
     def __init__(self, number: int):
         self.number = number
@@ -30,7 +26,7 @@ class Ended(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Raise Ended for a signal that would end the process without a word.
 
-    A signal that is ignored, as by nohup, stays so. A process of a group ends at once: another one may be gone.
+    Ignored signals (nohup) stay ignored. A process of a group ends at once: another one may be gone.
     """
     chosen = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
     if jax.distributed.is_initialized() or threading.current_thread() is not threading.main_thread():

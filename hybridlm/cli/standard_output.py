@@ -27,12 +27,9 @@ class _Named(io.FileIO):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Name standard output in write errors; report errors that no command has reported.
+    """Name standard output in write errors; report unreported errors.
 
-    Without standard output (`>&-`) there is no reader, and output is dropped.
-
-    Raises:
-        SystemExit: an error was reported.
+    Without standard output (`>&-`), output is dropped.
     """
     stream = sys.stdout
     if stream is None:
@@ -68,10 +65,9 @@ def standard_output() -> Iterator[None]:
 
 
 def concerns_standard_output(error: BaseException) -> bool:
-    """Whether it is an error of writing to standard output."""
     return isinstance(error, OSError) and error.filename == NAME
 
 
 def drop_rest() -> None:
-    """Discard buffered and later output: it would raise again at the exit of the interpreter."""
+    """Discard buffered and later output, which would raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -61,7 +61,7 @@ class Subject:
     head: Head = False
 
     def recipe(self) -> Recipe | None:
-        """Return the recipe of --scheme, as for `quantise_checkpoint`; None without."""
+        """Return the recipe of --scheme, or None."""
         if self.scheme is not None:
             return Recipe.of(self.scheme.value, group_size=self.group_size, mixers=self.mixers, head=self.head)
         if self.group_size is not None or self.mixers or self.head:
@@ -126,11 +126,7 @@ def verify(
 
 
 def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engine, VerifyReport]:
-    """Return the engine of a model and its report.
-
-    Raises:
-        ValueError: options contradict each other.
-    """
+    """Return the engine of a model and its report; raises ValueError for contradictory options."""
     model, config, recipe = subject.model, subject.config, subject.recipe()
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")
@@ -173,7 +169,6 @@ def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool
 
 
 def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:
-    """Return the cells of a step, and its fault if it has one."""
     no, yes = Text("NO", "bold red"), Text("yes", "green")
     try:
         return report.cells(shape), []
@@ -192,7 +187,6 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
 
 
 def _print_statements(console: Console, rows: Iterable[Any]) -> None:
-    """Print each statement about the steps once."""
     every = list(rows)
     for heading in ("proved", "audited", "measured", "not_audited", "assumed", "not_covered"):
         groups = (getattr(statement, heading, None) or () for statement in every)
@@ -204,7 +198,6 @@ def _print_statements(console: Console, rows: Iterable[Any]) -> None:
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
-    """Print the collectives of each step."""
     for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):

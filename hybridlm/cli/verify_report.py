@@ -26,24 +26,19 @@ Cells = tuple[str | Text, ...]
 COMPILED = ("equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
 PLANNED = ("equations", "proved", "scratch", "state of a row", "seconds")
 EXCHANGES = ("exchanges", "sent by each")
-"""Headings of compiled and planned steps, and the last ones over a mesh."""
+"""Headings of compiled and planned steps, and on a mesh."""
 
 
 class VerifyReport:
-    """A report on the steps of an engine.
-
-    Steps are proved, compiled and audited, or without weights proved and planned.
+    """Report on steps: proved, compiled and audited, or without weights proved and planned.
 
     Args:
-        engine: engine of the steps.
-        planned: the steps are planned, not compiled.
-        out: directory for the certificates of compiled steps as JSON, or None.
+        planned: steps are planned, not compiled.
+        out: directory for certificates as JSON, or None.
 
     Attributes:
-        headings: headings of all columns.
-        title: title of the table, or None.
         found: certificates or plans of the steps so far.
-        exchanged: name of each step so far -> its exchanges between devices, in words; empty without a mesh.
+        exchanged: step -> exchanges between devices, in words.
     """
 
     def __init__(self, engine: Engine, planned: bool = False, out: Path | None = None):
@@ -60,14 +55,13 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """The verdict on all steps without a fault, for the last line."""
         if self.planned:
             return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
         missing = sum(certificate.not_audited is not None for certificate in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
     def cells(self, shape: AnyShape) -> Cells:
-        """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
+        """Check a step and return its columns; raises IsolationError or AuditError."""
         return self._planned_cells(shape) if self.planned else self._compiled_cells(shape)
 
     def _compiled_cells(self, shape: AnyShape) -> Cells:
@@ -100,7 +94,7 @@ class VerifyReport:
         )
 
     def _exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives of a step and their bytes per device."""
+        """Return the number of collectives and their bytes per device."""
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged
@@ -111,7 +105,6 @@ class VerifyReport:
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON, named for its step; create the directory."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())
@@ -120,7 +113,7 @@ def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
 HEADINGS = (
     "proved", "audited", "copies", "scratch", "kernels", "moves", "x floor", "GFLOP", "at least", "tokens/s",
 )  # fmt: skip
-"""Headings of the columns; "at least" and "tokens/s", at most, belong to the floor."""
+"""Column headings; "at least" and "tokens/s", at most, belong to the floor."""
 
 
 def verify_target(
@@ -134,13 +127,6 @@ def verify_target(
     as_json: bool,
 ) -> None:
     """Print the report on a model on a target; exit with status 1 on faults.
-
-    Args:
-        target: name, with a number of devices behind a colon.
-        loading: options of the engine.
-        model, config, recipe: as of `hybridlm verify`.
-        out: directory for the certificates, or None.
-        as_json: print the whole report as JSON.
 
     Raises:
         ValueError: options that contradict each other.

@@ -1,6 +1,6 @@
 """Rewrites of a step's jaxpr: passes, their base class, and the proving pipeline."""
 
-from ir_passes.rewrites import DEFAULT_PASSES, DropDead, Rebatch
+from ir_passes.rewrites import DEFAULT_PASSES, DropDead, Rebatch, WriteInPlace
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import PassPipeline
 
@@ -11,4 +11,5 @@ __all__ = [
     "Pass",
     "PassPipeline",
     "Rebatch",
+    "WriteInPlace",
 ]

@@ -1,6 +1,6 @@
 """Answers to requests: all prompts are read together, their common prefixes once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from hybridlm.requests.validation import check_length, located
 from hybridlm.scoring.pooling import ReadText
 
 Answers = dict[str, Answer]
-"""Name of a question -> its answer."""
 
 
 @dataclass(frozen=True)
@@ -25,38 +24,30 @@ class Decider:
         head: scores options.
         read: (token ids of texts, places of each) -> the residual stream there.
         context: maximum number of tokens of a prompt.
+        cache: positions of a device's KV cache; None if it holds a whole context.
     """
 
     prompts: Prompts
     head: LabelHead | SlotHead
     read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
     context: int
-
-    @property
-    def temperature(self) -> Mapping[str, float]:
-        """Divisors of the scores, by the type of the question."""
-        return self.prompts.settings.temperature
+    cache: int | None = None
 
     def encode(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request that the model can answer.
-
-        Raises:
-            TypeError, ValueError: the request is wrong, or a prompt does not fit the context.
-        """
+        """Return the checked prompts of a request."""
         prompts = self.prompts.read(request)
         for prompt in prompts:
             for question in prompt.questions:
                 self.head.check(question)
             names = ", ".join(repr(question_in_prompt.name) for question_in_prompt in prompt.questions)
-            check_length(prompt.token_ids, f"the prompt of {names}", self.context)
+            check_length(prompt.token_ids, f"the prompt of {names}", self.context, self.cache)
         return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:
         """Return the answers to requests, in order.
 
         Raises:
-            TypeError, ValueError: a request is wrong; names its index.
-            NumericalError: a step computed NaN or infinity.
+            TypeError, ValueError: with the index of a wrong request.
         """
         encoded = []
         for i, request in enumerate(requests):
@@ -70,10 +61,11 @@ class Decider:
         return [answer for answer in answers if not isinstance(answer, int)]
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers to requests; for a wrong one the first token without finite numbers."""
+        """Return the answers; for a wrong request the first token without finite numbers."""
         prompts = [prompt for request_prompts in requests for prompt in request_prompts]
         texts = iter(self.read([prompt.token_ids for prompt in prompts], [prompt.places for prompt in prompts]))
         results: list[Answers | int] = []
+        temperature = self.prompts.settings.temperature
         for request in requests:
             answers, wrong = Answers(), None
             for prompt in request:
@@ -82,7 +74,7 @@ class Decider:
                 for vector, question, place in zip(text.vectors, prompt.questions, prompt.places, strict=True):
                     with np.errstate(all="ignore"):  # checked below
                         scores = self.head.scores(vector, question)
-                        answer = answer_of(question, scores, self.temperature.get(question.type, 1.0))
+                        answer = answer_of(question, scores, temperature.get(question.type, 1.0))
                     if wrong is None and not np.isfinite(list(answer.probabilities.values())).all():
                         wrong = place
                     answers[question.name] = answer

@@ -17,8 +17,9 @@ WORDS: Mapping[str, Mapping[str, str | None]] = {
         "empty": "(empty)",
     },
 }
-"""Family of prompts -> words that its models were trained with: the system message, the last line of the user's message
-and the text of an empty state (None for its JSON)."""
+"""Prompt family -> words in training: system message, last line of the user's message, and text of an empty state (None
+for its JSON).
+"""
 
 _TEMPLATE = """
 {%- macro words(x) %}{% if x is string %}{{ x }}{% else %}{{ x|tojson }}{% endif %}{% endmacro -%}
@@ -49,7 +50,6 @@ _TEMPLATE = """
 
 
 def decider_template(family: str) -> str:
-    """Return the source of a family's template."""
     settings = [
         f"{{%- set {name} = {'none' if word is None else json.dumps(word)} -%}}" for name, word in WORDS[family].items()
     ]

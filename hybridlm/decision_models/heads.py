@@ -1,7 +1,4 @@
-"""Scores of a question's options: by labels, or by a linear head.
-
-Both read the residual stream of one token.
-"""
+"""Scores of options, by labels or a linear head, from one token's residual stream."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,21 +17,21 @@ from hybridlm.text.tokenizer import Tokenizer
 
 MODEL = "config.json"
 DEFAULT_ROWS, DEFAULT_OFFSETS = 24, {"noul": 0, "score": 2, "choice": 8}
-"""Rows of the head of a model that transformers saved, where its config.json does not say."""
+"""Head rows of a model that transformers saved, by default."""
 MAX_OPTIONS = 1024
-"""Labels of a type of question, and rows of a head."""
+"""Labels of a question type, and rows of a head."""
 
 
 @dataclass(frozen=True)
 class SlotHead:
-    """A linear head with one row per option: the head of `jev`, pplx-decider and d3.
+    """A linear head with one row per option: of `jev`, pplx-decider and d3.
 
-    Scores are summed in float64, for each question by itself.
+    Scores are summed in float64 per question.
 
     Attributes:
         weight: float32 [rows, hidden].
         bias: float32 [rows].
-        softcap: bound of the scores, `softcap * tanh(score / softcap)`, or None.
+        softcap: `softcap * tanh(score / softcap)`, or None.
         offsets: type -> row of its first option.
     """
 
@@ -44,7 +41,7 @@ class SlotHead:
     offsets: Mapping[str, int]
 
     def check(self, question: DecisionQuestion) -> None:
-        """Raise ValueError for a type without rows, or more options than it has."""
+        """Raise ValueError for a type without rows, or too many options."""
         if question.type not in self.offsets:
             raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
         limit = len(self.weight) - self.offsets[question.type]
@@ -55,7 +52,7 @@ class SlotHead:
             )
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the score of each option, float64 [option], soft-capped if the model caps scores."""
+        """Return the scores of options, float64 [option], soft-capped if the model caps them."""
         first = self.offsets[question.type]
         rows = slice(first, first + len(question.options))
         weight = self.weight[rows].astype(np.float64)
@@ -65,7 +62,7 @@ class SlotHead:
 
 
 def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> SlotHead:
-    """Return the head of a model that transformers saved as "jev"; raises CheckpointError."""
+    """Return the head of a "jev" model of transformers; raises CheckpointError."""
     faults: list[str] = []
     rows, softcap = fields.get("num_verbalizers", DEFAULT_ROWS), fields.get("softcap")
     offsets = fields.get("offsets") or DEFAULT_OFFSETS
@@ -89,7 +86,7 @@ def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> 
 
 
 def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
-    """Return the tensors of a head's file, in float32; there are no others in it."""
+    """Return the float32 tensors of a head's file, which has no others."""
     if not path.is_file():
         raise CheckpointError(path, "expected the head of the decision model, found no file")
     file = SafetensorsFile(path)
@@ -101,12 +98,11 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np
 
 @dataclass(frozen=True)
 class LabelHead:
-    """The logits of the options' labels; the labels are distinct tokens.
+    """Logits of the options' labels, which are distinct tokens.
 
     Attributes:
-        tokenizer: tokenizer of the model.
-        rows: token ids -> rows of the vocabulary head, float64 [ids, hidden], with every factor on logits.
-        dtype: dtype of the residual stream in the product with the vocabulary head.
+        rows: token ids -> vocabulary head rows with all logit factors, float64 [ids, hidden].
+        dtype: of the residual stream in the product.
     """
 
     tokenizer: Tokenizer
@@ -115,17 +111,12 @@ class LabelHead:
     _label_rows: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def check(self, question: DecisionQuestion) -> None:
-        """Read the rows of the labels; raises ValueError if they are not distinct single tokens."""
+        """Read the label rows; raises ValueError unless labels are distinct single tokens."""
         if question.labels not in self._label_rows:
             self._label_rows[question.labels] = self.rows(self._ids(question))
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the logit of each option's label, float64 [option].
-
-        Args:
-            vector: float32 [hidden], of the final residual stream.
-            question: one that was checked.
-        """
+        """Return the logits of option labels, float64 [option], at a float32 [hidden]."""
         rounded = vector.astype(self.dtype).astype(np.float64)
         return (self._label_rows[question.labels] * rounded).sum(axis=1)
 

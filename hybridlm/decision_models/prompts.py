@@ -1,7 +1,7 @@
-"""Prompts of decision requests: token ids, and the places where a head reads the answers.
+"""Prompts of decision requests: token ids, and places of answers.
 
-A template writes two sentinels, which are dropped from the ids: `<|mark|>` behind the token that is read, once for each
-question of the prompt, and `<|split|>` where texts are to be encoded apart. Without a mark the last token is read.
+A template writes sentinels, which are dropped: `<|mark|>` behind the token to read, per question, and `<|split|>`
+between separately encoded texts. Without a mark the last token is read.
 """
 
 import json
@@ -18,7 +18,6 @@ from hybridlm.text.tokenizer import Tokenizer
 
 MARK, SPLIT = "<|mark|>", "<|split|>"
 FIELDS = ("state", "questions")
-"""Fields of a request."""
 
 
 class Prompt(NamedTuple):
@@ -26,8 +25,7 @@ class Prompt(NamedTuple):
 
     Attributes:
         token_ids: without sentinels.
-        places: for each question, the index of the token that is read.
-        questions: those that it asks.
+        places: per question, index of the token to read.
     """
 
     token_ids: tuple[int, ...]
@@ -37,18 +35,14 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one model.
-
-    Attributes:
-        settings: settings of the model.
-    """
+    """Prompts of one model."""
 
     checkpoint_tokenizer: Tokenizer
     settings: DecisionSettings
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer with the sentinels, as special tokens that no request can write."""
+        """The tokenizer with sentinels as special tokens, which requests cannot write."""
         return self.checkpoint_tokenizer.with_special_tokens([MARK, SPLIT])
 
     @cached_property
@@ -58,10 +52,10 @@ class Prompts:
 
     @cached_property
     def template(self) -> CompiledTemplate | None:
-        """The template of the checkpoint; None for the generic prompt.
+        """Template of the checkpoint; None for the generic prompt.
 
         Raises:
-            ChatTemplateError: a syntax error, or a template that reads no question.
+            ChatTemplateError: a syntax error, or no question in the template.
         """
         if self.settings.template is None:
             return None
@@ -72,7 +66,6 @@ class Prompts:
 
     @cached_property
     def controls(self) -> ControlTokens:
-        """The control tokens of the template that writes the prompts."""
         source = self.settings.template
         if source is None:
             source = self.checkpoint_tokenizer.chat_templates.get("default", "")
@@ -81,13 +74,13 @@ class Prompts:
     def read(self, request: Any) -> list[Prompt]:
         """Return the prompts of a request: one per question, or one for all.
 
-        A template with the variable `questions` takes all questions together.
+        A template with `questions` takes all together.
 
         Args:
-            request: an object with `state`, any JSON, and `questions`, name -> question.
+            request: object with `state`, any JSON, and `questions`, name -> question.
 
         Raises:
-            TypeError, ValueError: it is wrong, or the template cannot be used with it.
+            TypeError, ValueError: a wrong request, or one that the template refuses.
         """
         if not isinstance(request, Mapping) or any(name not in request for name in FIELDS):
             raise ValueError(f"request: expected an object with {' and '.join(FIELDS)}, got {request!r}"[:300])
@@ -122,7 +115,7 @@ class Prompts:
         return self._without_marks(ids, group)
 
     def _safe(self, value: Any) -> Any:
-        """Return a JSON value with texts without control tokens, or at least without sentinels."""
+        """Return a JSON value without control tokens, or at least without sentinels."""
         # A template that takes care of control tokens itself knows nothing of sentinels.
         return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
 
@@ -149,7 +142,7 @@ class Prompts:
 def generic_prompt(state: Any, question: DecisionQuestion) -> str:
     """Return the question as a chat user's message, for models without a decision template.
 
-    It has the words of transformers, so that answers can be compared.
+    It has transformers' words, for comparable answers.
     """
     lines = [_text(question.instructions)]
     for label, option, description in zip(question.labels, question.options, question.descriptions, strict=True):
@@ -179,7 +172,6 @@ def _text(value: Any) -> str:
 
 
 def _without_sentinels(value: Any) -> Any:
-    """Return a JSON value without sentinels in texts and names of fields."""
     if isinstance(value, str):
         while MARK in value or SPLIT in value:  # again, as taking one away may make another one
             value = value.replace(MARK, "").replace(SPLIT, "")

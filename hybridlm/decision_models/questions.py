@@ -1,4 +1,4 @@
-"""Typed questions, "choice", "score" and "noul", as requests have them, and their answers."""
+"""Typed questions, "choice", "score" and "noul", and their answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class DecisionQuestion:
     """A question with its options in the order of the prompt.
 
     Attributes:
-        name: key of the question in a request.
+        name: its key in a request.
         type: "noul", "choice" or "score".
         instructions: JSON, or None.
         options: names of a choice, "0", "1", ... of a score, "true" and "false".
-        labels: the prompt's name of each option.
-        descriptions: description of each option, JSON, or None.
+        labels: option names in the prompt.
+        descriptions: JSON per option, or None.
     """
 
     name: str
@@ -39,7 +39,6 @@ class DecisionQuestion:
     descriptions: tuple[Any, ...]
 
     def fields(self) -> dict[str, Any]:
-        """Return the question as templates read it."""
         return {
             "name": self.name,
             "type": self.type,
@@ -55,9 +54,8 @@ class Answer:
     """An answer with a probability for every option.
 
     Attributes:
-        type: type of the question.
-        probabilities: option -> probability, in the order of the prompt; they sum to 1.
-        legend: of a score, level -> its description; None for other types.
+        probabilities: option -> probability, in prompt order.
+        legend: level of a score -> description; None for other types.
     """
 
     type: Kind
@@ -66,12 +64,12 @@ class Answer:
 
     @property
     def best(self) -> str:
-        """The most likely option; of equally likely ones the first."""
+        """The first most likely option."""
         return max(self.probabilities, key=self.probabilities.__getitem__)
 
     @property
     def value(self) -> float | str:
-        """Probability of "true", the most likely option of a choice, or the expected score level."""
+        """Probability of "true", most likely option, or expected score level."""
         if self.type == "noul":
             return self.probabilities["true"]
         if self.type == "choice":
@@ -80,10 +78,10 @@ class Answer:
 
     @property
     def confidence(self) -> float | None:
-        """A number from 0, as for equally likely options, to 1; None for "noul".
+        """From 0, equally likely options, to 1; None for "noul".
 
-        For a choice `(p - 1/n) / (1 - 1/n)`, with the probability p of the best of n options. For a score `1 - d / u`,
-        with the mean distance d from the most likely level, and its value u where all levels are equally likely.
+        Choice: `(p - 1/n) / (1 - 1/n)`, with the probability p of the best of n options. Score: `1 - d / u`, with the
+        mean distance d from the most likely level, and its value u for equal probabilities.
         """
         count, probabilities = len(self.probabilities), list(self.probabilities.values())
         if self.type == "noul":
@@ -98,7 +96,7 @@ class Answer:
         return max(0.0, 1 - distance / uniform)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as files have it: the fields of transformers' decision pipeline."""
+        """Return the fields of transformers' decision pipeline."""
         fields: dict[str, Any] = {"type": self.type, self.type: self.value}
         if self.type == "noul":
             return fields
@@ -108,7 +106,7 @@ class Answer:
 
 
 def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float) -> Answer:
-    """Return the softmax of option scores, float64 [options], over a temperature."""
+    """Return the softmax of scores, float64 [options], over a temperature."""
     divided = scores.astype(np.float64) / temperature
     powers = np.exp(divided - divided.max())
     shares = (powers / powers.sum()).tolist()
@@ -122,12 +120,12 @@ def read_questions(
     """Return the questions of a request.
 
     Args:
-        questions: name -> question, unchecked.
-        labels: type -> labels of its options; Yes and No, or A, B, C, ... for a type without.
+        questions: name -> question.
+        labels: type -> option labels; default Yes and No, or A, B, C, ....
         noul_options: order of "true" and "false".
 
     Raises:
-        ValueError: with every question that is wrong.
+        ValueError: with every wrong question.
     """
     if not isinstance(questions, Mapping) or not questions:
         raise ValueError(f"questions: expected an object of at least one name -> question, got {questions!r}"[:500])

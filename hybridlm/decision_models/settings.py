@@ -31,11 +31,10 @@ TEMPLATE = "decision_template.jinja"
 CALIBRATION, HEAD = "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
-"""Files of heads that read several places of a question, which are not implemented."""
+"""Files of heads that read several places of a question; not implemented."""
 OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
 """Architectures of decision models with unsupported heads."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
-"""Fields of decision.json."""
 MAX_CONFIG_BYTES = MEGABYTE
 MAX_TEMPLATE_BYTES = 4 * MEGABYTE
 
@@ -68,16 +67,16 @@ JEV_TEMPLATE = """
 
 @dataclass(frozen=True)
 class DecisionSettings:
-    """Settings for a model's questions and for reading its answers.
+    """Settings for questions and answers.
 
     Attributes:
-        labels: type -> labels of its options; Yes and No, or letters for a type without.
-        temperature: type -> divisor of the scores; 1 for a type without.
-        template: source of the prompt's template; None for the generic prompt in the model's chat template.
-        noul_options: order of the two options of a "noul" question.
-        sanitize_control_tokens: whether control tokens in requests are plain text.
-        adapter: folder of the LoRA adapter that belongs to the weights, or None.
-        head: reads the options; None for the logits of their labels.
+        labels: type -> option labels; default Yes and No, or letters.
+        temperature: type -> divisor of scores; default 1.
+        template: source of the prompt template; None for the generic prompt in the chat template.
+        noul_options: order of "noul" options.
+        sanitize_control_tokens: control tokens in requests are plain text.
+        adapter: LoRA adapter folder, or None.
+        head: None for logits of labels.
     """
 
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class DecisionSettings:
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all of it."""
+        """SHA-256 of all settings."""
         head = self.head
         digest = hashlib.sha256(repr((self.labels, self.temperature, self.template, self.noul_options)).encode())
         digest.update(repr((self.sanitize_control_tokens, head and (head.softcap, head.offsets))).encode())
@@ -100,10 +99,10 @@ class DecisionSettings:
 
 
 def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
-    """Read the files of a decision model; without files return default settings.
+    """Read the files of a decision model; defaults without files.
 
     Raises:
-        CheckpointError: a file cannot be read, has an invalid value, or belongs to a head that is not implemented.
+        CheckpointError: an unreadable file, an invalid value, or an unknown head.
     """
     if not directory.is_dir():
         return DecisionSettings()  # a GGUF file
@@ -128,10 +127,7 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
 
 
 def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a head that is not implemented.
-
-    Scores of labels would not be the answers of such a head.
-    """
+    """Raise CheckpointError for an unknown head, whose answers are not label scores."""
     heads = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
     names = fields.get("architectures")
     heads += (
@@ -148,7 +144,6 @@ def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
-    """Return the settings of a pplx-decider or d3 checkpoint, with its head."""
     path = directory / DECIDER
     config = read_object(path, MAX_CONFIG_BYTES)
     codes: Any = config.get("codes")
@@ -174,7 +169,6 @@ def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
 
 
 def _of_config(path: Path, config: Mapping[str, Any], template: str | None) -> DecisionSettings:
-    """Return the settings of a decision.json."""
     faults: list[str] = []
     unused = sorted(config.keys() - READ)
     if unused:
@@ -195,7 +189,6 @@ def _of_config(path: Path, config: Mapping[str, Any], template: str | None) -> D
 
 
 def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
-    """Return the settings of a `jev` checkpoint, with its head."""
     config = read_object(directory / JUDGE, MAX_CONFIG_BYTES)
     calibration = read_object(directory / CALIBRATION, MAX_CONFIG_BYTES)
     faults: list[str] = []
@@ -255,7 +248,6 @@ def _labels(type_labels: Any, faults: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _numbers(config: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, float]:
-    """Return the temperatures of a field, by type."""
     temperatures = config.get(name) or {}
     if not isinstance(temperatures, dict) or not all(map(is_positive, temperatures.values())):
         faults.append(f"{name}: expected type -> number greater than 0, found {temperatures!r}"[:200])

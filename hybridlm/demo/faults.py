@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
     """Swap the states of rows 0 and 1, 2 and 3, ... once per batch.
 
-    The swap comes after the step that consumes the first sampled token, when all prompts have been prefilled. Sequences
-    keep their rows, tokens and positions, but the state of a row is another sequence's. It is meant for batches that
-    begin together: a sequence that joins later keeps its state.
+    The swap follows the step that consumes the first sampled token. Sequences keep rows, tokens and positions. It is
+    meant for batches that begin together.
 
     Args:
-        lm: a model with at least two lanes.
+        lm: with at least two lanes.
         recurrent_only: leave convolution states and KV caches in place.
     """
 

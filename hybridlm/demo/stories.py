@@ -1,8 +1,7 @@
 """Short stories in plain English; each answers its last question.
 
-Names and things are random in every story, colours and nouns repeat within one, and nothing outside the story tells who
-has what. Stories depend on the seed alone: only `random.Random.random` is used: Python guarantees its sequence across
-versions.
+Names and things are random, colours and nouns repeat within a story. Stories depend on the seed alone: Python
+guarantees the sequence of `random.Random.random` across versions.
 """
 
 import random
@@ -13,10 +12,10 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 UNSEEN = range(1_000_000_000, 2_000_000_000)
-"""Seeds that training never uses; `scripts/demo/train_demo.py` uses smaller ones."""
+"""Seeds that training (`scripts/demo/train_demo.py`) never uses."""
 
 HOLDERS = 6
-"""Number of people who have something, in a story of full size."""
+"""People who have something, in a full story."""
 
 NAMES = (
     "Ada Ben Cara Dan Ella Finn Gus Hana Ida Jack Kim Leo Mia Ned Olga Paul "
@@ -66,9 +65,8 @@ class Story:
     """One story.
 
     Attributes:
-        question: about one thing.
-        answer: the name of the person who has it.
-        holders: (thing, name) of everything that somebody has, in the order of the text.
+        answer: name of the holder.
+        holders: (thing, name), in the order of the text.
     """
 
     text: str
@@ -78,27 +76,25 @@ class Story:
 
     @property
     def prompt(self) -> str:
-        """The input of the model: the story and its question."""
         return f"{self.text} {self.question}"
 
     @property
     def reply(self) -> str:
-        """The continuation that the model was trained on; the name comes last, after several tokens."""
+        """The trained continuation; the name comes last."""
         return reply_to(self.question, self.answer)
 
     def answered_by(self, text: str) -> bool:
-        """Whether a completion names the right holder and nobody else."""
+        """Whether a completion names the right holder only."""
         words = {word.strip(".,!?") for word in text.split()}
         return words & set(NAMES) == {self.answer}
 
 
 def question_about(thing: str) -> str:
-    """Return the question who has a thing."""
     return f"Who has the {thing}?"
 
 
 def reply_to(question: str, name: str) -> str:
-    """Return the reply to a question; it begins with a space."""
+    """Return the reply to a question, after a space."""
     thing = question.removeprefix("Who has the ").removesuffix("?")
     return f" The {thing} is with {name}."
 
@@ -108,10 +104,7 @@ def story(seed: int, holders: int = HOLDERS) -> Story:
 
     Args:
         seed: at least 0.
-        holders: number of people who have something, 1 to 16; training begins with few.
-
-    Raises:
-        ValueError: a negative seed, or another number of holders.
+        holders: people who have something, 1 to 16.
     """
     if seed < 0:
         raise ValueError(f"story: seed must be 0 or more, got {seed}")
@@ -146,10 +139,7 @@ class _Random:
 
 
 def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
-    """Return `count` held things and two others.
-
-    Colours and nouns are few, so that neither is enough.
-    """
+    """Return `count` things and two others; neither colour nor noun is enough."""
     colours = rng.some(COLOURS, 4)
     nouns = rng.some(NOUNS, count)
     things = rng.some([f"{colour} {noun}" for colour in colours for noun in nouns], count + 2)
@@ -157,7 +147,7 @@ def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
 
 
 def _telling(rng: _Random, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return sentences with the holder of each thing, one or two in each."""
+    """Return sentences with one or two holders each."""
     sentences: list[str] = []
     rest = [rng.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
     while rest:

@@ -8,18 +8,17 @@ from importlib import metadata
 import jax
 
 VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
-"""Prefixes of the CPU flags of vector instructions, on x86 and ARM."""
+"""Prefixes of CPU flags of vector instructions, on x86 and ARM."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that the speed of a compiled program depends on.
+    """Everything that a compiled program's speed depends on.
 
     Attributes:
-        device, processor: names of the device and of the processor.
-        instructions: vector instructions of the processor; a virtual machine may hide some.
-        cores: number of cores that this process may use.
-        jaxlib, flags: version of jaxlib, and XLA_FLAGS.
+        device, processor: names.
+        instructions: vector instructions; a virtual machine may hide some.
+        cores: available to this process.
     """
 
     device: str
@@ -31,19 +30,18 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """Return the machine of this process."""
         device, flags = jax.devices()[0], " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
         named = f"{device.platform} {device.device_kind}"
         return cls(named, *_processor(), cores(), metadata.version("jaxlib"), flags)
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> tuple[str, str]:
-    """Return the CPU's name and vector instructions, as far as the system reports them."""
+    """Return the reported CPU name and vector instructions."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]

@@ -1,7 +1,4 @@
-"""Meshes of devices: data parallel (lanes), tensor parallel, and expert parallel.
-
-Tensor parallelism splits heads and columns of matrices.
-"""
+"""Meshes of devices: data parallel (lanes), tensor parallel, and expert parallel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +11,7 @@ from models.sharding.devices import EXPERT, MODEL
 
 DATA = "data"
 AXES = (DATA, MODEL, EXPERT)
-"""Axes; they split lanes with their rows; heads, columns and the vocabulary; experts."""
+"""Axes: lanes with their rows; heads, columns and the vocabulary; experts."""
 MORE_CPUS = (
     "CPUs can have any number of virtual devices: set XLA_FLAGS=--xla_force_host_platform_device_count={0} before jax "
     'is imported, or call jax.config.update("jax_num_cpu_devices", {0}) before it is used.'
@@ -27,13 +24,13 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
     See docs/devices.md.
 
     Args:
-        data: devices that split lanes and their rows; they exchange nothing while they generate or score.
-        model: devices that split heads, columns of matrices and the vocabulary (tensor parallel).
-        expert: devices that split experts (expert parallel).
-        devices: the devices, for example of a `Target`; None for all devices of JAX.
+        data: split lanes and their rows; without exchanges in generation and scoring.
+        model: split heads, columns of matrices and the vocabulary (tensor parallel).
+        expert: split experts (expert parallel).
+        devices: for example of a `Target`; None for all of JAX.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, or there are fewer devices.
+        ValueError: a size is no positive integer, or there are fewer devices.
     """
     sizes = _checked(data, model, expert)
     count, devices = data * model * expert, jax.devices() if devices is None else devices
@@ -47,11 +44,7 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
-    """Return a mesh of absent devices, for steps that are only proved and planned.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1.
-    """
+    """Return a mesh of absent devices, for steps that are proved and planned only."""
     sizes = _checked(data, model, expert)
     return AbstractMesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES))
 
@@ -65,12 +58,7 @@ def _checked(data: int, model: int, expert: int) -> dict[str, int]:
 
 
 def with_all_axes(user_mesh: Mesh) -> Mesh:
-    """Return a user's mesh with all of `AXES`, in order; missing axes have size 1.
-
-    Raises:
-        TypeError: it is not a mesh of devices.
-        ValueError: it has other axes.
-    """
+    """Return a user's mesh with all of `AXES`, in order; missing axes have size 1."""
     if not isinstance(user_mesh, Mesh):
         raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {user_mesh!r}")
     unknown_axes = [str(name) for name in user_mesh.axis_names if name not in AXES]
@@ -85,10 +73,10 @@ def with_all_axes(user_mesh: Mesh) -> Mesh:
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """Parse the axes and sizes on a command line: "data=2,model=2".
+    """Parse "data=2,model=2".
 
     Raises:
-        ValueError: another form, or an axis that does not exist or occurs twice.
+        ValueError: another form, or an unknown or repeated axis.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -102,13 +90,7 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """Return the mesh of a command line.
-
-    Without a mesh: None, or with several processes a mesh over all devices.
-
-    Raises:
-        ValueError: as `read_sizes`, or there are fewer devices.
-    """
+    """Return the mesh of a command line; by default None, or all devices of several processes."""
     if text is None:
         return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
     return mesh(**read_sizes(text), devices=None)

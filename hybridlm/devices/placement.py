@@ -19,7 +19,6 @@ from models.sharding.devices import Devices
 from models.sharding.sharded_dim import ShardedDim
 
 T = TypeVar("T")
-"""A pytree of arrays."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device, or the target's first. An
-            abstract mesh has no devices: steps are planned for it, and no array is put on it.
-        target: absent machine that steps are compiled for and cannot run on; None for local devices.
-        kernels: whether layers run kernels, as in `load(kernels=)`.
+        mesh: with all axes; None for JAX's default device, or the target's first. Steps are only planned for an
+            abstract mesh.
+        target: absent machine to compile for; None for local devices.
+        kernels: as in `load(kernels=)`.
     """
 
     mesh: Mesh | AbstractMesh | None = None
@@ -39,19 +38,19 @@ class Placement:
 
     @property
     def kernel_mode(self) -> str:
-        """Return whether layers run kernels, one of `models.ops.kernels.MODES`."""
+        """Return one of `models.ops.kernels.MODES`."""
         return default_mode(self.platform) if self.kernels is None else self.kernels
 
     @property
     def kernels_name(self) -> str:
-        """Name of all kernels of the layers, for keys: kernels change the last bits."""
+        """Name of all kernels of layers, for keys: kernels change the last bits."""
         if self.platform != "cpu" or self.kernel_mode != "auto":
             return self.kernel_mode
         return "none" if (kernel_library := library()) is None else kernel_library.name
 
     @property
     def platform(self) -> str:
-        """The platform that steps are compiled for: "cpu", "gpu" or "tpu"."""
+        """Platform of compilation: "cpu", "gpu" or "tpu"."""
         if self.target is not None:
             return self.target.platform
         return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
@@ -62,22 +61,21 @@ class Placement:
 
     @property
     def data(self) -> int:
-        """Number of devices that split lanes (data parallel); it divides the rows of a pool."""
+        """Devices that split lanes (data parallel); divides the rows of a pool."""
         return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
     def several_processes(self) -> bool:
-        """Whether some of the devices belong to another process."""
+        """Whether devices belong to another process."""
         return isinstance(self.mesh, Mesh) and self.mesh.is_multi_process
 
     @property
     def share_threads(self) -> bool:
-        """True if several devices are CPUs of this process: XLA gives them one thread pool."""
+        """Whether several devices are CPUs of this process: XLA gives them one thread pool."""
         return isinstance(self.mesh, Mesh) and sum(device.platform == "cpu" for device in self.mesh.local_devices) > 1
 
     @property
     def local_devices(self) -> list[Any]:
-        """Devices of this process."""
         if self.mesh is None:
             return jax.local_devices()[:1]
         assert isinstance(self.mesh, Mesh), "an abstract mesh has no devices"
@@ -85,26 +83,20 @@ class Placement:
 
     @property
     def devices(self) -> Devices:
-        """Devices that parameters are sharded over (tensor parallel and expert parallel), and their platform."""
+        """Devices that shard parameters (tensor and expert parallel), and their platform."""
         return Devices(self.size(MODEL), self.size(EXPERT), self.platform, self.kernel_mode)
 
     @property
     def rows_over(self) -> str | None:
-        """Axis that rows are split over; None if each device has all of them."""
+        """Axis that splits rows; None if each device has all."""
         return DATA if self.data > 1 else None
 
     def prefill_lanes(self, lanes: int, limit: int) -> int:
-        """Return the maximum lanes of a prefill step: at most `limit` and `lanes`.
-
-        Every device has at least one lane.
-        """
+        """Return the lanes of a prefill step: at most `limit` and `lanes`, at least one per device."""
         return min(lanes, -(-limit // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:
-        """Return the sharding of dimensions over these axes; None on one device.
-
-        An axis None means that the dimension is not split.
-        """
+        """Return the sharding over these axes (None: not split); None on one device."""
         if self.mesh is None:
             return None
         split = [axis if axis is not None and self.mesh.shape[axis] > 1 else None for axis in dimensions]
@@ -113,7 +105,7 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def dimensions(self, array: Any) -> list[str | None]:
-        """Return the mesh axis of each dimension of an array on these devices, or None."""
+        """Return the mesh axis of each dimension of an array, or None."""
         split = [] if self.mesh is None else list(array.sharding.spec)
         return split + [None] * (len(array.shape) - len(split))
 
@@ -131,13 +123,13 @@ class Placement:
         return layouts
 
     def of_operand(self, operand: Any) -> NamedSharding | None:
-        """Return the sharding of a step's operand: lanes are on axis 0, scalars are replicated."""
+        """Return an operand's sharding: lanes are on axis 0, scalars are replicated."""
         return self.over(DATA) if np.ndim(operand) else self.over()
 
     def put(self, inputs: T) -> T:
-        """Put the host arrays of a step's inputs on the devices of a mesh, together.
+        """Put host arrays of a step's inputs on a mesh, together.
 
-        On one device they stay on the host: a call of a program puts them in a tenth of the time.
+        On one device they stay on the host: a program's call puts them in a tenth of the time.
         """
         if self.mesh is None:
             return inputs
@@ -153,16 +145,12 @@ class Placement:
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
 
     def ahead(self, inputs: T) -> T:
-        """Put inputs of many steps on devices once.
-
-        With several processes they stay on the host, to be compared.
-        """
+        """Put inputs of many steps on devices once; several processes compare them on the host."""
         if self.several_processes:
             return inputs
         return jax.device_put(inputs) if self.mesh is None else self.put(inputs)
 
     def _put(self, tree: Any, places: Any) -> Any:
-        """Put host arrays on the shardings in `places`, one for each array."""
         if not self.several_processes:
             return jax.device_put(tree, places)
         # device_put would first compare the arrays across processes, with a program for each.
@@ -171,12 +159,12 @@ class Placement:
         )
 
     def require_one_process(self, subject: str) -> None:
-        """Raise ValueError if arrays of other processes would be needed by this one."""
+        """Raise ValueError if this process would need arrays of others."""
         if self.several_processes:
             raise ValueError(f"{subject}: not supported for a model over several processes; load it in one")
 
     def examples(self, inputs: T, replicated: bool = False) -> T:
-        """Return inputs to compile a program for; on a mesh their types and shardings."""
+        """Return inputs to compile for; on a mesh types and shardings."""
         if self.mesh is None:
             return inputs
 
@@ -191,11 +179,10 @@ ONE_DEVICE = Placement()
 
 
 def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
-    """Return the placement for `load(mesh=)`; None is JAX's default device.
+    """Return the placement of `load(mesh=)`; None is JAX's default device.
 
     Raises:
-        TypeError: it is not a mesh.
-        ValueError: other axes, lanes that do not divide over it, or the sanitizer, which runs on one device.
+        ValueError: other axes, lanes that do not divide over it, or a sanitizer on a mesh.
     """
     if mesh is None:
         return Placement(kernels=kernels)
@@ -214,7 +201,7 @@ def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> 
 
 
 def check_lanes(lanes: int, data: int) -> None:
-    """Raise ValueError if lanes cannot be split evenly over devices."""
+    """Raise ValueError if lanes do not split evenly over devices."""
     if lanes % data:
         below = lanes // data * data
         fitting = [str(count) for count in (below, below + data) if count]
@@ -224,10 +211,10 @@ def check_lanes(lanes: int, data: int) -> None:
 
 
 def numbers_on_a_device(array: Any) -> int:
-    """Return the elements of an array, or type, on one device; all without a sharding."""
+    """Return the elements of an array or type on one device."""
     return math.prod(array.shape if array.sharding is None else array.sharding.shard_shape(array.shape))
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Return the bytes that one device has of all arrays, or types, of a tree."""
+    """Return the bytes of all arrays or types on one device."""
     return sum(numbers_on_a_device(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

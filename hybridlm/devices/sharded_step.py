@@ -1,4 +1,4 @@
-"""Steps over a mesh: each device runs the step on its shard of every array."""
+"""Steps over a mesh: each device runs the step on its shards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ from ir_passes.contract.entries import ENTRIES
 def sharded(
     step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Any]:
-    """Return `step` as a function of arrays that are sharded over a mesh.
+    """Return `step` as a function of arrays sharded over a mesh.
 
-    The step itself sees the lanes and rows of one device. JAX checks (`check_vma`) that replicated results do not
-    depend on the device.
+    The step sees the lanes and rows of one device. JAX checks (`check_vma`) that replicated results do not depend on
+    the device.
 
     Args:
-        step: positional arguments in, a tuple out.
-        args: example arguments with their shardings.
-        contract: contract of the complete step. A pool keeps its sharding; lanes are split in their order.
+        step: positional arguments -> tuple.
+        args: examples with shardings.
+        contract: of the complete step; a pool keeps its sharding, lanes are split in order.
     """
     in_specs = jax.tree.map(lambda array: array.sharding.spec, args)
     entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, in_specs, strict=True)]
@@ -43,6 +43,6 @@ def sharded(
 
 
 def _pool(entry: Any) -> Pool | None:
-    """Return the first pool of an argument or result with pools of one group."""
+    """Return the first pool of an argument or result."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

@@ -7,22 +7,22 @@ from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 DECAY = 0.9
 """Exponential decay of past acceptance counts."""
 MIN_PAUSE = 32
-"""Tokens that a sequence samples without drafts after its drafts did not pay; doubles each time in a row."""
+"""Tokens without drafts after drafts did not pay; doubles each time in a row."""
 MIN_TRUSTED_RATE = 0.6
-"""Acceptance rate above which the next pause is as short as the first."""
+"""Acceptance rate above which the next pause is the shortest."""
 RETRY_INTERVAL = 16
-"""One of this many sequences starts with the initial rate, whatever the last ones were like."""
+"""One of this many sequences starts with the initial rate."""
 PRIOR_WEIGHT = 2.0
-"""Weight of earlier sequences in the acceptance counts of a new one, in drafts."""
+"""Weight of earlier sequences in a new one's acceptance counts, in drafts."""
 MIN_LEARNING_RATE = 0.15
-"""Minimum weight of the newest drafts in the expected rate of the next sequence."""
+"""Minimum weight of the newest drafts in the next sequence's rate."""
 
 
 class AcceptancePrior:
-    """Expected acceptance rate of a sequence without drafts so far, from the last sequences.
+    """Expected acceptance rate of a sequence's first drafts, from the last sequences.
 
     Args:
-        rate: before any observation; high enough for drafts to be tried.
+        rate: initial rate, high enough for drafts to be tried.
 
     Attributes:
         rate: probability that a draft is accepted if those before it are.
@@ -32,17 +32,14 @@ class AcceptancePrior:
         self.rate, self._hope, self._begun, self._learned = rate, rate, 0, 0
 
     def begin(self) -> float:
-        """Return the rate for a new sequence.
-
-        Every RETRY_INTERVAL-th one is tried again, whatever the last ones were like.
-        """
+        """Return the rate for a new sequence; every RETRY_INTERVAL-th has the initial rate."""
         self._begun += 1
         return self.rate if self._begun % RETRY_INTERVAL else max(self.rate, self._hope)
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Record that the first `accepted` of `drafted` drafts were right.
 
-        The initial rate counts as one observation, so that first observations weigh more than later ones.
+        The initial rate counts as one observation, so that first observations weigh more.
         """
         self._learned += 1
         self.rate += max(MIN_LEARNING_RATE, 1 / (self._learned + 1)) * (
@@ -51,11 +48,7 @@ class AcceptancePrior:
 
 
 class Acceptance:
-    """Acceptance rate of one sequence, from its own drafts.
-
-    Args:
-        rate: expected rate of its first drafts.
-    """
+    """Acceptance rate of one sequence, from its own drafts."""
 
     def __init__(self, rate: float) -> None:
         self._right, self._tried = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
@@ -67,7 +60,7 @@ class Acceptance:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts; a draft needs all drafts before it."""
+        """Return the expected number of accepted drafts."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -78,22 +71,17 @@ class Acceptance:
             self._wait = MIN_PAUSE
 
     def should_draft(self, sampled: int) -> bool:
-        """Whether to draft after `sampled` tokens."""
         return sampled >= self._resume
 
     def pause(self, sampled: int) -> None:
-        """Pause drafting after `sampled` tokens; the rate of the next drafts is reset."""
+        """Pause drafting and reset the rate."""
         self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT
 
 
 class Drafting:
-    """The drafts of one sequence.
-
-    Attributes:
-        acceptance: acceptance rate so far.
-    """
+    """The drafts of one sequence."""
 
     def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
         self._drafter = drafter
@@ -103,17 +91,13 @@ class Drafting:
         self.acceptance = Acceptance(rate)
 
     def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the MTP drafts that follow the first `generated` generated tokens."""
+        """Store the MTP drafts that follow `generated` generated tokens."""
         if isinstance(self._drafter, MtpDrafter):
             self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:
-        """Return drafts after the tokens generated so far.
-
-        Raises:
-            TypeError, ValueError: the drafter's answer is invalid (see `checked_proposal`).
-        """
+        """Return drafts after the generated tokens; raises as `checked_proposal`."""
         self._tokens += generated[len(self._tokens) - self._prompt :]
         if self._last[:2] != (len(self._tokens), limit):
             drafts = checked_proposal(self._drafter, self._tokens, limit, vocab_size) if limit > 0 else ()

@@ -6,20 +6,20 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 DEFAULT_DRAFT_TOKENS = 4
-"""Maximum number of drafts of a lane in a step."""
+"""Maximum drafts of a lane in a step."""
 MAX_NGRAM, MIN_NGRAM = 4, 2
-"""Length of the n-grams that must recur: after a single token too much can follow."""
+"""Lengths of recurring n-grams: after one token too much can follow."""
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes continuations of sequences; `load` and `generate` accept any such object."""
+    """Proposes continuations; `load` and `generate` accept any such object."""
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """Return at most k tokens that may follow.
 
         Args:
-            token_ids: prompt and everything sampled so far, at least one token; must not be kept or changed.
+            token_ids: prompt and sampled tokens, at least one; must not be stored or changed.
             k: at least 1.
         """
         ...
@@ -30,11 +30,10 @@ AsLoaded = Literal["as loaded"]
 
 
 class NgramDrafter:
-    """Prompt lookup for one sequence: proposes continuations of earlier n-grams.
+    """Prompt lookup: proposes the tokens after an earlier occurrence of the last tokens.
 
-    It proposes the tokens after an earlier occurrence of the last tokens. The longest recurring n-gram wins, at its
-    latest occurrence. Every n-gram of 2 to 4 tokens is stored with the position after it, so that a proposal costs the
-    same for any length of the sequence.
+    The longest recurring n-gram wins, at its latest occurrence. Positions after all n-grams of 2 to 4 tokens are
+    stored, so that the cost does not grow with the sequence.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class NgramDrafter:
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. Each call's tokens must extend the tokens of the previous call."""
+        """See `Drafter`. Tokens must extend those of the previous call."""
         for place in range(max(self._seen, MIN_NGRAM), len(token_ids)):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, place) + 1):
                 self._behind[tuple(token_ids[place - size : place])] = place
@@ -55,17 +54,17 @@ class NgramDrafter:
 
 
 class MtpDrafter:
-    """Drafts of the MTP head for a sequence, from its last sampling step."""
+    """MTP drafts of a sequence's last sampling step."""
 
     def __init__(self) -> None:
         self._after, self._mtp_drafts = 0, list[int]()
 
     def observe(self, position: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the drafts that follow the first `position` tokens."""
+        """Store the drafts that follow `position` tokens."""
         self._after, self._mtp_drafts = position, list(mtp_drafts)
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. Returns nothing after a step without MTP drafts."""
+        """See `Drafter`. Empty after a step without MTP drafts."""
         return self._mtp_drafts[:k] if len(token_ids) == self._after else []
 
 
@@ -77,8 +76,8 @@ def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafte
     """Return the factory of a sequence's drafter; None if nothing is drafted.
 
     Raises:
-        ValueError: the name is unknown, or the model has no MTP head.
-        TypeError: it is neither a name nor has `propose`.
+        ValueError: an unknown name, or no MTP head.
+        TypeError: no name, and no `propose`.
     """
     if speculate is None:
         return None
@@ -105,7 +104,7 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
     """Return a drafter's proposal.
 
     Raises:
-        TypeError: it is not a list of integers.
+        TypeError: no list of integers.
         ValueError: more than k tokens, or one outside the vocabulary.
     """
     proposal = drafter.propose(token_ids, k)
@@ -123,16 +122,15 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
 
 
 class DecidedDrafter:
-    """A drafter of the user; process 0 decides its proposals for all processes.
+    """A user's drafter; process 0 decides for all processes.
 
     Args:
-        vocab_size: token ids are below it.
-        decide: returns the result of its argument in process 0.
+        decide: returns its argument's result in process 0.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, decide: Callable[[Callable[[], list[int]]], list[int]]):
         self._drafter, self._vocab_size, self._decide = drafter, vocab_size, decide
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. Raises as `checked_proposal`."""
+        """See `Drafter`; raises as `checked_proposal`."""
         return self._decide(lambda: list(checked_proposal(self._drafter, token_ids, k, self._vocab_size)))

@@ -11,13 +11,12 @@ MIN_TIMES = 3
 
 
 class StepTimes:
-    """The last durations of every kind of step."""
+    """Last durations by kind of step."""
 
     def __init__(self) -> None:
         self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
     def start(self, step: Any) -> "StepTiming":
-        """Start measuring a step of this kind."""
         return StepTiming(self._seconds[step])
 
     def measured(self, step: Any) -> bool:
@@ -27,16 +26,16 @@ class StepTimes:
     def min_seconds(self, step: Any) -> float:
         """Return the minimum of the last durations, in seconds.
 
-        Other load makes steps slower, never faster. Only valid if `measured`.
+        Other load only makes steps slower. Valid if `measured`.
         """
         return min(self._seconds[step])
 
 
 class StepTiming:
-    """Measurement of one step in flight; made by `StepTimes.start`.
+    """Measurement of one step in flight.
 
     Attributes:
-        seconds: duration of the step; None while the duration is unknown.
+        seconds: None while unknown.
     """
 
     def __init__(self, durations: deque[float]):
@@ -44,19 +43,16 @@ class StepTiming:
         self.seconds: float | None = None
 
     def dispatched(self, output: Any) -> None:
-        """Record that the step has been dispatched; a small one may already have finished."""
+        """Record the dispatch; a small step may already have finished."""
         if output.is_ready():
             self.seconds = time.perf_counter() - self._began
 
     @contextmanager
     def reading(self, output: Any, previous_end: float) -> Iterator[None]:
-        """Wait for the step and read it; the duration of a finished step is unknown.
-
-        An unknown duration is not counted.
+        """Wait for the step and read it; a step that had finished is not counted.
 
         Args:
-            output: an output of the step.
-            previous_end: time at which the previous step had been read.
+            previous_end: time after reading the previous step.
         """
         runs = not output.is_ready()
         yield
@@ -64,6 +60,5 @@ class StepTiming:
             self.seconds = time.perf_counter() - max(self._began, previous_end)
 
     def keep(self, seconds: float | None) -> None:
-        """Add a duration of this kind of step; None adds nothing."""
         if seconds is not None:
             self._kept.append(seconds)

@@ -1,4 +1,4 @@
-"""Engines of a config.json alone: weights are shapes and dtypes, without memory."""
+"""Engines of a config.json alone: weights are shapes and dtypes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from ir_passes.targets import Target
 
 DEFAULT_PREFILL_LANES, DEFAULT_CHUNK = 8, 256
 SERVING = EngineConfig(lanes=64)
-"""Serving-size defaults for a large model: decoding sequences, prompts prefilled at a time, tokens of each chunk."""
+"""Defaults for serving a large model: lanes, prompts prefilled at a time, tokens of a chunk."""
 
 
 def abstract_engine(
@@ -32,18 +32,17 @@ def abstract_engine(
     """Make an engine that proves, plans or compiles steps, without running them.
 
     Args:
-        path: a config.json in the format of Hugging Face, or the name of `checkpoint`.
-        options: options of `load`. The default of `chunk` is 256, or the context if that is less; by default `dtype` is
-            the dtype of the file. The devices of a mesh need not exist. "mtp" drafts include the multi-token-prediction
-            head.
-        target: machine that steps are compiled for; a mesh is then one of its devices.
-        recipe: weights are packed as `quantise_checkpoint` packs them by this recipe; None: plain.
-        checkpoint: has the configuration and the weights; quantised ones are packed, as `load` keeps them.
+        path: a config.json of Hugging Face, or the name of `checkpoint`.
+        options: as for `load`; `chunk` is 256 or the context, `dtype` the file's by default. Mesh devices need not
+            exist.
+        target: machine to compile for, with the devices of a mesh.
+        recipe: weights are packed as by `quantise_checkpoint`; None: plain.
+        checkpoint: has configuration and weights, packed as by `load`.
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
-        ValueError: arguments are wrong; every one is named. The model cannot be split over this many devices, or has no
-            supported head.
+        CheckpointError, ConfigError, UnsupportedModel: with every fault of the file.
+        ValueError: with every wrong argument; or the model cannot be split over these devices, or has no supported
+            head.
     """
     fields = read_config(path) if checkpoint is None else checkpoint.config
     family, config = read_model(path, fields, options.speculate == "mtp")

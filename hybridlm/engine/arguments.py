@@ -1,4 +1,4 @@
-"""Parts of an engine: the dtypes and shards of its parameters, and the assembled model."""
+"""Parts of an engine: dtypes and shards of parameters, and the assembled model."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -15,7 +15,7 @@ from models.sharding.sharded_dim import ShardedDim
 
 
 def dtype_of_caches(dtype: str, platform: str) -> Any:
-    """Return the dtype of convolution states and KV cache, given the dtype of matrices."""
+    """Return the dtype of convolution states and KV cache."""
     # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
     return jnp.dtype("float32" if platform == "cpu" else dtype)
 
@@ -34,12 +34,11 @@ def check_commit(model: Decoder) -> None:
 
 @lru_cache(maxsize=1)
 def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
-    """Return the shards of a model's parameters; cached for plans over several meshes."""
+    """Return the shards of a model's parameters; cached for several meshes."""
     return family.abstract(config).sharded_dims()
 
 
 def shards_of_model(family: Family, config: DecoderConfig, placement: Placement) -> dict[ParameterPath, Shards]:
-    """Return the layout of each parameter of a whole model over the devices."""
     cuts = shard_specs_of(family, config) if placement.devices.sharded else {}
     return placement.shards(family.weights(config), cuts)
 
@@ -59,7 +58,7 @@ def weight_types(
 
 
 def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> tuple[Decoder, list[str]]:
-    """Return the module with parameters or their types, and dotted names in flat order."""
+    """Return the module with parameters or types, and dotted names in flat order."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]

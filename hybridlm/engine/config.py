@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate, drafters
+from hybridlm.engine.cache_size import check_cache
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
@@ -19,7 +20,7 @@ from models.ops.kernels import check_mode
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 128
-STEP_OPTIONS = ("lanes", "context", "dtype", "chunk", "mesh", "kernels")
+STEP_OPTIONS = ("lanes", "context", "cache", "dtype", "chunk", "mesh", "kernels")
 """Options that define the compiled steps of scoring: shapes, dtypes, devices and kernels."""
 
 
@@ -42,6 +43,9 @@ class EngineConfig:
     Attributes:
         lanes: maximum number of sequences that are computed at the same time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
+        cache: size of the KV cache that all sequences of a run share, in pages of 128 positions: "8GB" on each device,
+            or a number of positions on all devices. None for the context of every lane. With less, sequences wait for
+            free pages, and the last ones may be preempted and computed again. See docs/engine.md.
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the
             checkpoint are stored, also against config.json (a warning counts the other tensors). "float32" computes
             every product in full float32, also on devices that would use TF32 by default.
@@ -89,6 +93,12 @@ class EngineConfig:
 
     lanes: int = option(8, "Most sequences in one batch (continuous batching).")
     context: int | None = option(None, "Most tokens of a sequence.", show_default="4096, or the model's if less")
+    cache: str | int | None = option(
+        None,
+        'KV cache of all sequences together: "8GB" on each device, or a number of positions.',
+        show_default="lanes x context",
+        metavar="SIZE",
+    )
     dtype: str | None = option(None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
     certify: Certify = "error"
     compilation_cache: str | os.PathLike[str] | Literal[False] | None = None
@@ -148,6 +158,8 @@ class EngineConfig:
             check_mode(self.kernels)
         if self.prefix_cache is not None:
             cache_budget(self.prefix_cache)
+        if self.cache is not None:
+            check_cache(self.cache)
         if self.dequantise is not None and self.dequantise not in DTYPES:
             raise ValueError(f"dequantise: expected one of {', '.join(DTYPES)} or None, got {self.dequantise!r}")
         if self.dequantise is not None and self.dtype not in (None, self.dequantise):

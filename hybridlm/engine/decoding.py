@@ -162,15 +162,15 @@ class Decoding:
             tokens = np.full((len(lanes), 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             probes = None if self._probing is None else self._probing.inputs(lanes)
-            batch = Batch(tokens, active, positions, lane_map.slots, blocks)
+            batch = Batch(tokens, active, positions, lane_map.slots, blocks, lane_map.pages)
             inputs = StepInputs(batch, None, *sampling_arrays(lanes), probes=probes)
             self._steady = lanes, active, engine.placement.ahead(inputs)
         _, counts, placed = self._steady
-        batch = Batch(placed.batch.tokens, placed.batch.lengths, positions, lane_map.slots, blocks)
+        batch = Batch(placed.batch.tokens, placed.batch.lengths, positions, lane_map.slots, blocks, lane_map.pages)
         changes = logit_changes(lanes, engine.vocab_size)
         # `_replace` takes twice the time.
         inputs = StepInputs(batch, None, placed.sampling, placed.sampling_mode, changes, probes=placed.probes)
-        shape = Shape.of(inputs, pool.size, top, self._processor, mtp_drafts)
+        shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor, mtp_drafts)
         timing = self._time(shape)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=counts)
         if timing is not None:
@@ -201,12 +201,12 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        batch = Batch.of(feeds, tokens, lane_map.slots)
+        batch = Batch.of(feeds, tokens, lane_map.slots, lane_map.pages)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
         inputs = sampling_inputs(batch, lanes, engine.vocab_size, drafts)
-        shape = Shape.of(inputs, pool.size, top, self._processor, mtp_drafts)
+        shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor, mtp_drafts)
         timing = self._time(shape)
         accepted, sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1

@@ -6,8 +6,9 @@ More than 300 lines: one class with parts that share its parameters and its pool
 import math
 import weakref
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from hybridlm.drafting.drafters import (
 )
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit, dtype_of_caches
+from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
@@ -35,7 +37,7 @@ from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import OneProcess, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape, Shape, lane_bucket
+from hybridlm.programs.shapes import AnyShape, EditShape, Shape, StepName, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -49,6 +51,9 @@ from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
 """Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
+
+P = TypeVar("P", Shape, EditShape)
+"""A shape with pages."""
 
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner in the step of each row) -> rows; for tests that inject faults."""
@@ -92,6 +97,8 @@ class Engine:
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
         rows: rows of the pool of a run: one for each lane.
+        blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
+        page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
         prefill_lanes: maximum lanes of a prefill or scoring step.
         prefill_sizes: possible numbers of lanes of prefill steps.
         row_arrays: makes the arrays of rows.
@@ -136,6 +143,7 @@ class Engine:
             "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
+            "preemptions": 0,
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
@@ -145,6 +153,9 @@ class Engine:
         self.prefill_sizes = self.buckets(self.prefill_lanes)
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
+        self.blocks = self.row_arrays.blocks(self.context)
+        page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
+        self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
         self._idle_pool: RowPool | None = None
         self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
@@ -222,7 +233,8 @@ class Engine:
     @property
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
-        return bytes_on_a_device(self.row_arrays.abstract(self.placement.data, self.context))
+        devices = self.placement.data
+        return bytes_on_a_device(self.row_arrays.abstract(devices, devices * self.blocks))
 
     @property
     def mtp_drafts(self) -> int:
@@ -234,28 +246,53 @@ class Engine:
         """Settings of JAX for the steps; see `under_settings`."""
         return self.programs.settings
 
+    def pages(self, rows: int) -> int:
+        """Return the pages of a pool of `rows` rows, as many as `load(cache=)` allows."""
+        devices = self.placement.data
+        return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
+
+    @property
+    def cache_positions(self) -> int:
+        """Positions of the KV cache of a run, on all devices."""
+        return max(0, self.pages(self.rows) - self.placement.data) * KV_BLOCK
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Positions of a device's KV cache; None if a whole context fits."""
+        limit = self.page_limit
+        return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
+
+    @property
+    def head_drafts(self) -> int:
+        """Most positions behind the end of a sequence that drafts of the MTP head need."""
+        return self.draft_tokens if self._head else 0
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text or prompt, by the context and a device's KV cache."""
+        return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
+
     @under_settings
     def new_rows(self, count: int) -> Rows:
-        """Allocate `count` rows of zero state."""
-        return self.row_arrays.zeros(count, self.context)
+        """Allocate `count` rows of zero state, with their pages."""
+        return self.row_arrays.zeros(count, self.pages(count))
 
     def new_pool(self, count: int) -> RowPool:
         """Allocate a pool of `count` rows of zero state."""
-        return RowPool(self.new_rows(count), self.placement.data)
+        return RowPool(self.new_rows(count), self.pages(count), self.blocks, self.placement.data)
 
     @cached_property
     def moves(self) -> RowMoves:
         """Moves of states between rows and the prefix cache."""
         # No part of an engine refers back to it, so that its arrays are freed with it.
-        rows = partial(self.row_arrays.abstract, context=self.context)
+        rows = self.row_arrays.abstract
         return RowMoves(self.runner, self.kind, rows, self.placement, self.stats, self._head)
 
     @cached_property
     def kind(self) -> StateKind:
         """Model, dtype and layout that a state must have to be continued here."""
-        contexts = (self.context, self.context + 2 * KV_BLOCK)
-        rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
-        return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
+        rows, arrays = self.row_arrays.abstract(1, 1), self.programs.structure.arrays
+        return StateKind(self._model, self.dtype, self.context, layout_of(rows, arrays, self.context, self.placement))
 
     def bucket(self, count: int, limit: int) -> int:
         """Return the lanes of a step for `count` sequences.
@@ -269,9 +306,24 @@ class Engine:
         """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
+    def paged(self, shape: P) -> P:
+        """Return a shape with the pages of this engine's pools."""
+        pages = self.pages(shape.rows)
+        return (
+            replace(shape, pages=pages, blocks=self.blocks) if isinstance(shape, Shape) else replace(shape, pages=pages)
+        )
+
+    def shape(self, step: StepName, lanes: int, tokens: int, rows: int | None = None, **fields: Any) -> Shape:
+        """Return the shape of a step on a pool of `rows` rows, by default those of a run; `fields` as in `Shape`."""
+        return self.paged(Shape(step, lanes, tokens, self.rows if rows is None else rows, **fields))
+
     def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
         """Return the shape of a generating step; `fields` as in `Shape`."""
-        return Shape("generate", lanes, tokens, self.rows, **fields)
+        return self.shape("generate", lanes, tokens, **fields)
+
+    def scoring(self, lanes: int, tokens: int) -> Shape:
+        """Return the shape of a scoring step, on a pool of as many rows as lanes."""
+        return self.shape("score", lanes, tokens, lanes, top=0)
 
     def borrow(self, size: int) -> RowPool:
         """Return a pool of `size` free rows, idle since an earlier run or new.
@@ -314,6 +366,8 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
+        lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
+        pool.row_pages.require(rows, np.where(lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts, 0))
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:
@@ -354,6 +408,6 @@ class Engine:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        rows = partial(self.row_arrays.abstract, context=self.context)
+        rows = self.row_arrays.abstract
         model = self.programs.structure, self.hidden_size, self.vocab_size
         return example_arguments(shape, self.params, rows, self.placement, *model)

@@ -24,6 +24,8 @@ class Inputs:
         eos_token_ids: tokens that end a completion.
         require: checks that a state can be continued by the model; raises SnapshotError.
         placeholders: tokens that stand for images, audio or video; they are refused.
+        cache: positions of a device's KV cache; None if it holds a whole context.
+        head_drafts: positions that drafts of the MTP head need behind the end of a sequence.
     """
 
     tokenizer: Tokenizer | None
@@ -32,6 +34,8 @@ class Inputs:
     eos_token_ids: tuple[int, ...]
     require: Callable[[Snapshot], None]
     placeholders: tuple[int, ...] = ()
+    cache: int | None = None
+    head_drafts: int = 0
 
     @property
     def max_logprobs(self) -> int:
@@ -41,11 +45,16 @@ class Inputs:
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
         """Return the token ids of one item; raise TypeError or ValueError with its name.
 
-        They fit the context.
+        They fit the context and the KV cache.
         """
         ids = self.token_ids(item, where)
-        check_length(ids, where, self.context)
+        check_length(ids, where, self.context, self.cache)
         return ids
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Return the number of tokens that can be sampled behind a prompt."""
+        room = self.context - len(prompt)
+        return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
         """Return the token ids of one item of any length; raises as `encode`.
@@ -84,7 +93,7 @@ class Inputs:
         """
         self.require_prefix(prefix)
         ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
-        check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
+        check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context, self.cache)
         return ids
 
     def continuations(self, prefix: Any, items: Any, name: str) -> list[tuple[int, ...]]:
@@ -137,7 +146,7 @@ class Inputs:
         resolved = self._resolve_all(params) if listed else [self._resolve(params)] * len(items)
         requests = []
         for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
-            tokens, start = self._prompt(item, f"prompts[{i}]", prefix)
+            tokens, start = self._prompt(item, f"prompts[{i}]", prefix, checked)
             for j in range(n):
                 index = j if listed else None
                 requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))
@@ -157,10 +166,23 @@ class Inputs:
             raise ValueError("; ".join(faults))
         return resolved
 
-    def _prompt(self, item: Any, where: str, prefix: Prefix | None) -> tuple[tuple[int, ...], Snapshot | None]:
-        if prefix is None:
-            return self.encode(item, where), None
-        return self.after(prefix, item, where), prefix.snapshot
+    def _prompt(
+        self, item: Any, where: str, prefix: Prefix | None, params: ResolvedParams
+    ) -> tuple[tuple[int, ...], Snapshot | None]:
+        """Return the token ids of a prompt and the state that it continues.
+
+        Raises as `encode` and `after`, and ValueError if prompt and completion never fit the KV cache.
+        """
+        tokens = self.encode(item, where) if prefix is None else self.after(prefix, item, where)
+        room, most = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
+        if room < most:
+            behind = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
+            raise ValueError(
+                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + most - 1} "
+                f"positions{behind}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
+                f"{max(room, 0)}, or load with a larger cache"
+            )
+        return tokens, None if prefix is None else prefix.snapshot
 
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
@@ -169,7 +191,7 @@ class Inputs:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self._resolve(params)
-        tokens, start = self._prompt(prompt, f"request {index}", prefix)
+        tokens, start = self._prompt(prompt, f"request {index}", prefix, resolved)
         return Request(index, tokens, resolved, priority, start=start)
 
     def _resolve(self, params: SamplingParams) -> ResolvedParams:

@@ -1,9 +1,11 @@
-"""Admission of a model by memory per device: weights, rows, scratch and prefix cache.
+"""Admission of a model by memory per device: weights, rows, pages, scratch, prefix cache.
 
-A model that does not fit is refused at load with `InsufficientMemory`. Sequences need no check: rows are fixed.
+A model that does not fit is refused at load with `InsufficientMemory`. Later nothing is allocated for sequences: they
+wait for rows and pages (`hybridlm.engine.admission`).
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +18,11 @@ from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.checkpoint.packed.layout import PackedLayout
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.engine.arguments import dtype_of_caches
+from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
-from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
+from models.state.state import cache_positions
 
 
 class InsufficientMemory(ValueError):
@@ -32,20 +35,24 @@ class Demand:
 
     Attributes:
         weights: bytes of the parameters.
-        row: context -> bytes of the row of one sequence.
+        row: bytes of a row: of the arrays of fixed size of one sequence.
+        page: bytes of a page of the KV cache; 0 without one.
         lanes: rows of the engine's pool on each device, one for each lane.
         scoring: rows of the pool of a call that scores, on each device.
         context: maximum length of a sequence.
+        page_limit: most pages of a pool by `load(cache=)`; None for those of all rows.
         scratch: scratch of the largest compiled step; 0 while none has been compiled.
         prefix_cache: limit of the prefix cache.
         devices: number of devices that lanes are split over.
     """
 
     weights: int
-    row: Callable[[int], int]
+    row: int
+    page: int
     lanes: int
     scoring: int
     context: int
+    page_limit: int | None = None
     scratch: int = 0
     prefix_cache: int = 0
     devices: int = 1
@@ -53,7 +60,17 @@ class Demand:
     @property
     def rows(self) -> int:
         """Bytes of the engine's pool, and of a pool while a call scores."""
-        return pool_rows(self.lanes, self.scoring) * self.row(self.context)
+        return self._pools(self.lanes, self.context, self.page_limit)
+
+    def _pools(self, lanes: int, context: int, page_limit: int | None) -> int:
+        """Return the bytes of both pools."""
+        rows, pages = self._sizes(lanes, context, page_limit)
+        return rows * self.row + pages * self.page
+
+    def _sizes(self, lanes: int, context: int, page_limit: int | None) -> tuple[int, int]:
+        """Return the rows and the pages of both pools together."""
+        blocks, sizes = cache_positions(context) // KV_BLOCK if self.page else 0, (lanes, min(lanes, self.scoring))
+        return sum(sizes), sum(pool_pages(rows, blocks, page_limit) for rows in sizes)
 
     @property
     def total(self) -> int:
@@ -71,39 +88,40 @@ class Demand:
         scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
         cached = f" + prefix_cache {format_bytes(self.prefix_cache)}" if self.prefix_cache else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        _, pages = self._sizes(self.lanes, self.context, self.page_limit)
+        limit = "" if self.page_limit is None else ", limited by cache"
+        cache = f" + KV cache of {pages} pages x {format_bytes(self.page)} at a context of {self.context}{limit}"
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} lanes and "
-            f"{self.scoring} more while scoring x {format_bytes(self.row(self.context))} at a context of "
-            f"{self.context}"
+            f"{self.scoring} more while scoring x {format_bytes(self.row)}{cache if self.page else ''}"
             f"{scratch}{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
             f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:
         remaining = available - self.weights - self.scratch - self.prefix_cache
-        lanes = max(
-            (n for n in range(1, self.lanes) if pool_rows(n, self.scoring) * self.row(self.context) <= remaining),
-            default=0,
+
+        def most(numbers: Sequence[int], pools: Callable[[int], int]) -> int:
+            """Return the largest number whose pools fit, of which fewer fit too; 0 for none."""
+            count = bisect_left(numbers, True, key=lambda number: pools(number) > remaining)
+            return numbers[count - 1] if count else 0
+
+        lanes = most(range(1, self.lanes), lambda n: self._pools(n, self.context, self.page_limit))
+        contexts = range(KV_BLOCK, self.context, KV_BLOCK) if self.page else ()
+        context = most(contexts, lambda context: self._pools(self.lanes, context, self.page_limit))
+        pages = (
+            pool_pages(self.lanes, cache_positions(self.context) // KV_BLOCK, self.page_limit) - 1 if self.page else 0
         )
-        contexts = range(KV_BLOCK, self.context, KV_BLOCK)
-        rows = pool_rows(self.lanes, self.scoring)
-        context = max((c for c in contexts if rows * self.row(c) <= remaining), default=0)
+        cache = most(range(1, pages), lambda limit: self._pools(self.lanes, self.context, limit))
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
+        options += [f"cache={cache * KV_BLOCK * self.devices}"] if cache else []
         options += (
             ["a smaller prefix_cache"] if self.prefix_cache and self.total - self.prefix_cache <= available else []
         )
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"
-
-
-def pool_rows(lanes: int, scoring: int) -> int:
-    """Return the rows of an engine on each device.
-
-    One for each lane, and the rows of a call that scores.
-    """
-    return lanes + min(lanes, scoring)
 
 
 def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
@@ -181,8 +199,12 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
     budget, lanes, context = settings.prefix_cache, settings.lanes, settings.context
     cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
     devices, scoring = placement.data, placement.prefill_lanes(lanes, MAX_PREFILL_LANES)
-    row = model.state_size(dtype_of_caches(settings.dtype, placement.platform)).of
-    demand = Demand(weights, row, lanes // devices, scoring // devices, context, prefix_cache=cached, devices=devices)
+    size = model.state_size(dtype_of_caches(settings.dtype, placement.platform))
+    row, page = size.fixed, size.token * KV_BLOCK
+    demand = Demand(
+        weights, row, page, lanes // devices, scoring // devices, context,
+        page_limit(settings.cache, page, devices), prefix_cache=cached, devices=devices,
+    )  # fmt: skip
     demand.require(available_memory(placement))
     return demand
 
@@ -199,7 +221,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     largest = [engine.generating(engine.prefill_lanes, engine.chunk), engine.generating(engine.lanes, 1)]
     if engine.speculate is not None:
         tokens = engine.draft_tokens + 1
-        largest.append(Shape("verify", engine.lanes, tokens, engine.rows, mtp_drafts=engine.mtp_drafts))
+        largest.append(engine.shape("verify", engine.lanes, tokens, mtp_drafts=engine.mtp_drafts))
     scratch = max(
         engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
     )

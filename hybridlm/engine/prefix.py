@@ -69,20 +69,21 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     if not consumed:
         return nothing_consumed(engine.kind)
     pool = engine.borrow(engine.rows)
-    slot = pool.acquire()
+    slot = pool.acquire(len(consumed))
     (lane,), lane_map = pool.arrange([slot], engine.bucket(1, engine.lanes))
     owners = [slot if other == lane else None for other in range(len(lane_map.rows))]
     token = np.zeros(0)
     for start in range(0, len(consumed), engine.chunk):
         engine.decisions.checkpoint()
         part = Feed(consumed[start : start + engine.chunk], start)
-        batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk, lane_map.slots)
+        feeds = [None if owner is None else part for owner in owners]
+        batch = Batch.of(feeds, engine.chunk, lane_map.slots, lane_map.pages)
         inputs, counts = sampling_inputs(batch, [None] * len(owners), engine.vocab_size), np.asarray(batch.lengths)
-        shape = Shape.of(inputs, pool.size)
+        shape = Shape.of(inputs, pool.size, pool.pages)
         token = engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
-    pool.owner.release(slot)
+    pool.release(slot)
     engine.give_back(pool)
     engine.runner.forget(slot)
     if engine.runner.read(token)[lane] >= engine.vocab_size:

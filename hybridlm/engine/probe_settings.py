@@ -22,17 +22,16 @@ from hybridlm.requests.sites import ProbeSites
 class ProbeSettings:
     """Reads and changes inside the model: arguments of `LM.score`, `LM.generate`, `LM.stream` and `LM.chat`.
 
-    `Score.captured` and `Completion.captured` have the arrays; docs/research.md has examples.
+    Results have the arrays as `captured`; docs/research.md has examples.
 
     Attributes:
-        hidden_states: indices of hidden states to read, as in `LM.forward`: 0 after the embedding, i after layer i - 1.
-        positions: tokens at which hidden states and states are read, counted among all that the model reads: "last" or
-            "all". For `LM.score` also a list of indices or a bool mask, or one of these for each score.
-        states: read recurrent states and the inputs of convolutions after each of these tokens.
-        capture_to: folder to create for a safetensors file of each score or completion, with arrays written
-            while they are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is
-            read; then there is no `captured`. None keeps the arrays in memory.
-        interventions: changes: a list of `Intervention` for all texts, or one for each score or prompt.
+        hidden_states: indices as in `LM.forward`: 0 after the embedding, i after layer i - 1.
+        positions: tokens to read at, among all that the model reads: "last" or "all"; for `LM.score` also indices or a
+            mask, or one of these for each score.
+        states: read recurrent states and convolution inputs after these tokens.
+        capture_to: new folder for a safetensors file per score or completion, or a Parquet file (`.parquet`) with a row
+            per position, without `captured`. None: in memory.
+        interventions: list of `Intervention` for all texts, or one for each score or prompt.
     """
 
     hidden_states: Any = ()
@@ -43,12 +42,10 @@ class ProbeSettings:
 
     @property
     def given(self) -> bool:
-        """Whether anything is asked."""
         return self.reads or self.interventions is not None
 
     @property
     def reads(self) -> bool:
-        """Whether anything is read."""
         nothing = isinstance(self.hidden_states, list | tuple | np.ndarray) and not len(self.hidden_states)
         return not nothing or self.states is not False
 
@@ -61,13 +58,12 @@ class ProbeSettings:
         """Return the reads and changes in texts.
 
         Args:
-            engine: engine of the model.
-            texts: positions of each text behind its prompt, which are "all".
-            prefix: prefix that all texts continue.
+            texts: positions behind each prompt, which are "all".
+            prefix: of all texts.
 
         Raises:
-            TypeError, ValueError: a setting does not fit the model or a text; the message names it.
-            FileExistsError, OSError: the folder exists, or cannot be made.
+            TypeError, ValueError: names a setting that does not fit.
+            FileExistsError, OSError: a folder that exists, or cannot be made.
         """
         sites = probe_sites(engine, "score")
         capture = sites.capture(self.hidden_states, self.states)
@@ -88,16 +84,7 @@ class ProbeSettings:
         return TextProbing(engine, sites, self._target(sites, capture), probes, [span.stop for span in texts])
 
     def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], Probing]:
-        """Return requests with the reads and changes in each.
-
-        Args:
-            engine: engine of the model.
-            requests: requests of a call, `n` for each prompt.
-            n: completions of a prompt.
-
-        Raises:
-            TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
-        """
+        """Return requests with reads and changes; raises as `of_texts`."""
         sites = probe_sites(engine, "generate")
         changes = interventions_of(self.interventions, len(requests) // n, "prompts")
         numbers = [request.index // n for request in requests]
@@ -109,11 +96,7 @@ class ProbeSettings:
         return probed, Probing(engine, sites, target)
 
     def of_request(self, probing: Probing, request: Request) -> Request:
-        """Return a request of a session with its reads and changes.
-
-        Raises:
-            TypeError, ValueError: as `of_texts`.
-        """
+        """Return a request of a session with its reads and changes."""
         (changes,) = interventions_of(self.interventions, 1, "request")
         return self._of_request(probing.sites, request, changes, f"request {request.index}")
 
@@ -132,7 +115,7 @@ class ProbeSettings:
         return replace(request, probe=probe)
 
     def _target(self, sites: ProbeSites, capture: Probe) -> Path | CaptureTable | None:
-        """Make the folder or the table for the values that are read; None for neither."""
+        """Make the folder or table for captured arrays; None for neither."""
         if self.capture_to is None or Path(self.capture_to).suffix != TABLE:
             return folder_for(self.capture_to)
         states = list(sites.states.values()) if capture.states else []
@@ -140,12 +123,7 @@ class ProbeSettings:
 
 
 def folder_for(capture_to: Any) -> Path | None:
-    """Make the folder for captured arrays; None without a folder.
-
-    Raises:
-        ValueError: it has the name of a table.
-        FileExistsError, OSError: it exists, or cannot be made.
-    """
+    """Make the folder for captured arrays; raises ValueError for a table's name, or OSError."""
     if capture_to is None:
         return None
     if Path(capture_to).suffix == TABLE:

@@ -81,7 +81,7 @@ class Probing:
 
     def __init__(self, engine: Engine, sites: ProbeSites, target: Path | CaptureTable | None):
         self.sites, self._engine, self._target = sites, engine, target
-        self._types = types_in(engine.programs.structure, engine.row_arrays.abstract(1, engine.context))
+        self._types = types_in(engine.programs.structure, engine.row_arrays.abstract(1, 1))
         devices = engine.placement.devices.model
         self._orders = {
             key: (site.state.sharded_dim.dim - 1, site.state.sharded_dim.order(devices))
@@ -146,7 +146,7 @@ class Probing:
 
     def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
         """Dispatch the changes of each lane's state, in turns of one change for each lane."""
-        shape = EditShape(len(lane_map.slots), pool.size)
+        shape = EditShape(len(lane_map.slots), pool.size, pool.pages)
         for turn in range(max(map(len, edits.values()), default=0)):
             changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(shape.lanes)]
             inputs = edit_inputs([next(iter(change), None) for change in changes], self._types, self._orders)

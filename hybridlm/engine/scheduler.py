@@ -3,9 +3,9 @@
 A sequence waits for admission, then has one row of the pool until it ends: its prompt is prefilled in it chunk by chunk
 (chunked prefill), then it decodes. A step has lanes for its own sequences alone. A prefill step has priority over a
 decode step, because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding
-sequences get one step, so that a long prompt does not stall them. Nothing is preempted: a row holds the whole context
-of its sequence. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is
-in its row.
+sequences get one step, so that a long prompt does not stall them. `Admission` decides by the pages of the KV cache who
+joins and who is preempted. Steps are dispatched before the previous step's tokens have been read: the token a lane
+sampled last is in its row.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
@@ -16,6 +16,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing
@@ -60,6 +61,7 @@ class Scheduler:
     ):
         self._engine, self._processor, self._probing = engine, processor, probing
         self._decoding = Decoding(engine, processor, speculation, probing)
+        self._admission = Admission(engine, speculation)
         self.waiting: list[tuple[int, int, ActiveSequence]] = []
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
@@ -81,8 +83,13 @@ class Scheduler:
     def add(self, sequence: ActiveSequence) -> None:
         """Add a sequence to the queue."""
         self._decoding.begin(sequence)
-        heapq.heappush(self.waiting, (-sequence.request.priority, self._arrived, sequence))
+        sequence.arrival = self._arrived
         self._arrived += 1
+        self._wait(sequence)
+
+    def _wait(self, sequence: ActiveSequence) -> None:
+        """Put a sequence into its place of the queue."""
+        heapq.heappush(self.waiting, (*sequence.order, sequence))
 
     def leave(self, sequence: ActiveSequence) -> None:
         """Remove a sequence that ends; a step in flight may still write its row."""
@@ -96,6 +103,8 @@ class Scheduler:
     def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None if no sequence has anything left to compute."""
         self._admit()
+        if not self._prefills_next:
+            self._grow()
         if self._prefills_next:
             self._prefill_run += 1
             return self._prefill()
@@ -150,10 +159,10 @@ class Scheduler:
             message = f"requests {without} have no row" if without else f"{len(joined)} sequences have rows of no pool"
             faults.append(SlotFault.NO_ROW.fault("", message))
         elif pool is not None:
-            pool.owner.check_integrity()
+            pool.check_integrity()
             pool.rows_of(_slots(joined))
-            if pool.owner.held != len(joined):
-                message = f"{pool.owner.held} of {pool.size} rows are held by {len(joined)} sequences"
+            if len(pool.owner.held) != len(joined):
+                message = f"{len(pool.owner.held)} of {pool.size} rows are held by {len(joined)} sequences"
                 faults.append(SlotFault.STATES.fault("", message))
         if len({id(s) for s in self.joined}) != len(self.joined) or any(s[2].slot is not None for s in self.waiting):
             faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
@@ -166,49 +175,67 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows to waiting sequences."""
+        """Give rows and pages to waiting sequences."""
         engine = self._engine
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        joining = self._next_waiting(min(room, len(self.waiting)))
-        if not joining:
-            return
         pool = self._pool = engine.borrow(engine.rows) if self._pool is None else self._pool
-        for sequence in joining:
-            sequence.slot = pool.acquire()
+        for sequence in self._next_waiting(pool, min(room, len(self.waiting))):
             self.prefilling.append(sequence)
             self._restore_prefix(sequence, pool)
 
-    def _next_waiting(self, limit: int) -> list[ActiveSequence]:
-        """Return the sequences that join next.
+    def _next_waiting(self, pool: RowPool, limit: int) -> list[ActiveSequence]:
+        """Return the sequences that join next, each with a row.
 
-        A sequence is held back while one of these is prefilling a prefix that both have in common.
+        A sequence is held back while one of these is prefilling a prefix that both have in common. None overtakes a
+        sequence that waits for pages, or for its tokens of a step in flight after a preemption.
         """
-        cache, joining, delayed = self._engine.prefix_cache, list[ActiveSequence](), []
+        cache, joining, delayed = self._engine.prefix_cache, list[ActiveSequence](), list[ActiveSequence]()
         for _ in range(min(limit, self._engine.prefill_lanes - len(self.prefilling))):
-            entry = heapq.heappop(self.waiting)
-            request = entry[2].request
-            if cache is None or not entry[2].shares_states:
-                joining.append(entry[2])
-            elif cache.should_wait(request.prompt, self.prefilling + joining):
-                delayed.append(entry)
-            else:
-                entry[2].stops = cache.stops(request.prompt, cache.cached_length(request.prompt, request.start))
-                joining.append(entry[2])
-        for entry in delayed:
-            heapq.heappush(self.waiting, entry)
+            *_, sequence = heapq.heappop(self.waiting)
+            positions = self._admission.positions_to_join(sequence, pool)
+            others = bool(self.joined or joining)  # without any, `acquire` raises
+            if not sequence.all_read or (others and not pool.devices_for(positions)):
+                delayed.append(sequence)
+                break
+            sequence.begin()
+            if cache is not None and sequence.shares_states:
+                if cache.should_wait(sequence.prompt, self.prefilling + joining):
+                    delayed.append(sequence)
+                    continue
+                begin = cache.cached_length(sequence.prompt, sequence.request.start)
+                sequence.stops = cache.stops(sequence.prompt, begin)
+            sequence.slot = pool.acquire(positions)
+            joining.append(sequence)
+        for sequence in delayed:
+            self._wait(sequence)
         return joining
 
     def _restore_prefix(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Start a sequence from the deepest cached state of its prompt."""
         engine, cache = self._engine, self._engine.prefix_cache
-        prompt, start = sequence.request.prompt, sequence.request.start
+        prompt, start = sequence.prompt, sequence.request.start
         assert sequence.slot is not None
         cache = cache if sequence.shares_states else None
         with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
             if start is not None:
                 sequence.consumed = engine.moves.restore(start, pool, sequence.slot, prompt, owner=sequence)
+
+    def _grow(self) -> None:
+        """Reserve pages for the next decode step; preempt sequences if there are too few."""
+        for sequence in sorted(self.decoding, key=lambda sequence: sequence.order):
+            assert self._pool is not None
+            while sequence.slot is not None and not self._admission.grow(sequence, self._pool):
+                self._preempt(self._admission.last(sequence, self.joined, self._pool), self._pool)
+
+    def _preempt(self, sequence: ActiveSequence, pool: RowPool) -> None:
+        """Take row and pages of a sequence, which waits in its old place."""
+        self._cache_state(sequence, pool)
+        self._release(sequence)
+        self._engine.runner.forget(sequence)
+        self._wait(sequence)
+        self._admission.count(sequence)
 
     def _prefill(self) -> DispatchedStep:
         """Dispatch the next chunk of every prompt; a sequence with its whole prompt decodes next."""
@@ -217,11 +244,11 @@ class Scheduler:
         sequences, size, width = self._next_prefill(pool)
         lanes, lane_map = self._by_lane(pool, sequences, size)
         feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
-        batch = Batch.of(feeds, width, lane_map.slots)
+        batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
-        shape = Shape.of(inputs, pool.size, self._top(sequences), self._processor)
+        shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
         if not self._decode_lanes:
             self._decoding.prepare(self.joined + [entry[2] for entry in self.waiting], shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
@@ -322,7 +349,7 @@ class Scheduler:
             if sequence in sequences:
                 sequences.remove(sequence)
                 assert self._pool is not None and sequence.slot is not None
-                self._pool.owner.release(sequence.slot)
+                self._pool.release(sequence.slot)
                 sequence.slot = None
 
     def _by_lane(

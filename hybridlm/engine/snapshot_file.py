@@ -114,14 +114,14 @@ def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
-    spans = [(jax.device_get(buffers.arrays), first, first + count) for buffers, first, count in snapshot.spans]
+    spans = [(jax.device_get(buffers.arrays), range(first, first + count)) for buffers, first, count in snapshot.spans]
     results, grown = [], 0
     for layout in snapshot.label.kind.layout:
         if layout.positions is None:
             results.append(next(state)[0])
         else:
-            positions = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
-            results.append(np.ascontiguousarray(np.moveaxis(positions, 0, layout.positions)))
+            parts = [arrays[grown][0].take(places, layout.positions) for arrays, places in spans]
+            results.append(np.concatenate(parts, layout.positions))
             grown += 1
     return results
 

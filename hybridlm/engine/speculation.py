@@ -43,6 +43,16 @@ class Speculation:
         self._wait, self._refused = 0, MIN_WAIT
         self._head, self._mtp_next = drafters is MtpDrafter, False
 
+    @property
+    def ahead(self) -> int:
+        """Most positions behind a lane's next token in a step, for all kinds of drafts."""
+        return 2 * self.tokens if self._head else self.tokens
+
+    @property
+    def head_drafts(self) -> int:
+        """Most tokens that the MTP head drafts behind the end of a sequence."""
+        return self.tokens if self._head else 0
+
     def begin(self, prompt: Sequence[int]) -> Drafting:
         """Return the drafting state of a sequence that joins."""
         return Drafting(self._drafters(), prompt, self._prior.begin())

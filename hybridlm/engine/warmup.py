@@ -3,11 +3,10 @@
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
@@ -80,10 +79,11 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     shapes += [engine.generating(lanes, width) for lanes in prefill for width in widths]
     shapes += [engine.generating(lanes, 1) for lanes in decode]
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
-        drafting: dict[str, Any] = {"rows": engine.rows, "mtp_drafts": engine.mtp_drafts}
-        shapes += [Shape("generate", lanes, 1, **drafting) for lanes in decode]
-        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, **drafting) for lanes in decode]
-    shapes += [Shape("score", lanes, width, lanes, 0) for lanes in prefill for width in engine.widths]
+        drafts_of_head = engine.mtp_drafts
+        shapes += [engine.generating(lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
+        tokens = engine.draft_tokens + 1
+        shapes += [engine.shape("verify", lanes, tokens, mtp_drafts=drafts_of_head) for lanes in decode]
+    shapes += [engine.scoring(lanes, width) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for pool in (engine.rows, *prefill) for shape in engine.moves.shapes(pool)]
+        shapes += [shape for rows in (engine.rows, *prefill) for shape in engine.moves.shapes(rows, engine.pages(rows))]
     return list(dict.fromkeys(shapes))

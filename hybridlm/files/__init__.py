@@ -1,4 +1,4 @@
 """Files: atomic output files, JSON lines, and strict JSON and text files of checkpoints.
 
-Imports `errors` and `ir_passes.files`, which has the parser and the atomic write. Begin with `atomic`.
+Imports `errors` and `ir_passes.files`. Begin with `atomic`.
 """

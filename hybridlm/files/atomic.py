@@ -18,8 +18,8 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: its folder does not exist.
-        PermissionError: no file can be created there.
-        ValueError: it is the input, or not a regular file.
+        PermissionError: no file can be created.
+        ValueError: the input, or no regular file.
     """
     if str(output) == "-" or (output.exists() and not output.is_file() and not output.is_dir()):
         # Before links are resolved: the target of /dev/stdout has a name that nobody has given.
@@ -41,11 +41,10 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
 
 def new_path(path: Path) -> Path:
-    """Return the path of a new file or folder, with links of its folder resolved.
+    """Return a new path, with links of its folder resolved.
 
     Raises:
-        FileExistsError: the path exists.
-        FileNotFoundError: its folder does not exist.
+        FileNotFoundError: no folder.
     """
     path = Path(os.path.realpath(path.parent)) / path.name
     if not path.parent.is_dir():
@@ -56,16 +55,11 @@ def new_path(path: Path) -> Path:
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors that only writing can raise."""
 
 
 @contextmanager
 def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
-    """Add a file's name to errors of writing without one, such as a full disk.
-
-    Args:
-        only: numbers of its errors; None for all.
-    """
+    """Add a file's name to errors of writing without one; `only` restricts their numbers."""
     try:
         yield
     except OSError as error:
@@ -76,11 +70,7 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """Open a text file (ASCII; bytes by its `buffer`) for a whole output; see `whole_file`.
-
-    Raises:
-        FileNotFoundError, PermissionError, ValueError: as `replaceable`.
-    """
+    """Open an ASCII text file (bytes by its `buffer`) for a whole output; see `whole_file`."""
     output = replaceable(output, input)
     # Errors in the caller's block may concern other files; only those that mean a full disk are surely of this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:
@@ -91,7 +81,7 @@ def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, have reached the disk."""
+    """Wait until a file, or a directory's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -101,7 +91,7 @@ def sync(path: Path) -> None:
 
 
 SETTLED_NS = 3_000_000_000
-"""Minimum age of a file's last change; a later change then has another time. File systems count up to 2 s as one."""
+"""Age after which a later change has another time; file systems count up to 2 s as one."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +99,9 @@ class FileVersion:
     """Identity of a file's content.
 
     Attributes:
-        modified, changed: times of the last write, and of the last change of content or status, in nanoseconds. No
-            program can set the second one back.
-        settled: True if a later write changes one of these.
+        modified, changed: nanoseconds of the last write, and of the last change of content or status, which no program
+            can set back.
+        settled: a later write changes one of these.
     """
 
     device: int
@@ -123,7 +113,6 @@ class FileVersion:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileVersion":
-        """Return the version of a file that has this status now."""
         modified, changed = status.st_mtime_ns, status.st_ctime_ns
         settled = time.time_ns() - max(modified, changed) >= SETTLED_NS
         return cls(status.st_dev, status.st_ino, status.st_size, modified, changed, settled)

@@ -1,7 +1,6 @@
-"""Files with the results of finished texts of an unfinished part.
+"""Results of finished texts of an unfinished part, written every few seconds.
 
-A part may take hours. The results of texts that have finished are written every few seconds, so that a run that was
-killed computes only the others again.
+A part may take hours; a killed run computes only the other texts again.
 """
 
 import hashlib
@@ -15,23 +14,21 @@ from hybridlm.files.atomic import naming
 from ir_passes.files.atomic import whole_file
 
 KEPT_EVERY = 20.0
-"""Seconds between two files, if texts finish; less than the 30 that are promised, because a step may take seconds."""
+"""Seconds between two files: less than the promised 30, because a step may take seconds."""
 
 
 class FinishedTexts:
     """Results of the finished texts of one part, as arrays by text number.
 
-    As a context it writes all new results when an error ends the part. Calls are counted, because the same part makes
-    the same calls in each run. Files are named `finished-PART-NUMBER.safetensors`.
+    As a context it writes new results when an error ends the part. A part makes the same calls in each run. Files are
+    named `finished-PART-NUMBER.safetensors`.
 
     Args:
-        folder: folder of the parts, which no other process writes to.
-        part: number of the part.
-        clock: returns seconds.
-        begun: when the first run began, in seconds since 1970.
+        folder: written by this process only.
+        begun: start of the first run, seconds since 1970.
 
     Attributes:
-        tokens: tokens of the texts that this run computes for the part; 0 before they are known.
+        tokens: tokens of texts to compute; 0 while unknown.
         begun: see the argument.
 
     Raises:
@@ -50,20 +47,19 @@ class FinishedTexts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Write all new results after an interruption or an error, unless nothing can be written."""
+        """Write new results after an error, unless nothing can be written."""
         if kind is not None and not issubclass(kind, OSError):
             self.flush()
 
     def begin_call(self) -> int:
-        """Return the number of the next call."""
         self._calls += 1
         return self._calls - 1
 
     def restore(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Fill arrays with the results of an earlier run; return False without such results.
+        """Fill arrays with an earlier run's results; return whether there are any.
 
         Raises:
-            ValueError: the results have other shapes or dtypes.
+            ValueError: other shapes or dtypes.
         """
         names = {name: f"{call}/{text}/{name}" for name in arrays}
         if not all(key in self._earlier for key in names.values()):
@@ -77,21 +73,20 @@ class FinishedTexts:
         return True
 
     def take(self, call: int, text: int, name: str) -> np.ndarray | None:
-        """Return an array of an earlier run; None without one."""
         return self._earlier.pop(f"{call}/{text}/{name}", None)
 
     def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add the results of a text; write new results at intervals."""
+        """Add the results of a text; write at intervals."""
         self._new |= {f"{call}/{text}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
         self.write_if_due()
 
     def write_if_due(self) -> None:
-        """Write new results if the last file is old; call after steps that finish none."""
+        """Write new results if the last file is old."""
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Write all new results; when this returns no crash can lose them."""
+        """Write new results durably."""
         from safetensors.numpy import save
 
         if self._new:
@@ -107,20 +102,19 @@ class FinishedTexts:
 
 
 def delete_finished(folder: Path, part: int | None = None) -> None:
-    """Delete the results of the texts of one part, or of all parts."""
     for path in finished_files(folder, part):
         path.unlink()
 
 
 def finished_files(folder: Path, part: int | None = None) -> list[Path]:
-    """Return the files of results of one part, or of all parts."""
+    """Return the result files of one part, or of all parts."""
     return sorted(
         [*folder.glob(f"finished-{'*' if part is None else f'{part:06}-*'}"), *folder.glob("finished.partial")]
     )
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file; raise ValueError for another digest than in its header."""
+    """Return the arrays of a file; raises ValueError for another digest."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -135,7 +129,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of names, types and contents."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,29 +12,14 @@ from ir_passes.files.strict_json import parse_json
 Id = str | int | None
 
 MAX_WINDOW_BYTES = 16_000_000
-"""Size of lines in memory at which a window of requests ends."""
-
-
-def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers from 1, without blank lines at the end."""
-    blank = 0
-    for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line.strip():
-            blank = blank or number
-            continue
-        if blank:
-            yield from ((skipped, b"") for skipped in range(blank, number))
-            blank = 0
-        yield number, line.rstrip(b"\r\n")
+"""Bytes of a window of requests."""
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
     """Return the JSON object on a line.
 
     Raises:
-        ValueError: blank, not UTF-8, not JSON (NaN and Infinity are not), a duplicate key, or not an object.
+        ValueError: not UTF-8, not JSON (NaN and Infinity are not), a duplicate key, or no object.
     """
     if not line.strip():
         raise ValueError("expected a JSON object, the line is blank")
@@ -53,10 +38,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return the "id" of an object, its name in the output; None without an id.
+    """Return an object's "id", or None.
 
     Raises:
-        ValueError: neither a string nor a whole number.
+        ValueError: neither string nor integer.
     """
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
@@ -64,36 +49,14 @@ def read_id(value: dict[str, Any]) -> Id:
     return id
 
 
-def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """Return the key of the text or the token ids, and its value.
-
-    Args:
-        value: the object; other keys are the user's own.
-        text_keys: keys that may hold a text; "token_ids" holds token ids.
-
-    Raises:
-        ValueError: none of the keys, several of them, or a value of another type.
-    """
-    keys = (*text_keys, "token_ids")
-    present = [key for key in keys if value.get(key) is not None]
-    if len(present) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(keys)}, got {', '.join(present) or 'none of them'}")
-    key, item = present[0], value[present[0]]
-    kind, name = (list, "a list of token ids") if key == "token_ids" else (str, "a string")
-    if not isinstance(item, kind):
-        raise ValueError(f"{key}: expected {name}, got {type(item).__name__}")
-    return key, item
-
-
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
-    """Write the lines of parts to their places, with one part in memory.
+    """Write lines of parts to their places, with one part in memory.
 
-    Parts are read twice; the lengths of all lines are in memory.
+    Parts are read twice; all line lengths are in memory.
 
     Args:
-        parts: each returns whole lines.
-        order: int64, the place in the file of each line of the parts, from 0.
-        file: lines begin at its position.
+        parts: return whole lines.
+        order: int64, place of each line, from 0.
     """
     lengths = np.concatenate([np.diff(_line_ends(part()), prepend=0) for part in parts])
     begin, sizes = file.tell(), np.empty_like(lengths)
@@ -113,18 +76,14 @@ def _line_ends(part: bytes) -> np.ndarray:
     return 1 + np.flatnonzero(np.frombuffer(part, np.uint8) == ord("\n"))
 
 
-def finite(value: float) -> float | None:
-    """Return the number, or None (null) for NaN and infinity."""
-    return float(value) if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """Return the number, or None (null) for NaN, infinity and None."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(value: Any) -> str:
-    """Return a value as one line of ASCII, safe for lone surrogates and all locales.
-
-    Raises:
-        ValueError: a number that is not finite; use `finite`.
-    """
+    """Return a value as one ASCII line, safe for lone surrogates and all locales."""
     return _ENCODER.encode(value)

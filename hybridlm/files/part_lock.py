@@ -1,4 +1,4 @@
-"""Lock of a folder of parts, for one writing process."""
+"""Exclusive lock of a folder of parts."""
 
 import os
 import stat
@@ -12,11 +12,10 @@ from ir_passes.files.trust import UntrustedError, require_own
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Hold an exclusive lock (`fcntl.flock`) on a folder of parts; yield its path.
+    """Hold `fcntl.flock` on a folder of parts; yield its path.
 
     Raises:
-        ValueError: another process holds the lock, or another user could have written the parts.
-        OSError: the folder cannot be created or written to.
+        ValueError: another process has the lock, or another user could have written the parts.
     """
     import fcntl  # absent on Windows
 
@@ -46,7 +45,7 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise ValueError for a folder of parts that another user made or can write."""
+    """Raise ValueError if another user made or can write a folder."""
     try:
         if stat.S_ISLNK((status := folder.lstat()).st_mode):
             raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)

@@ -1,8 +1,8 @@
 """Parts of an unfinished output, for a killed run to continue.
 
-The folder `OUTPUT.parts/` holds `lock`, `manifest.jsonl`, a file for every part, and results of the current part. The
-first line of the manifest records the origin of the parts. Every further line records a part and reaches the disk after
-it: a part without a record does not exist. The last line records that the output is complete.
+`OUTPUT.parts/` holds `lock`, `manifest.jsonl`, part files, and results of the current part. The manifest's first line
+is the origin; each further line records a part and reaches the disk after it. A part without a record does not exist.
+The last line marks a complete output.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ FORMAT = 1
 """Version of the manifest; others are refused."""
 
 Origin = Mapping[str, str | int]
-"""Everything that the bytes of the output depend on, by name."""
+"""Name -> value of everything that the output's bytes depend on."""
 
 
 Contents = Sequence[Callable[[], bytes]]
-"""The contents of parts, each read by its call; a changed part raises ValueError."""
+"""Contents of parts, read on call; a changed part raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class PartRecord:
     """The record of a part in the manifest.
 
     Attributes:
-        rows, tokens: number of rows, and tokens of the texts of those without an error.
-        errors: rows that have an error instead.
-        error: message of the first error.
-        bytes, sha256: of the file.
-        generated: generated tokens of its rows.
-        saved: tokens of common beginnings without a second computation.
-        shifted: completions of its rows, scored from within the prompt.
-        size: bytes of text of its rows.
-        step_tokens, step_places: tokens of the steps that computed it, and places for tokens in these steps.
+        rows, tokens: rows, and tokens of those without an error.
+        errors: rows with an error.
+        error: first error.
+        bytes, sha256: of its file.
+        generated: generated tokens.
+        saved: tokens saved by common beginnings.
+        shifted: completions scored from within the prompt.
+        size: bytes of text.
+        step_tokens, step_places: tokens and token places of its steps.
     """
 
     rows: int
@@ -64,12 +64,11 @@ class PartRecord:
 
 
 class Parts:
-    """The parts of one output, while this process holds their lock.
+    """Parts of one output, locked by this process.
 
     Attributes:
-        done: finished parts, in order.
-        joined: whether the output has been made of them.
-        begun: when the first run began, in seconds since 1970.
+        joined: the output is complete.
+        begun: start of the first run, seconds since 1970.
     """
 
     def __init__(self, output: Path, folder: Path):
@@ -81,14 +80,10 @@ class Parts:
         self.begun = int(time.time())
 
     def resume(self, origin: Origin, restart: bool) -> None:
-        """Continue with the parts of an earlier run, or begin.
-
-        Args:
-            origin: origin of the parts.
-            restart: begin in any case.
+        """Continue with an earlier run's parts, or begin.
 
         Raises:
-            ValueError: the parts have another origin, or the folder holds other files.
+            ValueError: another origin, or foreign files.
         """
         if not self._manifest.exists():
             strangers = sorted({path.name for path in self.folder.iterdir()} - {"lock"})
@@ -136,7 +131,7 @@ class Parts:
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return the complete lines of the manifest; remove an incomplete line after a power failure."""
+        """Return the manifest's complete lines; remove an incomplete line after a power failure."""
         content = self._manifest.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
         if len(lines) != len(content):
@@ -147,9 +142,9 @@ class Parts:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
     def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, **counts: int) -> None:
-        """Write the next part; `counts` are the other fields of its record.
+        """Write the next part durably; `counts` are other fields of its record.
 
-        When this returns no crash can lose it; if it fails, earlier parts are unharmed.
+        A failure leaves earlier parts unharmed.
         """
         sha256 = hashlib.sha256(content).hexdigest()
         part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)
@@ -159,17 +154,14 @@ class Parts:
         self.done.append(part)
 
     def finished(self) -> FinishedTexts:
-        """Return the results of single texts of the next part; raise ValueError."""
+        """Return the results of texts of the next part; raises ValueError."""
         return FinishedTexts(self.folder, len(self.done), begun=self.begun)
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
-        """Make the output of the parts, and replace an older file at once.
-
-        Args:
-            write: writes the whole output to a file.
+        """Make the output of the parts, and replace an older file atomically.
 
         Raises:
-            ValueError: a part has changed since it was written.
+            ValueError: a changed part.
         """
         partial_output = self.folder / "whole"
         partial_output.unlink(missing_ok=True)  # of a run that was killed here
@@ -232,14 +224,7 @@ _WAY_OUT = "--restart (restart=True) deletes these parts and begins again"
 def parts_of(output: Path) -> Iterator[Parts]:
     """Hold the lock of an output's folder of parts, created if necessary.
 
-    Afterwards the folder is deleted if the parts have been joined, or if no part exists.
-
-    Args:
-        output: output file; its parts are in a folder with its name and ".parts".
-
-    Raises:
-        ValueError: another process holds the lock, or another user could have written the parts.
-        OSError: the folder cannot be created or written to.
+    Afterwards a folder of joined or no parts is deleted.
     """
     folder = output.with_name(output.name + ".parts")
     with locked(folder) as lock:
@@ -259,7 +244,7 @@ def _size(path: Path) -> int | None:
 
 
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:
-    """Write a file and wait until content and name have reached the disk."""
+    """Write a file durably."""
     new = not path.exists()
     with naming(path), path.open(mode) as file:
         file.write(content)

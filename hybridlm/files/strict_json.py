@@ -1,4 +1,4 @@
-"""JSON and text files of a checkpoint: of bounded size, UTF-8, strict."""
+"""JSON and text files of a checkpoint: bounded, UTF-8, strict."""
 
 import math
 from pathlib import Path
@@ -13,12 +13,8 @@ MEGABYTE = 1_000_000
 def read_text(path: Path, limit: int) -> str:
     """Return the text of a file without a byte-order mark.
 
-    Args:
-        path: a file, or a link to one.
-        limit: the most bytes it may have.
-
     Raises:
-        CheckpointError: not a regular file, longer than `limit`, or not UTF-8.
+        CheckpointError: no regular file, more than `limit` bytes, or not UTF-8.
     """
     if not path.is_file():
         raise CheckpointError(path, "expected a file, found none" if not path.exists() else "expected a regular file")
@@ -36,12 +32,10 @@ def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> 
     """Return the JSON object in a file; NaN and Infinity are numbers.
 
     Args:
-        path: a file, or a link to one.
-        limit: the most bytes it may have.
-        pairs_hook: makes the value of each JSON object from its key and value pairs.
+        pairs_hook: key and value pairs -> object.
 
     Raises:
-        CheckpointError: as `read_text`; or not JSON, a duplicate key, or not an object.
+        CheckpointError: as `read_text`; or not JSON, a duplicate key, or no object.
     """
     text = read_text(path, limit)
     try:
@@ -54,5 +48,4 @@ def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> 
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value of a file is a finite number greater than 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,7 +1,7 @@
 """GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under their Hugging Face names.
 
 Imports `errors`, `quantised`, and of `models` the reader of configurations and the kinds of codes. Begin with `header`;
-`blocks` takes the blocks of Q4_K, Q8_0 and the others apart, `tensors` undoes what llama.cpp's converter changes.
+`tensors` undoes what llama.cpp's converter changes.
 """
 
 from hybridlm.gguf_files.companions import companions

@@ -1,8 +1,7 @@
 """Codes and scales, by groups of columns, from the blocks of GGUF files.
 
-The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero` for types that store a
-minimum. A product of a code and a scale is exact in float32, so a number is rounded once in both forms. Scales of
-K-quants are products of two numbers in the file, and take 32 bits here instead of the file's 6 to 8.
+The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`. The product is exact in float32,
+so a number is rounded once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +19,7 @@ Scales = Float32[np.ndarray, "block group"]
 
 
 class Unpacked(NamedTuple):
-    """Codes and scales of blocks.
-
-    Attributes:
-        codes: one for each column; the stored numbers of four bits, or signed integers.
-        scale: scale of each group of columns.
-        zero: is subtracted from each number of a group, or None.
-    """
+    """Codes of columns (4-bit numbers or signed integers), scales and optional zeros of groups."""
 
     codes: Codes
     scale: Scales
@@ -37,10 +30,8 @@ class BlockType(NamedTuple):
     """A type of blocks with a packed form.
 
     Attributes:
-        kind: kind of the codes (see `QuantisedWeight`).
+        kind: see `QuantisedWeight`.
         group: columns that share a scale.
-        scale_dtype: dtype that holds every scale.
-        has_zero: groups have an offset.
         parts: bytes of blocks -> codes and scales.
     """
 
@@ -51,7 +42,6 @@ class BlockType(NamedTuple):
     parts: Callable[[Raw], Unpacked]
 
     def form(self, columns: int) -> PackedForm:
-        """Return the form of a weight of so many columns."""
         zero = "float32" if self.has_zero else None
         return PackedForm(self.kind, columns, columns // self.group, self.scale_dtype, False, zero)
 
@@ -67,7 +57,6 @@ def _nibbles(raw: Raw, width: int) -> Codes:
 
 
 def _bits(raw: np.ndarray, width: int, shifts: Sequence[int], mask: int) -> Codes:
-    """Return the masked bits of each `width` entries, shift after shift."""
     parts = raw.reshape(len(raw), -1, 1, width) >> np.array(shifts, raw.dtype).reshape(1, 1, -1, 1)
     return (parts & raw.dtype.type(mask)).astype(np.uint8).reshape(len(raw), -1)
 
@@ -116,7 +105,6 @@ def _q5_0(raw: Raw, start: int = 2) -> Codes:
 
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-"""Numbers of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _iq4_xs(raw: Raw) -> Unpacked:
@@ -153,4 +141,4 @@ PACKED_TYPES: Mapping[str, BlockType] = {
     "IQ4_XS": BlockType("int8", 32, "float32", False, _iq4_xs),
     "MXFP4": BlockType("e2m1", 32, "float32", False, _mxfp4),
 }  # fmt: skip
-"""Type of blocks -> its packed form. The other readable types are dequantised."""
+"""Type of blocks -> its packed form; other readable types are dequantised."""

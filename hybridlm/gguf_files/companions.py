@@ -14,9 +14,9 @@ _QWEN2 = _SHORT + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _SPACES
 _QWEN35 = _SHORT + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _OF_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "lfm2")
 SPLITS = {**dict.fromkeys(_OF_LLAMA3, _LLAMA3), "qwen2": _QWEN2, "qwen35": _QWEN35}
-"""`tokenizer.ggml.pre` -> pattern of the pieces of a text that are tokenised alone."""
+"""`tokenizer.ggml.pre` -> pattern of separately tokenised pieces."""
 GGUF_TOKENIZER = "GgufTokenizer"
-"""`tokenizer_class` of these files: tokenizer.json is used unchanged, for every type of model."""
+"""`tokenizer_class` of these files: tokenizer.json is used unchanged."""
 _CONTROL, _USER_DEFINED = 3, 4
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -70,7 +70,6 @@ def _chat_templates(header: GgufHeader) -> dict[str, Any]:
 
 
 def _tokenizer(header: GgufHeader, tokens: list[str], special: dict[str, Any]) -> dict[str, Any]:
-    """Return tokenizer.json of a byte-level BPE (byte-pair encoding)."""
     model, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if model != "gpt2" or split not in SPLITS:
         raise CheckpointError(
@@ -130,12 +129,7 @@ def _merge(header: GgufHeader, text: str) -> list[str]:
 def _around(
     header: GgufHeader, special: dict[str, Any], begins: bool, vocabulary: dict[str, int]
 ) -> dict[str, Any] | None:
-    """Return the post-processor that adds tokens before and after each text, or None.
-
-    Args:
-        header, special, vocabulary: of the file.
-        begins: a text begins with BOS by default, as in llama.cpp.
-    """
+    """Return the post-processor that adds tokens around each text, or None. `begins`: BOS by default."""
     adds = {role: header.metadata.get(f"tokenizer.ggml.add_{role}_token") for role in ("bos", "eos")}
     first = "bos_token" in special and (begins if adds["bos"] is None else adds["bos"] is True)
     last = "eos_token" in special and adds["eos"] is True

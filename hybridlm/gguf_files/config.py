@@ -10,13 +10,11 @@ from models.config.reader import ConfigReader
 ARCHITECTURES = ("qwen35", "qwen35moe", "lfm2")
 MAX_EXPERTS = 65_536
 MAX_SIZE, MAX_FAULT = 2**31, 400
-"""Sizes are less; characters that are shown of a fault."""
+"""Sizes are less; shown characters of a fault."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class ArchitectureMetadata(ConfigReader):
-    """Metadata of an architecture; their keys begin with its name."""
-
     def __init__(self, header: GgufHeader) -> None:
         self.header, self.architecture = header, header.metadata.get("general.architecture")
         prefix = f"{self.architecture}."
@@ -24,7 +22,7 @@ class ArchitectureMetadata(ConfigReader):
         super().__init__(str(self.architecture), fields, prefix)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Read a whole number below `MAX_SIZE`; a larger one is a fault of the file."""
+        """Read an integer below `MAX_SIZE`; a larger one is a fault."""
         value = super().integer(name, default, minimum)
         if value >= MAX_SIZE:
             self.fault(name, f"a whole number below {MAX_SIZE}")
@@ -32,7 +30,6 @@ class ArchitectureMetadata(ConfigReader):
         return value
 
     def fault(self, name: str, expected: str) -> None:
-        """Record a fault, cut to `MAX_FAULT` characters."""
         super().fault(name, expected)
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 
@@ -41,7 +38,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     """Return the fields of config.json of the original model.
 
     Raises:
-        CheckpointError: another architecture, or metadata that are missing, contradict each other or the tensors.
+        CheckpointError: another architecture, or missing or contradictory metadata.
     """
     fields = ArchitectureMetadata(header)
     if fields.architecture not in ARCHITECTURES:
@@ -58,13 +55,12 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def decoder_layers(header: GgufHeader) -> int:
-    """Return the number of layers of the decoder, without the multi-token-prediction block."""
+    """Return the number of decoder layers, without the MTP block."""
     fields = ArchitectureMetadata(header)
     return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
 
 
 def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
-    """Return the fields of config.json that all architectures have."""
     header = fields.header
     embedding = header.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else 1
@@ -94,7 +90,7 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
 
 
 def _layer_types(fields: ArchitectureMetadata, mark: str, kind: str) -> list[str]:
-    """Return the kind of each layer: `kind` for layers with a tensor `mark`, else attention."""
+    """Return the kind of each layer: `kind` with a tensor `mark`, else attention."""
     tensors, layers = fields.header.tensors, decoder_layers(fields.header)
     if layers > len(tensors):
         return []
@@ -102,7 +98,6 @@ def _layer_types(fields: ArchitectureMetadata, mark: str, kind: str) -> list[str
 
 
 def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
-    """Return the fields of config.json for the architecture qwen35."""
     head_dim, value_heads = fields.integer("attention.key_length"), fields.integer("ssm.time_step_rank")
     inner = fields.integer("ssm.inner_size")
     if inner % value_heads:

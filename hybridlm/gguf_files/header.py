@@ -1,7 +1,7 @@
 """Header of a GGUF file: metadata, and the place of each tensor.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package's reader makes an array for each
-string and trusts the lengths in the file; this one is bounded. Block sizes are the package's.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package's reader trusts the lengths in the
+file; this one is bounded.
 """
 
 import math
@@ -22,15 +22,15 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_KEYS, MAX_TENSORS = 65_536, 1 << 20
 MAX_ITEMS = 1 << 22
-"""Items of all arrays of the metadata together; a vocabulary of 250,000 tokens and its merges are 1,000,000."""
+"""Items of all metadata arrays; a vocabulary of 250,000 tokens and its merges are 1,000,000."""
 MAX_TEXT_BYTES = 64 << 20
-"""Bytes of all strings of the metadata together."""
+"""Bytes of all metadata strings."""
 MAX_DIMS = 4
 BLOCK_TYPES = frozenset(
     """Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 NVFP4 IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
     IQ1_S IQ1_M IQ4_NL IQ4_XS""".split()
 )
-"""Readable types of quantised tensors; `gguf.quants` dequantises them."""
+"""Readable quantised types; `gguf.quants` dequantises them."""
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY, _FLOAT32 = 8, 9, 6
@@ -38,11 +38,11 @@ _STRING, _ARRAY, _FLOAT32 = 8, 9, 6
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Header of a GGUF file: its metadata and the places of its tensors.
+    """Metadata and tensor places of a GGUF file.
 
     Attributes:
         metadata: key -> number, string, or list of them.
-        tensors: llama.cpp's name -> type of blocks or numbers, shape with the outermost dimension first, and bytes.
+        tensors: llama.cpp's name -> type, shape (outermost dimension first), and bytes.
     """
 
     path: Path
@@ -54,9 +54,8 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     """Read the header of a GGUF file, but no tensor.
 
     Raises:
-        CheckpointError: no GGUF file of a known version, a damaged header, tensors outside of the file or of an
-            unreadable type, or one part of several.
-        MissingExtra: the `gguf` package is not installed.
+        CheckpointError: unknown version, damaged header, tensors outside of the file or of an unreadable type, or one
+            part of several.
     """
     path = Path(path)
     require_extra("GGUF files", "gguf", "gguf")
@@ -68,8 +67,6 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
 
 
 class _HeaderReader:
-    """A cursor over the header of a mapped file, with limits on its contents."""
-
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path, self.mapped, self.size = path, mapped, len(mapped)
         self.position = self.items = self.text_bytes = 0

@@ -1,7 +1,7 @@
 """Tensors of a GGUF file under Hugging Face names, without llama.cpp's changes.
 
-The converter stores zero-centred norms as w + 1, `A_log` as -exp(A_log), convolutions without their dimension of one,
-and the value heads of linear attention in the order of their number within a key head instead of by key head.
+The converter stores zero-centred norms as w + 1, `A_log` as -exp(A_log), convolutions without their unit dimension, and
+value heads by number within a key head instead of by key head.
 """
 
 import math
@@ -21,17 +21,16 @@ from models.ops.quantised_codes import TWO_IN_A_BYTE
 
 Change = Literal["", "minus one", "log of minus"]
 _NUMBERS = 1 << 20
-"""Numbers that are dequantised at once."""
 
 
 class Heads(NamedTuple):
     """Value heads along a dimension of a tensor.
 
     Attributes:
-        key_heads, per_key: number of key heads, and of value heads for each.
+        key_heads, per_key: key heads, and value heads for each.
         size: entries of a head along the dimension.
         offset: entries before the first head.
-        columns: they are in the last dimension instead of the first one.
+        columns: in the last dimension instead of the first.
     """
 
     key_heads: int
@@ -42,15 +41,13 @@ class Heads(NamedTuple):
 
 
 class NamedTensor(NamedTuple):
-    """A tensor, or the part of an expert in a tensor.
+    """A tensor, or one expert of a tensor.
 
     Attributes:
         name: llama.cpp's.
-        stored: in the file.
-        shape: under the Hugging Face name.
-        begin, end: its bytes in the file.
-        change: the converter's change of the numbers, to be undone.
-        heads: value heads in another order, to be undone.
+        shape: in Hugging Face form.
+        change: converter's change of numbers, to be undone.
+        heads: value head order to be undone.
     """
 
     name: str
@@ -62,11 +59,7 @@ class NamedTensor(NamedTuple):
     heads: Heads | None = None
 
     def numbers(self, raw: np.ndarray, where: Any) -> np.ndarray:
-        """Return the tensor: the stored bfloat16 or float16 numbers if they are final, or float32.
-
-        Args:
-            raw: bytes of the tensor.
-            where: the file, for errors.
+        """Return the tensor, in float32 if stored numbers are not final.
 
         Raises:
             CheckpointError: a scale that is not finite, or a number without a logarithm.
@@ -92,7 +85,6 @@ class NamedTensor(NamedTuple):
         return values.reshape(self.shape)
 
     def packed_form(self) -> PackedForm | None:
-        """Return the packed form of the tensor; None if it can only be dequantised."""
         kind = PACKED_TYPES.get(self.stored.dtype)
         columns = self.stored.shape[-1]
         if kind is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
@@ -102,16 +94,7 @@ class NamedTensor(NamedTuple):
         return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays of the tensor in packed form.
-
-        Args:
-            raw: bytes of the tensor.
-            form: from `packed_form`.
-            where: the file, for errors.
-
-        Raises:
-            CheckpointError: a scale that is not finite.
-        """
+        """Return the arrays of the tensor in packed form."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
@@ -157,7 +140,6 @@ class NamedTensor(NamedTuple):
 
 
 def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
-    """Return a copy with value heads in the order of their key heads."""
     along = values.T if heads.columns else values
     result = along.copy()
     tiled = along[heads.offset :].reshape(heads.per_key, heads.key_heads, heads.size, *along.shape[1:])
@@ -166,7 +148,7 @@ def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
 
 
 class _Rule(NamedTuple):
-    """Name in a layer, and changes to undo; the converter drops unit dimensions at `unit_dims`."""
+    """Name in a layer, and changes to undo; `unit_dims` are dropped by the converter."""
 
     name: str
     change: Change = ""
@@ -229,18 +211,11 @@ _HEAD = {
     "nextn.hnorm.weight": _Rule("mtp.pre_fc_norm_hidden.weight", "minus one"),
     "nextn.shared_head_norm.weight": _Rule("mtp.norm.weight", "minus one"),
 }
-"""Tensors of the multi-token-prediction block, the last one, in addition to the tensors of a layer."""
+"""Tensors of the MTP block, in addition to a layer's."""
 
 
 def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
-    """Return Hugging Face name -> tensor.
-
-    A tensor that has no such name keeps llama.cpp's.
-
-    Args:
-        header: header of a file.
-        config: from `gguf_config`.
-    """
+    """Return Hugging Face name -> tensor; tensors without such a name keep llama.cpp's."""
     architecture, layers = header.metadata["general.architecture"], decoder_layers(header)
     blocks = header.metadata[f"{architecture}.block_count"]
     inner = _LFM2 if architecture == "lfm2" else _QWEN

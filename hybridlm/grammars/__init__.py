@@ -1,6 +1,6 @@
-"""Grammars that completions follow: JSON schemas, regular expressions, choices and Lark grammars, by llguidance.
+"""Grammars of completions: JSON schemas, regular expressions, choices and Lark, by llguidance.
 
-Imports text. Begin with `structured_outputs`, then `grammars` and `masks`: the tokens that may come next.
+Imports text. Begin with `structured_outputs`.
 """
 
 from hybridlm.grammars.grammars import Grammars, GrammarSource, GrammarState

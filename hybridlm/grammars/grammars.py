@@ -1,4 +1,4 @@
-"""Compiled grammars of a tokenizer, and where each sequence is in its own."""
+"""Compiled grammars of a tokenizer, and each sequence's position."""
 
 import weakref
 from collections import OrderedDict
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 MAX_COMPILED = 256
-"""Compiled grammars that are kept for the next request with the same one; the oldest are dropped."""
+"""Compiled grammars in the cache."""
 PROBE = '{"a": [1, -2.5e3, true], "b c": "d_é\\n"}'
-"""A text that a tokenizer has to give back as llguidance reads its vocabulary."""
+"""A text that a tokenizer must reproduce as llguidance reads its vocabulary."""
 
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar that has been checked.
+    """A checked grammar.
 
     Attributes:
-        text: text in the format of llguidance.
-        end_token_ids: the model's end tokens, which are allowed where the grammar may end.
+        text: in llguidance's format.
+        end_token_ids: allowed where the grammar may end.
     """
 
     text: str
@@ -36,12 +36,12 @@ class GrammarSource:
 
 
 class GrammarState:
-    """The remaining part of a sequence's grammar.
+    """Remaining part of a sequence's grammar.
 
     Args:
-        matcher: at the beginning of the grammar.
-        thoughts: finds the end of the thoughts before the grammar; None without thoughts.
-        words: words of the matcher's masks; the tokenizer may have tokens that the model lacks.
+        matcher: at the beginning.
+        thoughts: finds the end of thoughts; None without.
+        words: words of the matcher's masks; the tokenizer may exceed the model.
 
     Attributes:
         words: words of the matcher's masks.
@@ -54,14 +54,11 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """True if the grammar has ended: only an end token can follow.
-
-        It has also ended if the last token was the end token.
-        """
+        """Whether the grammar has ended: only an end token can follow, or was the last token."""
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
-        """Add a sampled token; sets `fault` if the grammar has no such token here."""
+        """Add a sampled token; set `fault` if it is not allowed."""
         if self._thoughts is not None:
             rest = self._thoughts.push(token)
             if rest is not None:
@@ -72,7 +69,7 @@ class GrammarState:
             self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first on, the grammar allows."""
+        """Return how many leading tokens the grammar allows."""
         if self._thoughts is not None:
             return self._thoughts.before_end(drafts)
         return self._matcher.validate_tokens(list(drafts))
@@ -81,8 +78,8 @@ class GrammarState:
         """Write the masks of the next token, and of the tokens after each draft.
 
         Args:
-            masks: uint32 [D + 1 or more, words of the state] of all ones, contiguous; an empty row stands for no token.
-            drafts: D tokens that may follow; rows after a draft that the grammar rejects stay unchanged.
+            masks: uint32 [D + 1 or more, words], ones, contiguous; an empty row is no token.
+            drafts: D tokens; rows after a rejected draft stay unchanged.
         """
         if self._thoughts is not None:
             return
@@ -102,10 +99,7 @@ class GrammarState:
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     def _check(self, row: np.ndarray) -> None:
-        """Look for the error of the written mask.
-
-        If no token can follow, llguidance allows the end token.
-        """
+        """Look for the matcher's error: without a next token, llguidance allows the end token."""
         if self._matcher.is_error():
             self.fault = _error_of(self._matcher)
             row[:] = 0
@@ -115,8 +109,8 @@ class GrammarState:
         """Write the masks of the next tokens of several sequences, in threads.
 
         Args:
-            states: with the place of each one's mask.
-            masks: uint32 [places, words] of all ones, contiguous.
+            states: with mask places.
+            masks: uint32 [places, words], ones, contiguous.
         """
         begun = [(state, place) for state, place in states if state._thoughts is None]
         if len(begun) == 1:
@@ -130,18 +124,14 @@ class GrammarState:
 
 
 class Grammars:
-    """The grammars of a tokenizer, each compiled once.
-
-    `Grammars.of` makes one object for each tokenizer and model.
+    """Grammars of a tokenizer, each compiled once; see `Grammars.of`.
 
     Args:
-        tokenizer: tokenizer of the model.
-        vocab_size: number of logits of a token.
-        end_token_ids: the model's end tokens; without end tokens a completion ends if nothing can follow.
+        vocab_size: logits of a token.
+        end_token_ids: without any, a completion ends if nothing can follow.
 
     Raises:
-        ValueError: llguidance does not read this tokenizer.
-        MissingExtra: llguidance is not installed.
+        ValueError: an unknown tokenizer.
     """
 
     _by_tokenizer: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
@@ -165,7 +155,7 @@ class Grammars:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
-        """Return the grammars of a tokenizer; arguments and errors as for the class."""
+        """Return the grammars of a tokenizer and model; arguments and errors as for the class."""
         instances = cls._by_tokenizer.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
         if key not in instances:
@@ -173,18 +163,11 @@ class Grammars:
         return instances[key]
 
     def check(self, text: str) -> None:
-        """Compile a grammar.
-
-        Raises:
-            ValueError: it cannot be compiled, uses what llguidance does not know, or no token can begin it.
-        """
+        """Compile a grammar; raises ValueError for a wrong or empty one."""
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return the position of a sequence in a grammar.
-
-        If the prompt opens thoughts, the grammar begins after them.
-        """
+        """Return a sequence's position in a grammar, which begins after open thoughts of the prompt."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)
@@ -232,5 +215,4 @@ def _limits() -> "LLParserLimits":
 
 
 def _error_of(matcher: "LLMatcher") -> str:
-    """Return why a matcher has stopped."""
     return " ".join(matcher.get_error().split()) or matcher.stop_reason()

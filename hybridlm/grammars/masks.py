@@ -8,11 +8,7 @@ from hybridlm.grammars.grammars import GrammarState
 
 
 class TokenSet:
-    """Mask of a fixed set of tokens, with the methods of `GrammarState`.
-
-    Args:
-        vocab_size: number of logits of a token.
-    """
+    """Mask of fixed tokens, with the methods of `GrammarState`."""
 
     fault = None
     complete = False
@@ -27,7 +23,7 @@ class TokenSet:
         """Add a sampled token; the mask stays."""
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many of these tokens, from the first on, are in the set."""
+        """Return how many leading tokens are in the set."""
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
@@ -42,12 +38,12 @@ TokenState = GrammarState | TokenSet
 def token_masks(
     states: Sequence[TokenState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
 ) -> np.ndarray | None:
-    """Return the masks of every lane, or None if every lane may sample any token.
+    """Return the masks of every lane, or None if all tokens are allowed.
 
     Args:
-        states: grammars and sets of tokens of the lanes; None for a lane that may sample any token.
-        drafts: drafts of the lanes; None for a step that verifies none.
-        tokens: tokens of a lane in a step that verifies.
+        states: of the lanes; None allows all tokens.
+        drafts: None in a step that verifies none.
+        tokens: of a lane in a verifying step.
 
     Returns:
         uint32 [lanes, words], or with drafts [lanes, tokens, words].

@@ -1,4 +1,4 @@
-"""Descriptions of structured outputs, under the names that vLLM gives them, as grammars of llguidance."""
+"""vLLM's descriptions of structured outputs, as grammars of llguidance."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,16 @@ from hybridlm.errors import require_extra
 from ir_passes.files.strict_json import parse_json
 
 MAX_GRAMMAR_LENGTH = 4_000_000
-"""Maximum characters of a grammar as llguidance reads it."""
+"""Maximum characters of a grammar."""
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class StructuredOutputs(TypedDict, total=False):
     """The form of a completion: exactly one of the first five.
 
-    Keys:
-        json: a JSON schema, as a mapping or as JSON text.
-        json_object: True for any JSON object.
-        regex: a regular expression that the whole completion matches, in the syntax of Rust's regex.
-        choice: texts; the completion is one of them.
-        grammar: a Lark grammar, as llguidance reads it.
-        disable_any_whitespace: with a schema or an object: no white space between the parts of the JSON.
+    Keys: json: a JSON schema, as mapping or text. json_object: True for any JSON object. regex: of the whole
+    completion, in Rust's syntax. choice: texts. grammar: Lark, as llguidance reads it. disable_any_whitespace: no white
+    space between parts of the JSON.
     """
 
     json: Mapping[str, Any] | str
@@ -35,18 +31,17 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 def grammar_text(options: Any) -> str:
-    """Return a grammar as llguidance reads it, not yet compiled.
+    """Return a grammar for llguidance, not yet compiled.
 
     Raises:
-        ValueError: something else, or a value of another kind; the message names the key.
-        MissingExtra: llguidance is not installed.
+        ValueError: a wrong key or value.
     """
     require_extra("structured_outputs", "llguidance", "grammar")
     from llguidance import LLMatcher
 
     keys = [*KINDS, "disable_any_whitespace"]
     if not isinstance(options, Mapping) or [key for key in options if key not in keys]:
-        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {_shown(options)}")
+        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {options!r:.80}")
     given_keys = [key for key in KINDS if options.get(key) is not None and (options[key] is not False or key == "json")]
     if len(given_keys) != 1:
         raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {', '.join(given_keys) or 'none'}")
@@ -59,7 +54,7 @@ def grammar_text(options: Any) -> str:
     elif kind == "choice":
         text = LLMatcher.grammar_from_lark(_choice(value))
     elif not isinstance(value, str):
-        raise ValueError(f"{kind}: expected a string, got {_shown(value)}")
+        raise ValueError(f"{kind}: expected a string, got {value!r:.80}")
     else:
         text = LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
     if len(text) > MAX_GRAMMAR_LENGTH:
@@ -68,40 +63,32 @@ def grammar_text(options: Any) -> str:
 
 
 def compiler_version() -> str:
-    """Return llguidance's version, since masks depend on it; "none" without it."""
+    """Return llguidance's version, which masks depend on, or "none"."""
     return metadata.version("llguidance") if find_spec("llguidance") is not None else "none"
 
 
 def _schema(value: Any) -> str:
-    """Return a JSON schema as text; its properties have the order of the completion."""
+    """Return a JSON schema as text, with properties in the completion's order."""
     try:
         schema = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json: expected a JSON schema: {error}") from error
     if not isinstance(schema, dict):
-        raise ValueError(f"json: expected a JSON schema, which is an object, got {_shown(schema)}")
+        raise ValueError(f"json: expected a JSON schema, which is an object, got {schema!r:.80}")
     return json.dumps(schema)
 
 
 def _any_object(value: Any) -> str:
     if value is not True:
-        raise ValueError(f"json_object: expected True, got {_shown(value)}")
+        raise ValueError(f"json_object: expected True, got {value!r:.80}")
     return '{"type": "object"}'
 
 
 def _choice(value: Any) -> str:
-    """Return the Lark grammar of a list of texts.
-
-    It has one terminal, because llguidance limits the alternatives of a rule.
-    """
+    """Return the Lark grammar of texts: one terminal, because llguidance limits alternatives."""
     texts = value if isinstance(value, list | tuple) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"choice: expected a list of texts that are not empty, got {_shown(value)}")
+        raise ValueError(f"choice: expected a list of texts that are not empty, got {value!r:.80}")
     # Strings of Lark are JSON strings, except that DEL must be escaped too.
     quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in texts)
     return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

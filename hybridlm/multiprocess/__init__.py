@@ -1,5 +1,5 @@
 """Processes that run one model together: joining, heartbeats, broadcasts and failures.
 
-Imports `devices`. Begin with `decisions`: the commands and decisions that make every scheduler run the same steps;
-`messages` is their wire format, `process_group` checks that programs and operands are equal.
+Imports `devices`. Begin with `decisions`, which make every scheduler run the same steps; `process_group` checks that
+programs and operands are equal.
 """

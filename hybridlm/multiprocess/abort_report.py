@@ -1,8 +1,7 @@
-"""Report the dead peer when JAX aborts this process.
+"""Report of the dead peer when JAX aborts this process.
 
-The client of JAX's coordination service, which runs in process 0, calls `abort()` as soon as the connection breaks,
-with a message that names nobody; no exception is raised, and no Python function can be given to it instead. So the
-signal that `abort()` raises is caught: the thread that called it then reports which process died, and exits.
+JAX's coordination client calls `abort()` when the connection to process 0 breaks, without an exception or the name of a
+process. Its signal is caught: the calling thread reports which process died, and exits.
 """
 
 import atexit
@@ -16,15 +15,15 @@ from collections.abc import Callable
 _ATTEMPTS, _PAUSE = 4, 0.25
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _installed: list[object] = []
-"""Callbacks for C code, which must not be collected."""
+"""Callbacks for C code, protected from garbage collection."""
 
 
 def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
     """Print the reason at `abort()`, and exit.
 
     Args:
-        reason: returns why this process exits; None for another cause, and `abort()` goes on.
-        status: exit status, in place of the signal.
+        reason: returns the cause; None lets `abort()` go on.
+        status: exit status.
     """
 
     def report(number: int) -> None:
@@ -41,10 +40,7 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
 
 def is_unreachable(address: str) -> bool:
-    """True if no process listens at an address, "host:port".
-
-    A process that is being killed gets a second to disappear.
-    """
+    """Whether no process listens at "host:port", within a second."""
     host, port = address.rsplit(":", 1)
     for _ in range(_ATTEMPTS):
         try:

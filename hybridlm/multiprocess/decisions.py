@@ -1,8 +1,8 @@
-"""Decisions that do not follow from the requests, and their distribution to all processes.
+"""Decisions that do not follow from requests, and their broadcast.
 
-Schedulers are deterministic: given the same commands (open a session, add a request, cancel it, run a step ...) and the
-same decisions (measured times, proposals of a user's drafter, interrupts) they run the same steps. Process 0 broadcasts
-both, in their order, and the schedulers of the other processes repeat them.
+Schedulers are deterministic in commands (open a session, add or cancel a request, run a step ...) and decisions
+(measured times, proposals of a user's drafter, interrupts). Process 0 broadcasts both in order; other schedulers repeat
+them.
 """
 
 import itertools
@@ -21,54 +21,49 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A command was interrupted, in all processes after the same step."""
+    """Interruption of a command, after the same step in all processes."""
 
 
 class DecisionFailed(RuntimeError):
-    """Process 0 raised an exception where it should have made a decision."""
+    """Exception of process 0 in place of a decision."""
 
 
 class Decisions:
-    """The commands and decisions of a single process.
+    """Commands and decisions of a single process.
 
     Attributes:
-        leads: whether this process takes requests of the user.
+        leads: this process takes the user's requests.
     """
 
     leads = True
 
     @contextmanager
     def command(self, kind: str, **arguments: Any) -> Iterator[None]:
-        """Run one call of the user; a nested command is part of the outer one.
+        """Run a call of the user; nested commands are part of it.
 
         Args:
-            kind: name of the command.
-            **arguments: all data that it depends on, apart from earlier commands.
+            kind: its name.
+            **arguments: all its data, apart from earlier commands.
         """
         yield
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return a decision within a command: the result of `make` in process 0."""
+        """Return process 0's result of `make`, within a command."""
         return make()
 
     def checkpoint(self) -> None:
         """Let an interrupt end a command here."""
 
     def share(self, thing: Any) -> None:
-        """Name an object that a command made, so that later commands can refer to it.
-
-        The name is valid while the object exists in process 0.
-        """
+        """Number an object of a command for later commands, while it exists in process 0."""
 
 
 class Broadcast(Decisions):
-    """The commands and decisions of a run: process 0 sends them, the others receive them.
+    """Commands and decisions of a run: process 0 sends, the others receive.
 
     Args:
-        messages: the order of all messages.
-        leads: whether this process is process 0.
-        history: returns a digest of all steps that were dispatched so far.
-        where: this process, for messages.
+        leads: this is process 0.
+        history: returns a digest of all dispatched steps.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class Broadcast(Decisions):
 
     @contextmanager
     def command(self, kind: str, **arguments: Any) -> Iterator[None]:
-        """Send a command to the other processes and run it; nested commands are not sent."""
+        """Send a command and run it; nested commands are not sent."""
         with self._lock:
             self._depth += 1
             try:
@@ -100,7 +95,7 @@ class Broadcast(Decisions):
                 self._depth -= 1
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return the result of `make` in process 0, in every process."""
+        """Return process 0's result of `make`, in every process."""
         if self.leads:
             try:
                 value = make()
@@ -117,13 +112,13 @@ class Broadcast(Decisions):
         return message.arguments["value"]
 
     def checkpoint(self) -> None:
-        """Raise `Interrupted` in every process, if process 0 has been interrupted."""
+        """Raise `Interrupted` in every process if process 0 was interrupted."""
         if self.decide(lambda: bool(self._interrupts)):
             self._interrupts.clear()
             raise Interrupted
 
     def share(self, thing: Any) -> None:
-        """Number an object that commands refer to; process 0 announces when it is freed."""
+        """Number an object of commands; process 0 announces when it is freed."""
         number = next(self._next_number)
         self._numbers[thing] = number
         if self.leads:
@@ -132,11 +127,10 @@ class Broadcast(Decisions):
             self._things[number] = thing
 
     def receive(self) -> Message:
-        """Wait for the next message of process 0; drop objects that were dropped there.
+        """Wait for process 0's next message; drop objects that it dropped.
 
         Raises:
-            Disagreement: this process has dispatched other steps than process 0.
-            MessageError: the message is damaged.
+                    Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
             ProcessLost: process 0 does not answer.
         """
         while True:
@@ -151,16 +145,12 @@ class Broadcast(Decisions):
             del self._things[message.arguments["number"]]
 
     def end(self) -> None:
-        """Broadcast that there will be no more commands."""
         if self.leads:
             self._messages.send(Message("end", {}, self._history()))
 
     @contextmanager
     def _deferred_interrupts(self) -> Iterator[None]:
-        """Defer an interrupt (SIGINT) to the next checkpoint or the end of the command.
-
-        The other processes cannot stop within a command.
-        """
+        """Defer SIGINT to the next checkpoint or the command's end: others cannot stop within a command."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""Common settings of the processes of a run: environment variables, exit status and timeout."""
+"""Common settings of the processes: environment variables, exit status and timeout."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ import time
 import jax
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Environment variables of the coordinator's address, the number of processes, and this process's number; not needed on
-a cluster that JAX detects."""
+"""Environment variables of coordinator address, number of processes, and own number; not needed on a detected cluster.
+"""
 MAX_TIMEOUT = 60
 EXIT_PEER_LOST = 70
-"""Exit status of a process that exits because of another one."""
+"""Exit status caused by another process."""
 
 
 _timeout: float = MAX_TIMEOUT
@@ -22,14 +22,11 @@ class ProcessLost(RuntimeError):
 
 
 class Disagreement(RuntimeError):
-    """Processes were about to run a step with different operands; no row was written."""
+    """Processes have different operands, or a message between them is damaged; no row was written."""
 
 
 def exit_peer_lost() -> None:
-    """Exit without waiting for JAX.
-
-    An ordinary exit waits for the other processes, and they wait for this one in a step.
-    """
+    """Exit without JAX, whose exit waits for processes that wait for this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
@@ -38,18 +35,17 @@ def exit_peer_lost() -> None:
 
 
 def peer_timeout() -> float:
-    """Return the seconds until an unresponsive process makes all others exit."""
+    """Return the seconds after which an unresponsive process makes all others exit."""
     return _timeout
 
 
 def set_peer_timeout(timeout: float) -> None:
-    """Set the timeout; raises ValueError if it is out of range."""
+    """Set the timeout; raises ValueError if out of range."""
     global _timeout
     check_timeout(timeout)
     _timeout = timeout
 
 
 def check_timeout(timeout: float) -> None:
-    """Check a timeout; raises ValueError if it is out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT:
         raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

@@ -1,8 +1,7 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
-A step waits for all devices inside the runtime, where no exception reaches it; so a separate thread ends a process if a
-peer has stopped. A silent peer was killed or stopped, or its host is gone; a lagging peer sends heartbeats but does not
-receive its messages.
+A step waits inside the runtime, where no exception reaches it, so a thread ends the process if a peer has stopped. A
+silent peer has ended; a lagging peer sends heartbeats but does not receive messages.
 """
 
 import json
@@ -30,17 +29,17 @@ from hybridlm.multiprocess.environment import (
 from hybridlm.multiprocess.messages import KeyValues
 
 BEATS = 10.0
-"""Heartbeats within the timeout; at least one per second."""
+"""Heartbeats within the timeout, at least one per second."""
 
 
 class HeartbeatRecord(NamedTuple):
     """One heartbeat of a process.
 
     Attributes:
-        beat: number of the heartbeat.
+        beat: its number.
         name: process and host.
-        epoch: number of messages that it has received, or sent.
-        busy: work of unbounded duration (compiling a program); empty for none.
+        epoch: messages received or sent.
+        busy: work of unbounded duration (compilation), or "".
     """
 
     beat: int
@@ -50,18 +49,16 @@ class HeartbeatRecord(NamedTuple):
 
 
 class Heartbeat:
-    """Sends heartbeats and watches the heartbeats of other processes.
+    """Sends heartbeats and watches the other processes.
 
     Args:
-        store: shared store of the heartbeats.
-        process: number of this process.
-        timeout: seconds after which a silent or lagging process has made all others exit. They notice after half.
-        members: processes that exist from the beginning; other processes count from their first heartbeat.
-        end: exits this process with a status; replaced in tests.
+        timeout: seconds until a silent or lagging process makes all others exit; they notice after half.
+        members: initial processes; others count from their first heartbeat.
+        end: exits with a status; replaced in tests.
 
     Attributes:
         epoch, busy: of this process; see `HeartbeatRecord`.
-        failure: why another process has ended; None if unknown.
+        failure: cause of another process's end.
     """
 
     def __init__(
@@ -87,14 +84,11 @@ class Heartbeat:
             threading.Thread(target=run, name=f"hybridlm-heartbeat{run.__name__}", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching: a process that ends from now on has finished its work."""
+        """Stop watching: a process that ends now has finished its work."""
         self._stopped.set()
 
     def reason(self) -> str | None:
-        """Return why JAX aborts this process; None for another cause.
-
-        Causes are a known failure, the end of process 0, or a silent process.
-        """
+        """Return why JAX aborts: a known failure, the end of process 0, or a silent process."""
         cause = self.failure
         if cause is None and not self._stopped.is_set():
             if self._process != 0 and is_unreachable(self._store.address):
@@ -108,10 +102,7 @@ class Heartbeat:
         self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
     def wait_for_cause(self) -> None:
-        """Determine why a step of all processes failed: a published failure or a silent process.
-
-        Waits until a process has been silent for long enough.
-        """
+        """Determine why a joint step failed: a published failure, or a process that stays silent."""
         end = time.monotonic() + self._limit / 2
         while self.failure is None and time.monotonic() < end:
             silent = self._silent(3 * self._interval)
@@ -121,12 +112,11 @@ class Heartbeat:
             time.sleep(self._interval / 4)
 
     def _publish_failure(self, other: int, message: str) -> None:
-        """Publish why a process cannot continue; otherwise others see only silence."""
+        """Publish why a process cannot go on; otherwise others see only silence."""
         with suppress(jax.errors.JaxRuntimeError):
             self._store.set(f"failed/{other}", message.encode())
 
     def _send_loop(self) -> None:
-        """Send heartbeats, and read the heartbeats of other processes."""
         beat = 0
         while not self._stopped.is_set():
             beat += 1
@@ -214,7 +204,7 @@ _started: list[Heartbeat] = []
 
 
 def start_heartbeat() -> None:
-    """Start the heartbeats of all processes, once every one of them exists."""
+    """Start the heartbeats once all processes exist."""
     process, members = jax.process_index(), range(jax.process_count())
     heartbeat = Heartbeat(KeyValues("hybridlm/joined"), process, peer_timeout(), members)
     report_at_abort(heartbeat.reason, EXIT_PEER_LOST)
@@ -222,7 +212,7 @@ def start_heartbeat() -> None:
 
 
 def take_heartbeat(store: KeyValues, process: int) -> Heartbeat:
-    """Return the heartbeat of a process group; the first group takes `start_heartbeat`'s."""
+    """Return a process group's heartbeat; the first group takes `start_heartbeat`'s."""
     if _started:
         return _started.pop()
     heartbeat = Heartbeat(store, process, peer_timeout())
@@ -231,18 +221,18 @@ def take_heartbeat(store: KeyValues, process: int) -> Heartbeat:
 
 
 MIN_JAX_HEARTBEAT = 10
-"""Seconds of silence that JAX's coordination service grants a busy machine."""
+"""Seconds of silence that JAX's coordination service accepts."""
 
 
 def join(timeout: float, devices: int | None = None) -> None:
-    """Join a run as one process of a launcher; start to watch the others.
+    """Join a run as one process of a launcher, and watch the others.
 
     Args:
-        timeout: seconds without an answer after which a process counts as lost.
-        devices: virtual devices of this process, on a CPU; None for JAX's default.
+        timeout: seconds without an answer until a process counts as lost.
+        devices: virtual CPU devices; None for JAX's default.
 
     Raises:
-        ValueError: the number of processes is unknown, or the timeout is out of range.
+        ValueError: unknown number of processes, or timeout out of range.
     """
     set_peer_timeout(timeout)
     if devices is not None:

@@ -19,8 +19,8 @@ class LaunchError(RuntimeError):
     """A process failed; all others were ended.
 
     Attributes:
-        status: exit status of the launch, as a shell counts it.
-        others_ended: process 0 has the status, and all others have ended well by themselves.
+        status: as a shell counts it.
+        others_ended: process 0 failed, and all others ended well.
     """
 
     def __init__(self, message: str, status: int, others_ended: bool = False):
@@ -31,16 +31,14 @@ class LaunchError(RuntimeError):
 def launch(command: Sequence[str], count: int, timeout: float) -> None:
     """Run a command as `count` processes on this machine.
 
-    The output of process 0 is passed through; all output of the others goes to standard error, each line prefixed with
-    "[1] " or so. SIGINT and SIGTERM are forwarded to all.
+    Other processes write to standard error, each line with a prefix "[1] ". SIGINT and SIGTERM are forwarded.
 
     Args:
-        command: command of each process; environment variables give it its number.
-        count: number of processes.
-        timeout: seconds within which all others have ended after one has failed, or process 0 has ended.
+        command: of each process; environment variables have its number.
+        timeout: seconds for all others to end after a failure or process 0's end.
 
     Raises:
-        LaunchError: a process failed; the message names it.
+        LaunchError: a process failed; with its name.
     """
     address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
@@ -80,9 +78,9 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
-    """Wait for all processes, or until a failure has been reported by the others.
+    """Wait for all processes, or until others have reported a failure.
 
-    They notice a missing process after half of the timeout. If one of them has noticed, the others have as well.
+    They notice a missing process after half of the timeout.
     """
     end, failed = None, None
     while any(process.poll() is None for process in processes):

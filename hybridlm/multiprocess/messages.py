@@ -1,12 +1,11 @@
-"""Wire format of commands and decisions: JSON in numbered parts, each with a checksum.
+"""Wire format of commands and decisions: JSON in numbered parts with checksums.
 
-Nothing is pickled. Messages may hold None, bool, int, float, str, list, tuple, frozenset, dict, arrays of int32 in one
-dimension, and data classes that the receiver names; objects that both sides have are sent as their number.
+No pickle. Messages hold None, bool, int, float, str, list, tuple, frozenset, dict, int32 arrays of one dimension, and
+known data classes; shared objects are sent by number.
 
-`KeyValues` is JAX's coordination service. The service runs in process 0, over the connections that
-`jax.distributed.initialize` has made. A record of 4 KB takes a tenth of the time of a broadcast by the devices, and a
-process that waits for one keeps no device busy, however long process 0 is idle. `jax.distributed` itself offers no such
-store, only JAX's own client has it.
+`KeyValues` is JAX's coordination service in process 0, over the connections of `jax.distributed.initialize`. 4 KB take
+a tenth of a device broadcast's time, and a waiting process keeps no device busy. Only JAX's internal client has this
+store.
 """
 
 import json
@@ -18,26 +17,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from hybridlm.multiprocess.environment import Disagreement
 from ir_passes.jaxpr.jax_private import coordination
 
 PART_BYTES = 1 << 20
-"""Maximum bytes of a part, far below gRPC's limit for a message."""
+"""Bytes of a part, far below gRPC's message limit."""
 _BLOCK = 256
-"""Number of messages that are deleted from the store together."""
-
-
-class MessageError(RuntimeError):
-    """A received message is damaged, or out of order."""
+"""Messages that are deleted together."""
 
 
 class Message(NamedTuple):
-    """A command or a decision.
-
-    Attributes:
-        kind: name of the command or decision.
-        arguments: arguments by name.
-        history: digest of all steps that the sender had dispatched before.
-    """
+    """A command or decision; `history` is the digest of all steps dispatched before."""
 
     kind: str
     arguments: dict[str, Any]
@@ -45,14 +35,14 @@ class Message(NamedTuple):
 
 
 class Store(Protocol):
-    """A key-value store that the processes share; see `KeyValues`."""
+    """Key-value store of the processes; see `KeyValues`."""
 
     def set(self, name: str, value: bytes) -> None:
         """Set the value of a new name."""
         ...
 
     def get(self, name: str) -> bytes:
-        """Return the value of a name, waiting until it has one."""
+        """Return the value of a name, waiting until it exists."""
         ...
 
     def delete(self, name: str) -> None:
@@ -61,14 +51,14 @@ class Store(Protocol):
 
 
 class Messages:
-    """The messages of a run, in their order.
+    """Messages of a run, in order.
 
     Args:
-        store: shared store with a `get` that waits for a value.
-        classes: data classes that messages may have, by name.
+        store: shared; its `get` waits for a value.
+        classes: known data classes by name.
 
     Attributes:
-        count: messages sent or received so far.
+        count: sent or received so far.
     """
 
     def __init__(self, store: Store, classes: Sequence[type] = ()):
@@ -77,16 +67,16 @@ class Messages:
         self.classes = {dataclass.__name__: dataclass for dataclass in classes}
 
     def send(self, message: Message, numbers: Mapping[Any, int] | None = None) -> None:
-        """Send a message; `numbers` has the objects that it may refer to, with their numbers."""
+        """Send a message; `numbers` has the numbers of shared objects."""
         for part, data in enumerate(to_parts(self.count, message, {} if numbers is None else numbers)):
             self._store.set(_key(self.count, part), data)
         self.count += 1
 
     def receive(self, things: Mapping[int, Any]) -> Message:
-        """Wait for the next message; `things` has the objects that it may refer to.
+        """Wait for the next message; `things` has the shared objects.
 
         Raises:
-            MessageError: the message is damaged or has another number.
+            Disagreement: the message is damaged or has another number.
         """
         body, part, parts = b"", 0, 1
         while part < parts:
@@ -99,7 +89,7 @@ class Messages:
         )
 
     def forget(self, count: int) -> None:
-        """Delete messages that every process has received: those before the first `count`, in whole blocks."""
+        """Delete the first `count` messages, which all have received, in whole blocks."""
         while self._deleted < count // _BLOCK:
             self._store.delete(f"message/{self._deleted}")
             self._deleted += 1
@@ -110,11 +100,7 @@ def _key(number: int, part: int) -> str:
 
 
 def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[bytes]:
-    """Encode a message.
-
-    Raises:
-        ValueError: an argument cannot be sent; the message names it.
-    """
+    """Encode a message; raises ValueError with the name of a wrong argument."""
     arguments = {name: _encoded(value, numbers, name) for name, value in message.arguments.items()}
     body = json.dumps([message.kind, arguments, message.history]).encode()
     pieces = [body[begin : begin + PART_BYTES] for begin in range(0, len(body), PART_BYTES)]
@@ -126,24 +112,24 @@ def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[
 
 
 def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
-    """Return the content of a part, and the number of parts.
+    """Return a part's content and the number of parts.
 
     Raises:
-        MessageError: the part is damaged, or has other numbers.
+        Disagreement: the part is damaged, or has other numbers.
     """
     first, _, piece = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     computed = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
     if checksum != computed.encode():
         expected = checksum[:8].decode(errors="replace")
-        raise MessageError(
+        raise Disagreement(
             f"message {number}, part {part}: checksum: expected {expected}, got {computed}; it was damaged"
         )
     found_number, found_part, parts = map(int, head.split())
     if found_number != number:
-        raise MessageError(f"message {number}: expected number {number}, got {found_number}; a message was lost")
+        raise Disagreement(f"message {number}: expected number {number}, got {found_number}; a message was lost")
     if found_part != part:
-        raise MessageError(f"message {number}: expected part {part}, got {found_part}")
+        raise Disagreement(f"message {number}: expected part {part}, got {found_part}")
     return piece, parts
 
 
@@ -189,10 +175,10 @@ def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any])
 
 
 class KeyValues:
-    """The store of the processes that `jax.distributed` has connected.
+    """The store of `jax.distributed`'s processes.
 
     Attributes:
-        address: host and port of the service, in process 0.
+        address: of the service in process 0.
     """
 
     def __init__(self, folder: str) -> None:
@@ -208,7 +194,7 @@ class KeyValues:
         self._client.key_value_set_bytes(f"{self._folder}/{name}", value, allow_overwrite=True)
 
     def get(self, name: str, seconds: float) -> bytes | None:
-        """Wait up to `seconds` for a value; None after that time."""
+        """Wait up to `seconds` for a value, else None."""
         try:
             return self._client.blocking_key_value_get_bytes(f"{self._folder}/{name}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as error:
@@ -217,10 +203,10 @@ class KeyValues:
             return None
 
     def list(self, folder: str) -> dict[str, bytes]:
-        """Return all values with keys in "folder/", by the rest of the key."""
+        """Return rest of the key -> value, for keys in "folder/"."""
         entries = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
         return {name.rsplit("/", 1)[-1]: value for name, value in entries}
 
     def delete(self, name: str) -> None:
-        """Delete a value, and all values with a key that begins with "name/"."""
+        """Delete a value, and all with keys in "name/"."""
         self._client.key_value_delete(f"{self._folder}/{name}")

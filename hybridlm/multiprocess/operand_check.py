@@ -1,8 +1,7 @@
-"""Check inside a step, before it writes, that all processes have the same operands.
+"""Check inside a step, before it writes, that all processes have equal operands.
 
-Every process puts the operands of a step on its own devices, and JAX does not check that they are equal: a replicated
-array is assumed to be the same everywhere. So each process adds a digest of its operation (`digest`), and if two
-devices have different digests, or different slot maps, no row changes on any of them.
+JAX assumes that replicated arrays are equal on all devices. Each process adds a digest of its operation; if digests or
+slot maps differ, no row changes on any device.
 """
 
 import functools
@@ -19,17 +18,17 @@ from ir_passes.contract.prefix import is_entry
 from ir_passes.proof.agreement import devices_agree
 
 DIGEST_WORDS = 32
-"""Length of the digest of an operation, in uint32."""
+"""uint32 words of an operation's digest."""
 EXAMPLE_DIGEST = np.zeros(DIGEST_WORDS, np.uint32)
 
 
 def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tuple[Callable[..., tuple], LaneContract]:
-    """Add one argument, `digest`, and one result to a step: whether all devices agree.
+    """Add the argument `digest` and a result to a step: whether all devices agree.
 
     Args:
-        step: positional arguments in, a tuple out; run inside `jax.shard_map`.
-        contract: contract of the step. If devices disagree, its lengths become 0; without lengths, the rows that it
-            writes are past the end of their pool. The proof shows that no row changes then.
+        step: positional arguments -> tuple, inside `jax.shard_map`.
+        contract: of the step. If devices disagree, lengths become 0 or, without lengths, written rows are past the
+            pool's end; the proof shows that no row changes then.
     """
     entries = contract.inputs
     counted = any(_is_length(entry) for entry in jax.tree.leaves(entries, is_leaf=is_entry))

@@ -1,4 +1,4 @@
-"""The processes of one model: they agree on programs, and every step checks operands."""
+"""Processes of one model: they agree on programs, and every step checks operands."""
 
 import atexit
 import itertools
@@ -23,7 +23,7 @@ from ir_passes.compile.stored import StoredStep
 from ir_passes.xla_audit.hlo import HloError
 
 _MAX_IN_FLIGHT = 16
-"""Steps that a process dispatches beyond those known to have succeeded."""
+"""Steps dispatched beyond those known to have succeeded."""
 _POLL = 0.5
 _counter = itertools.count()
 Program = CompiledStep | StoredStep
@@ -33,11 +33,9 @@ class PendingStep(NamedTuple):
     """A step in flight.
 
     Attributes:
-        number: number of the step: 0, 1, ...
-        step: name of the step, for messages.
-        fields: names and digests of this process's operands.
-        message: number of messages before it.
-        agree: result of the step's operand check, on the devices.
+        fields: operand name -> digest.
+        message: messages before it.
+        agree: result of its operand check, on the devices.
     """
 
     number: int
@@ -48,14 +46,7 @@ class PendingStep(NamedTuple):
 
 
 class ProcessGroup:
-    """One process of those that run one model: this one.
-
-    Attributes:
-        process, count: number of this process, and of all.
-        decisions: commands and decisions of process 0.
-        messages: sends and receives the messages.
-        heartbeat: watches the others.
-    """
+    """This process among those of one model."""
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
@@ -77,16 +68,13 @@ class ProcessGroup:
             atexit.register(self.end)
 
     def agree_on(self, name: str, values: dict[str, Any], where: str = "") -> None:
-        """Check that all processes have the same values.
+        """Check that all processes have equal values.
 
         Args:
-            name: key of this check: the same in all processes, and unique.
-            values: values of this process.
-            where: beginning of the message.
+            name: unique key of this check.
 
         Raises:
-            Disagreement: a process has another value than process 0; names every one.
-            ProcessLost: a process does not answer.
+            Disagreement: names all that differ from process 0.
         """
         answers = self._exchange(name, {field: str(value) for field, value in values.items()})
         faults = [
@@ -99,19 +87,18 @@ class ProcessGroup:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        """Return the values (JSON) of all processes, in their order."""
+        """Return the JSON values of all processes, in order."""
         with self.waiting():
             self._store.set(f"{name}/{self.process}", json.dumps(value).encode())
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
 
     def _receive(self, name: str) -> bytes:
-        """Wait for a value of another process, until one of them has ended."""
+        """Wait for another process's value, until a process has ended."""
         while (value := self._store.get(name, _POLL)) is None:
             self._raise_if_lost()
         return value
 
     def _raise_if_lost(self) -> None:
-        """Raise ProcessLost if a process is known to have ended."""
         if self.heartbeat.failure is not None:
             self.heartbeat.stop()
             raise ProcessLost(f"{self.heartbeat.failure}; steps in flight are lost, run the same command again")
@@ -119,17 +106,16 @@ class ProcessGroup:
     # -- the store of the messages
 
     def set(self, name: str, value: bytes) -> None:
-        """Set a value that the other processes wait for."""
         self.heartbeat.epoch = self.messages.count
         with self.waiting():
             self._store.set(name, value)
 
     def delete(self, name: str) -> None:
-        """Delete a value, and all values with a key that begins with "name/"."""
+        """Delete a value, and all with keys in "name/"."""
         self._store.delete(name)
 
     def get(self, name: str) -> bytes:
-        """Wait for a value of process 0 and check steps in flight; raises as `call`."""
+        """Wait for process 0's value and check steps in flight; raises as `call`."""
         while True:
             self.heartbeat.epoch = self.messages.count
             with self.waiting():
@@ -140,7 +126,7 @@ class ProcessGroup:
                 return data
 
     def end(self) -> None:
-        """Broadcast that the run has ended, if this is process 0, and stop the heartbeat."""
+        """Stop the heartbeat; process 0 broadcasts the end."""
         if not self._ended:
             self._ended = True
             self.decisions.end()
@@ -149,17 +135,16 @@ class ProcessGroup:
     # -- running
 
     def agree_on_program(self, shape: Any, compiled: Callable[[Callable[[bool], bool]], Program]) -> Program:
-        """Return a program once every process has it, and check that the programs are equal.
+        """Return a program once every process has it, and check equality.
 
-        Without waiting, the first process to run it would block its devices until the others have compiled.
+        Otherwise the first process would block its devices while others compile.
 
         Args:
-            compiled: (`all_have` of `Programs.compiled`) -> the program.
+            compiled: (`all_have` of `Programs.compiled`) -> program.
 
         Raises:
-            IsolationError, AuditError, HloError: the step is refused, in all processes.
-            Disagreement: another process has another program, or refuses it.
-            ProcessLost: another process has ended or does not answer.
+            IsolationError, AuditError, HloError: refused in all processes.
+            Disagreement: another program, or a refusal, in another process.
         """
         if shape in self._agreed:
             return compiled(bool)
@@ -180,12 +165,12 @@ class ProcessGroup:
         """Dispatch a step that all have agreed on.
 
         Args:
-            shape, program, args: the step, as `program(*args)` without its last argument.
-            fields: names and digests of its operands.
+            shape, program, args: `program(*args)` without the last argument.
+            fields: operand name -> digest.
 
         Raises:
-            Disagreement: an earlier step found different operands.
-            ProcessLost: another process has ended or does not answer.
+            Disagreement: different operands of an earlier step.
+            ProcessLost: another process has ended.
         """
         fields = {"step": self._dispatched, "program": self._agreed[shape], **fields}
         digest = np.zeros(DIGEST_WORDS, np.uint32)
@@ -199,12 +184,12 @@ class ProcessGroup:
         return tuple(results)
 
     def replicate(self, outputs: Any) -> Any:
-        """Replicate a step's outputs of all lanes on every device, for the host to read."""
+        """Replicate outputs of all lanes on every device, for the host."""
         with self.waiting():
             return self._replicate(outputs)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of a step. Raises as `call`."""
+        """Wait for outputs; raises as `call`."""
         with self.waiting():
             values = jax.device_get(outputs)
         self._check()
@@ -212,7 +197,7 @@ class ProcessGroup:
 
     @contextmanager
     def busy_with(self, activity: str) -> Iterator[None]:
-        """Mark this process as busy with long work: it does not count as lagging."""
+        """Mark long work: this process does not count as lagging."""
         self.heartbeat.busy = activity
         try:
             yield
@@ -221,7 +206,7 @@ class ProcessGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Run work that depends on other processes; raise ProcessLost if one caused a failure."""
+        """Raise ProcessLost if another process causes a failure of this work."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
@@ -230,13 +215,12 @@ class ProcessGroup:
             raise
 
     def check_all(self) -> None:
-        """Wait for all steps in flight. Raises as `call`."""
+        """Wait for all steps in flight; raises as `call`."""
         with self.waiting():
             while self._pending:
                 self._check(wait=True)
 
     def _check(self, wait: bool = False) -> None:
-        """Check the steps that are done; `wait` for the oldest."""
         while self._pending and (wait or self._pending[0].agree.is_ready()):
             wait, pending = False, self._pending.popleft()
             with self.waiting():
@@ -247,7 +231,7 @@ class ProcessGroup:
                 self.messages.forget(pending.message)
 
     def _disagree(self, pending: PendingStep) -> None:
-        """Raise Disagreement with the fields that differ between processes."""
+        """Raise Disagreement with the different fields."""
         where = f"step {pending.number} ({pending.step}): processes have different operands, no row was written: "
         self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

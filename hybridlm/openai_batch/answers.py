@@ -30,12 +30,10 @@ class BatchModel:
     """A model as a batch needs it.
 
     Attributes:
-        inputs: limits of the model.
-        session: opens a session.
         score: (token ids, number of most likely tokens) -> scores.
-        name: for requests that name no model.
-        begin: called before each part, so that a part is independent of earlier parts.
-        keeping: context that writes the scores of a part to disk.
+        name: default model name.
+        begin: called before each part, for independent parts.
+        keeping: context that stores the scores of a part.
     """
 
     inputs: Inputs
@@ -47,13 +45,7 @@ class BatchModel:
 
 
 def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
-    """Return the answers to the requests of a part, in order.
-
-    Args:
-        model: answers the requests, all of them together.
-        requests: requests of a part.
-        finished: keeps bodies on disk; an earlier run's bodies are not computed again, its errors are.
-    """
+    """Return the answers to the requests of a part, in order; bodies of an earlier run are reused, errors are not."""
     call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
     with model.keeping(finished):
         scores = _score(model, requests)
@@ -87,7 +79,7 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
 
 
 def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the scores of the prompts of each request; empty unless it echoes log-probabilities."""
+    """Return the scores of the prompts of each request; empty without echoed log-probabilities."""
     scores: list[list[Score]] = [[] for _ in requests]
     for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
         places = [i for i, request in enumerate(requests) if request.scored and request.top == top]
@@ -100,7 +92,7 @@ def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Sc
 def _complete(
     model: BatchModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
 ) -> Iterator[tuple[int, list[Outcome]]]:
-    """Yield number and choices of each request at its end; requests share lanes."""
+    """Yield number and choices of each finished request; requests share lanes."""
     owners = [(i, choice) for i, request in requests.items() for choice in request.requests]
     outcomes = {i: dict[int, Outcome]() for i in requests}
     failed = set[int]()
@@ -127,13 +119,7 @@ def _complete(
 
 
 def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputRow:
-    """Return the row of the output for a line.
-
-    Args:
-        row: line of the input; its id is the custom_id.
-        name: name of the line in messages.
-        answer: to the request, or the fault of the line.
-    """
+    """Return the output row of a line."""
     unique = f"{'' if row.id is None else row.id}/{row.number}".encode("utf-8", "surrogatepass")
     unique = hashlib.sha256(unique).hexdigest()[:32]
     response: dict[str, Any] = {"status_code": 200, "request_id": f"hybridlm-batch-{unique}", "body": None}

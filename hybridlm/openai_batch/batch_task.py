@@ -25,11 +25,10 @@ from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session
 
 FORMAT = 2
-"""Version of the output's rows: parts of another version are not continued."""
+"""Version of the output's rows; parts of another version are not continued."""
 LINES_PER_LANE = 16
-"""Lines of a part per lane: more lines lose more work in a kill, fewer lines leave lanes idle."""
+"""Lines of a part per lane: more lose more work in a kill, fewer leave lanes idle."""
 MAX_FIRST_ERRORS = 3
-"""Errors that a report repeats."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,9 @@ class BatchFileReport:
     Attributes:
         responses: lines that were answered.
         bad_lines: lines that have an error instead.
-        prompt_tokens, completion_tokens: of the responses.
-        kept: number of these lines that an earlier, interrupted run had finished.
-        prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
-            too; with a prefix cache, and for prompts with log-probabilities.
-        first_errors: some of the errors, the first ones of their parts.
+        kept: lines that an interrupted run had finished.
+        prefix_tokens_saved: prompt tokens that shared beginnings saved, by earlier runs too.
+        first_errors: first errors of the parts.
     """
 
     responses: int
@@ -61,23 +58,21 @@ class BatchObjects(TextObjects):
     id_name = "custom_id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; raise ValueError for wrong names."""
+        """Return the CSV columns to read, True for JSON; raises ValueError for wrong names."""
         columns = {"custom_id": False, "method": False, "url": False, "body": True}
         if faults := [name for name in columns if names.count(name) != 1]:
             raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")
         return columns
 
     def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of a request."""
         custom_id = value.get("custom_id")
         return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, size)
 
 
 class BatchLines(JsonLines):
-    """A file of requests, one JSON object per line, without the blank lines.
+    """A file of requests, one JSON object per line, without blank lines.
 
-    Args:
-        path: the file; the content of a pipe is copied to a temporary file.
+    A pipe is copied to a temporary file.
     """
 
     def __init__(self, path: Path):
@@ -91,12 +86,10 @@ class BatchLines(JsonLines):
         super().__init__(path, BatchObjects())
 
     def close(self) -> None:
-        """Delete the copy of a pipe."""
         if self._copy is not None:
             self._copy.close()
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every line from `start` on that is not blank."""
         return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
 
     def _row(self, number: int, line: bytes) -> InputRow:
@@ -104,13 +97,13 @@ class BatchLines(JsonLines):
 
 
 def open_batch(path: Path, *fields: Any) -> TextSource:
-    """Open a file of requests, CSV by the ending of its name, otherwise JSON lines."""
+    """Open a file of requests: CSV by its ending, otherwise JSON lines."""
     del fields
     return CsvRows(path, BatchObjects()) if ending_of(path).startswith(".csv") else BatchLines(path)
 
 
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output; check the files without opening a pipe."""
+    """Check the files without opening a pipe; return the output's path."""
     path = check_output(input, output, options)
     if input.is_dir() or not input.exists():
         input.open("rb").close()  # raises OSError
@@ -119,17 +112,15 @@ def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
 
 @dataclass(frozen=True)
 class BatchTask(Task):
-    """Answers to OpenAI Batch requests, one per line, as `vllm run-batch` takes them (docs/batch.md).
+    """Answers to OpenAI Batch requests, one per line, as `vllm run-batch` (docs/batch.md).
 
-    A line of the input is `{"custom_id", "method": "POST", "url", "body"}`, with the url /v1/completions or
-    /v1/chat/completions. A line of the output has id, custom_id, response (status_code, request_id, body) and error,
-    which is null if the line was answered.
+    An input line is `{"custom_id", "method": "POST", "url", "body"}` with the url /v1/completions or
+    /v1/chat/completions. An output line has id, custom_id, response (status_code, request_id, body) and error.
     """
 
     check: ClassVar[Any] = staticmethod(check_batch_file)
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model."""
         engine = model.engine
         inputs = model.inputs
         batch = BatchModel(
@@ -145,18 +136,12 @@ class BatchTask(Task):
 
 
 def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
-    """Return the task of requests with a model.
-
-    Args:
-        model: answers the requests.
-        origin: everything that the answers depend on in addition to the requests.
-        **others: other fields of `RowTask`.
-    """
+    """Return the task of requests with a model."""
     current: list[FinishedTexts] = []
 
     @contextmanager
     def part(finished: FinishedTexts) -> Iterator[None]:
-        """Compute a part, independent of earlier parts."""
+        """Compute a part, independently of earlier parts."""
         current[:] = [finished]
         model.begin()
         yield

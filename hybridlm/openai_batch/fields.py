@@ -11,8 +11,8 @@ class Kind(NamedTuple):
     """The values that a field may have.
 
     Attributes:
-        holds: whether a value is of this kind.
-        read: value of this kind -> what `Fields.take` returns.
+        holds: True for a value of this kind.
+        read: value -> result of `Fields.take`.
     """
 
     name: str
@@ -31,11 +31,11 @@ STRINGS = Kind(
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
 )
 MAX_EXACT_FLOAT = 2**53
-"""Largest magnitude such that float64 holds every smaller whole number."""
+"""float64 holds every smaller integer."""
 
 
 def _is_integral(value: Any) -> bool:
-    """Return True for a whole number; JSON writers with float64 numbers write 4.0."""
+    """Whether a value is an integer; JSON writers with float64 numbers write 4.0."""
     return is_whole(value) or (isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_FLOAT)
 
 
@@ -47,7 +47,7 @@ TOKEN_IDS = Kind(
 
 
 def whole(minimum: int, maximum: int) -> Kind:
-    """Return the kind of whole numbers from `minimum` to `maximum`, read as int."""
+    """Return the kind of integers from `minimum` to `maximum`."""
     return Kind(
         f"a whole number in {minimum}..{maximum}",
         lambda value: _is_integral(value) and minimum <= value <= maximum,
@@ -56,7 +56,6 @@ def whole(minimum: int, maximum: int) -> Kind:
 
 
 def among(*values: str) -> Kind:
-    """Return the kind of these texts."""
     return Kind(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
 
 
@@ -68,7 +67,7 @@ class Fields:
         self._faults: list[str] = []
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """Return the value of a field, or the default; add a fault for another kind."""
+        """Return the value of a field, or the default; record a fault for another kind."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
@@ -78,24 +77,16 @@ class Fields:
         return default
 
     def need(self, name: str, kind: Kind) -> Any:
-        """Return a required field; None and a fault if it is absent or wrong."""
+        """Return a required field; record a fault and return None if absent or wrong."""
         if name not in self._left:
             self.fault(f"{name}: is missing")
         return self.take(name, kind)
 
     def fault(self, message: str) -> None:
-        """Add a fault."""
         self._faults.append(message)
 
     def finish(self, neutral: Mapping[str, Sequence[Any]]) -> None:
-        """Report all faults, when no more fields will be taken.
-
-        Args:
-            neutral: unsupported fields -> the values that have no effect.
-
-        Raises:
-            ValueError: every fault, and every field that was not taken.
-        """
+        """Raise ValueError with all faults and untaken fields, except `neutral` fields with a value without effect."""
         for name, value in self._left.items():
             if name not in neutral:
                 self.fault(f"{name}: is not supported")
@@ -110,6 +101,5 @@ class Fields:
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON, shortened."""
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

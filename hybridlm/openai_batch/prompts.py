@@ -19,14 +19,12 @@ class TokenizedPrompt:
 
 
 def take_truncation(body: Fields, max_tokens: int, context: int) -> slice | None:
-    """Take the truncation of prompts, defined as in vLLM; return the tokens that stay.
+    """Take vLLM's truncation of prompts; return the slice of tokens that stay.
 
-    By default the last tokens stay; -1 leaves room for the answer.
+    The last tokens stay by default; -1 leaves room for the answer.
 
     Args:
-        body: fields of the request.
-        max_tokens: limit of the answer; `context` for a chat without a limit, which leaves room for one token.
-        context: maximum length of a sequence.
+        max_tokens: limit of the answer; `context` for a chat without a limit.
     """
     count = body.take("truncate_prompt_tokens", whole(-1, 2**31 - 1))
     side = body.take("truncation_side", among("left", "right"), "left")
@@ -64,10 +62,8 @@ def chat_prompt(
     """Encode a conversation.
 
     Args:
-        messages, variables, tools: as for `Tokenizer.encode_with_tools`.
-        effort: `reasoning_effort`, for the chat template; None for its default.
-        inputs: checks token ids.
-        truncation: truncation of the prompt; None refuses a prompt that does not fit.
+        effort: `reasoning_effort`; None for the template's default.
+        truncation: None refuses a prompt that does not fit.
     """
     tokenizer = inputs.tokenizer
     if tokenizer is None:
@@ -82,5 +78,5 @@ def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: sl
     text = item if isinstance(item, str) else None
     if truncation is not None and len(kept_ids := ids[truncation]) < len(ids):
         ids, text = kept_ids, None
-    check_length(ids, where, inputs.context)
+    check_length(ids, where, inputs.context, inputs.cache)
     return TokenizedPrompt(ids, text)

@@ -47,7 +47,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
     "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip
-"""Unsupported fields that clients send, with the values that have no effect."""
+"""Unsupported fields with the values that have no effect."""
 OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",), "add_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
 }  # fmt: skip
@@ -64,7 +64,7 @@ LABELS = (
     "session_id",
     "cache_salt",
 )
-"""Fields about the bookkeeping of a service, of any value."""
+"""Bookkeeping fields of a service, of any value."""
 OTHER_ENDPOINTS: Mapping[str, str] = {
     "/v1/embeddings": "embeddings are not computed here",
     "/v1/responses": "send the messages to /v1/chat/completions",
@@ -72,11 +72,11 @@ OTHER_ENDPOINTS: Mapping[str, str] = {
     "/v1/rerank": "this is no reranking model",
     "/v1/moderations": "this is no moderation model",
 }
-"""Endpoints of OpenAI and vLLM that people send batches to, and what to do."""
+"""Unsupported endpoints, and advice."""
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """Older names of vLLM for `structured_outputs`."""
 EFFORT = among("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Values of `reasoning_effort` of OpenAI's API and of vLLM."""
+"""Values of `reasoning_effort` of OpenAI and vLLM."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,11 @@ class OpenAIRequest:
     """The request on one line.
 
     Attributes:
-        custom_id: names the line in the output.
-        chat: whether the endpoint is /v1/chat/completions.
-        model, user: as given, unchecked; None if absent.
-        prompts: each is continued; one for a chat.
-        requests: requests of the engine, numbered from 0: choices of the first prompt, then of the second; empty if
-            the prompt is only echoed.
-        echo: put the prompt before each continuation.
-        top: report log-probabilities of the tokens and of this many most likely ones; None for none.
-        token_ids: report token ids.
+        model, user: unchecked; None if absent.
+        requests: engine requests, numbered from 0: choices of the first prompt, then of the second; empty for an echo
+            alone.
+        echo: repeat the prompt before each continuation.
+        top: report log-probabilities of tokens and this many most likely ones; None for none.
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 
@@ -109,21 +105,17 @@ class OpenAIRequest:
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of most likely tokens at each token of the prompt; None without `prompt_logprobs`."""
+        """Most likely tokens at each prompt token; None without `prompt_logprobs`."""
         return self.requests[0].params.prompt_logprobs if self.requests else None
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of the prompt are asked for."""
+        """Whether log-probabilities of the prompt are requested."""
         return self.echo and self.top is not None
 
 
 def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
-    """Read a request from a line.
-
-    Raises:
-        TypeError, ValueError: with all faults of the line or of its body.
-    """
+    """Read a request from a line; raises TypeError or ValueError with all faults."""
     line = Fields(value)
     custom_id, method, url = line.need("custom_id", STRING), line.need("method", STRING), line.need("url", STRING)
     body = line.need("body", OBJECT)
@@ -137,7 +129,7 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
-    """Return the request in the body of a line; raise ValueError with all faults."""
+    """Return the request in a body; raises ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables, effort = _take_chat_fields(body) if chat else ({}, None)
@@ -166,6 +158,8 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         prompts = [chat_prompt(prompt, variables, effort, tools, inputs, truncation)]
     else:
         prompts = completion_prompts(prompt, inputs, truncation)
+    if max_tokens == inputs.context and inputs.cache is not None:  # a chat without a limit
+        max_tokens = inputs.room(prompts[0].token_ids)
     params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top, prompt_logprobs=of_prompt)
     requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:
@@ -240,7 +234,6 @@ def _take_tools(body: Fields) -> list[Any]:
 
 
 def _take_structured_outputs(body: Fields) -> Any:
-    """Take the form of the answer under its names; return `structured_outputs`."""
     forms = []
     for name, key in GUIDED.items():
         value = body.take(name, ANYTHING)
@@ -264,7 +257,7 @@ def _take_structured_outputs(body: Fields) -> Any:
 
 
 def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
-    """Take the fields about the chat template; return arguments of `Tokenizer.encode_chat` and the reasoning effort."""
+    """Take chat template fields; return arguments of `Tokenizer.encode_chat` and the effort."""
     variables = dict(body.take("chat_template_kwargs", OBJECT, {}))
     effort = body.take("reasoning_effort", EFFORT)
     if effort is not None and "reasoning_effort" in variables:

@@ -22,10 +22,8 @@ def response_body(
     """Return the body of a response.
 
     Args:
-        completions: completions of its engine requests, in order.
-        scores: scores of its prompts, in order; empty if their log-probabilities are not asked for.
-        tokenizer: None if tokens have no text; `text` is null then.
-        model: name for requests without one.
+        scores: of its prompts, in order; empty without their log-probabilities.
+        tokenizer: None makes `text` null.
         created: seconds since 1970.
     """
     choices = []
@@ -90,19 +88,19 @@ def _choice(
 
 
 def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
-    """Return the answer of a chat, with its thoughts in vLLM's field `reasoning`."""
+    """Return the answer of a chat; thoughts are in vLLM's field `reasoning`."""
     if completion is None or completion.reasoning is None:
         return {"role": "assistant", "content": text}
     return {"role": "assistant", "content": completion.answer, "reasoning": completion.reasoning}
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
-    """Return the original text of a prompt, or its decoded token ids."""
+    """Return the original text of a prompt, or decoded token ids."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the offsets of tokens; tokens after a stop string have `end`."""
+    """Return token offsets; `end` after a stop string."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []
@@ -113,28 +111,26 @@ def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenize
 
 
 TokenRow = tuple[int, float | None, Mapping[int, float], int]
-"""A token, its log-probability (None if it is not predicted), the most likely tokens at its position and its offset in
-the choice's text."""
+"""Token, log-probability or None, most likely tokens, and offset in the choice's text."""
 
 
 def token_rows(
     token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Mapping[int, float]] | None,
     offsets: Sequence[int],
 ) -> list[TokenRow]:  # fmt: skip
-    """Return the rows of tokens; without `tops` no position has most likely tokens."""
+    """Return the rows of tokens; empty most likely tokens without `tops`."""
     return list(zip(token_ids, logprobs, [{}] * len(token_ids) if tops is None else tops, offsets, strict=True))
 
 
 def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the format of /v1/completions; its most likely tokens include the token itself.
+    """Return the log-probabilities format of /v1/completions, which includes the token itself.
 
     Args:
-        rows: tokens of a choice, its echoed prompt included.
-        tokenizer: names tokens by their decoded text, an incomplete character by U+FFFD; None names them "token_id:N".
+        tokenizer: names tokens by their text, incomplete characters by U+FFFD; None by "token_id:N".
     """
     return {
         "tokens": [_name(token, tokenizer) for token, _, _, _ in rows],
-        "token_logprobs": [_number(logprob) for _, logprob, _, _ in rows],
+        "token_logprobs": [finite(logprob) for _, logprob, _, _ in rows],
         "top_logprobs": [
             None if logprob is None else _by_name({**top, token: logprob}, tokenizer) for token, logprob, top, _ in rows
         ],
@@ -143,13 +139,13 @@ def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -
 
 
 def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the format of /v1/chat/completions; see `completion_logprobs`."""
+    """Return the log-probabilities format of /v1/chat/completions; see `completion_logprobs`."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         name = _name(token, tokenizer)
         # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
         has_bytes = tokenizer is not None and REPLACEMENT not in name
-        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
+        return {"token": name, "logprob": finite(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     return {
         "content": [
@@ -160,10 +156,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
 
 def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
-    """Return name -> log-probability.
-
-    If two tokens have the same text, the id names the less likely token.
-    """
+    """Return name -> log-probability; of tokens with one text, the less likely one is named by id."""
     named: dict[str, float | None] = {}
     for token, logprob in top.items():
         name = _name(token, tokenizer)
@@ -175,28 +168,19 @@ def _name(token: int, tokenizer: Tokenizer | None) -> str:
     return f"token_id:{token}" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _number(logprob: float | None) -> float | None:
-    return None if logprob is None else finite(logprob)
-
-
 def prompt_entries(
     logprobs: PromptLogprobs, top: int | None, tokenizer: Tokenizer | None
 ) -> list[dict[str, Any] | None]:
-    """Return the log-probabilities of a prompt in the form of vLLM's `prompt_logprobs`.
+    """Return the log-probabilities of a prompt like vLLM's `prompt_logprobs`.
 
-    A token has `logprob`, `rank` from 1 (null for a token of the prompt that is not among the most likely ones) and
-    `decoded_token` (null without a tokenizer), by its id as a text.
-
-    Args:
-        logprobs: log-probabilities of the tokens of the prompt.
-        top: number of most likely tokens that were asked for.
-        tokenizer: None if tokens have no text.
+    By token id as text: `logprob`, `rank` from 1 (null outside the most likely tokens), and `decoded_token` (null
+    without a tokenizer).
     """
 
     def row(place: int, token: int, logprob: float) -> dict[str, Any]:
         text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
         rank = place + 1 if place < (top or 0) else None
-        return {"logprob": _number(logprob), "rank": rank, "decoded_token": text}
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
 
     return [
         None if entry is None else {str(token): row(i, token, value) for i, (token, value) in enumerate(entry.items())}

@@ -12,8 +12,6 @@ _EXPECTED = f'bytes as a whole number, or a string like "512MB" (units {", ".joi
 
 
 class CacheBudget(NamedTuple):
-    """Maximum bytes of cached states on the device and in host memory."""
-
     device: int
     host: int
 
@@ -25,11 +23,8 @@ def cache_budget(budget: Any, device_only: bool = False) -> CacheBudget:
     """Parse `prefix_cache`: one size for both device and host, or a size each.
 
     Args:
-        budget: a size, or {"device": size, "host": size}, "host" optional; a `CacheBudget` is returned unchanged.
-        device_only: use no host memory, because no host has a complete state.
-
-    Raises:
-        TypeError, ValueError: it is neither; the message has the expected form.
+        budget: a size, {"device": size, "host": optional size}, or a `CacheBudget`.
+        device_only: no host has a complete state.
     """
     if isinstance(budget, CacheBudget):
         return budget
@@ -51,11 +46,7 @@ def cache_budget(budget: Any, device_only: bool = False) -> CacheBudget:
 
 
 def to_bytes(size: Any, name: str) -> int:
-    """Parse a size in bytes.
-
-    Raises:
-        TypeError, ValueError: not a size; the message has the name and the expected form.
-    """
+    """Parse a size in bytes; raises TypeError or ValueError."""
     if isinstance(size, int) and not isinstance(size, bool):
         if size < 0:
             raise ValueError(f"{name}: expected {_EXPECTED}, got {size}")

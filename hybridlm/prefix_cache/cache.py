@@ -1,7 +1,7 @@
 """The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
 
-A radix tree maps tokens to states (a radix cache); `CacheMemory` tracks where their arrays are. A prompt continues from
-the deepest state of its tokens, by the same moves as from an explicit prefix.
+A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state, by the
+moves of an explicit prefix.
 """
 
 import threading
@@ -23,7 +23,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 MAX_CHUNKS_BETWEEN_STATES = 8
-"""Most chunks of a long prompt between two cached states."""
+"""Most chunks between two cached states of a prompt."""
 
 CacheNode = Node[Snapshot, CachedBuffers]
 
@@ -31,13 +31,8 @@ CacheNode = Node[Snapshot, CachedBuffers]
 class PrefixCache:
     """The cached states of one model.
 
-    Args:
-        moves: copies states out of rows.
-        budget: maximum bytes.
-        chunk: tokens of a prompt prefilled by one step.
-
     Raises:
-        ValueError: the budget holds no state at all.
+        ValueError: the budget holds no state.
     """
 
     def __init__(self, moves: RowMoves, budget: CacheBudget, chunk: int):
@@ -59,7 +54,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counts of hits, misses, states, bytes, spills, evictions and refused states."""
+        """Hits, misses, states, bytes, spills, evictions and refused states."""
         memory = self._memory
         return {
             "prefix_hits": self._hits,
@@ -74,13 +69,12 @@ class PrefixCache:
 
     @contextmanager
     def pinned(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
-        """Pin the deepest cached state of a prompt within a `with` block, against eviction.
+        """Pin a prompt's deepest cached state in a `with` block, against eviction.
 
-        At least one token of the prompt is left after it, since the next token is predicted from that token.
+        At least one prompt token is left, to predict the next one.
 
         Args:
-            prompt: tokens of the prompt.
-            start: a state that it can continue from in any case.
+            start: state to continue from in any case.
         """
         with self._lock:
             node = self._tree.deepest(prompt, len(prompt) - 1)
@@ -105,24 +99,22 @@ class PrefixCache:
                     buffers.refcount -= 1
 
     def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
-        """Return the number of tokens that a prompt would skip now; arguments as for `pinned`."""
+        """Return the tokens that a prompt would skip now."""
         with self._lock:
             node = self._tree.deepest(prompt, len(prompt) - 1)
         return max(0 if node is None else node.position, 0 if start is None else start.label.position)
 
     def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
-        """Whether to delay a prompt until an in-flight prefill has cached their common prefix.
+        """Whether to wait until an in-flight prefill has cached a common prefix.
 
-        Waiting has to save a chunk at least.
+        Waiting must save a chunk at least.
 
         Args:
-            prompt: tokens of the prompt.
-            reading: prompts that are being prefilled; a stop is added to them at the end of the common prefix if it is
-                missing.
+            reading: prompts in prefill; a stop is added at the end of the common prefix.
         """
         cached, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
-            shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
+            shared = min(common_length(tokens, other.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)
             if shared - meets >= self._chunk and shared > other.consumed:
                 other.stops, meets = tuple(sorted({*other.stops, shared})), shared
@@ -131,11 +123,11 @@ class PrefixCache:
         return False
 
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
-        """Return the sorted positions to cache in a prompt that is prefilled from `begin` on.
+        """Return the sorted positions to cache in a prompt prefilled from `begin` on.
 
-        These positions are: the end of the prompt, because a conversation continues there; the beginning of its last
-        step, because the same prompt continues there with at least one token; the end of the cached part, if that saves
-        a later prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
+        The prompt's end, where a conversation continues; the beginning of its last step, where the same prompt
+        continues; the end of the cached part, if that saves a chunk (the step is cut there); and the end of every
+        `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
             cached = self._tree.match(prompt).length
@@ -151,11 +143,7 @@ class PrefixCache:
         return tuple(sorted(stops))
 
     def keep(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> None:
-        """Cache the state of a row, if it is new and fits after evictions.
-
-        Raises:
-            SnapshotError: it has consumed another number of tokens.
-        """
+        """Cache a row's state, if it is new and fits after evictions."""
         with self._lock:
             match = self._tree.match(tokens)
             if match.length == len(tokens) and match.into is None and match.node.state is not None:
@@ -177,18 +165,14 @@ class PrefixCache:
             self._use(node)
 
     def invalidate(self, tokens: Sequence[int]) -> None:
-        """Remove every cached state along these tokens, because something computed from them was wrong."""
+        """Remove all cached states along tokens with a wrong result."""
         with self._lock:
             for node in self._tree.match(tokens).node.path:
                 if node.state is not None and node.state.state is not None:
                     self._memory.discard(self._drop(node.state.state) or ())
 
     def check_integrity(self) -> None:
-        """Check that the tree is consistent and its buffers are accounted for within the budgets.
-
-        Raises:
-            TreeError: with every fault.
-        """
+        """Check the tree, and its buffers against the budgets; raises TreeError with every fault."""
         with self._lock:
             self._tree.check_integrity()
             states = {node.state.state for node in self._tree.nodes() if node.state is not None}
@@ -202,7 +186,7 @@ class PrefixCache:
                 raise TreeError("; ".join(faults))
 
     def _use(self, node: CacheNode) -> None:
-        """Mark a node's state as used, then the spans before it: they are evicted later."""
+        """Mark a state as used, then the spans before it, which are evicted later."""
         for buffers in _arrays(node):
             self._memory.add(buffers)
 
@@ -210,13 +194,7 @@ class PrefixCache:
 def _drop(
     tree: RadixTree[Snapshot, CachedBuffers], places: dict[CachedBuffers, CacheNode], buffers: CachedBuffers
 ) -> list[CachedBuffers] | None:
-    """Remove a state from the tree; return its buffers and those no other state needs.
-
-    Spans that lead to other states stay. Returns None if the buffers are no state.
-
-    Raises:
-        TreeError: the state is in use.
-    """
+    """Remove a state; return its buffers and unneeded spans, or None for other buffers."""
     node = places.get(buffers)
     if node is None:
         return None
@@ -227,6 +205,6 @@ def _drop(
 
 
 def _arrays(node: CacheNode) -> list[CachedBuffers]:
-    """Return all buffers of a node's state once: the fixed-size state, then the spans."""
+    """Return a state's buffers: fixed-size state, then spans."""
     state = [] if node.state is None or node.state.state is None else [node.state.state]
     return [*state, *dict.fromkeys(span.buffer for span in node.all_spans)]

@@ -8,19 +8,17 @@ from hybridlm.rows.cached_buffers import CachedBuffers
 
 
 class CacheMemory:
-    """Keeps buffers within the budgets, in the order of use (LRU).
+    """Keeps buffers within the budgets, in LRU order.
 
-    The least recently used buffer that is not pinned is moved to the host or dropped. Only states are dropped, together
-    with the spans that lead to no other state. A span is used whenever a state after it is, so that it never goes
-    before that.
+    The least recently used unpinned buffer is moved to the host or dropped. States are dropped, with spans of no other
+    state. Use of a state is use of its spans, so a span never goes first.
 
     Args:
-        budget: maximum bytes on the device and on the host.
-        drop: removes a state from the tree; returns all buffers that are freed with it, or None if it is not a state.
+        budget: of device and host.
+        drop: removes a state from the tree; returns all freed buffers, or None.
 
     Attributes:
-        device_bytes, host_bytes: bytes held now.
-        spills, evictions: number of buffers moved to the host, and of states dropped to make room.
+        spills, evictions: buffers moved to the host, and dropped states.
     """
 
     def __init__(self, budget: CacheBudget, drop: Callable[[CachedBuffers], Iterable[CachedBuffers] | None]):
@@ -30,11 +28,11 @@ class CacheMemory:
         self.device_bytes = self.host_bytes = self.spills = self.evictions = 0
 
     def fits(self, needed: int) -> bool:
-        """Whether `needed` more bytes fit the device's budget without evictions."""
+        """Whether `needed` more bytes fit the device without evictions."""
         return self.device_bytes + needed <= self.budget.device
 
     def evict_one(self) -> bool:
-        """Swap out the least recently used buffer, or drop a state; False if impossible."""
+        """Swap out the LRU buffer, or drop a state; False if impossible."""
         oldest = next((buffers for buffers in self._device if not buffers.refcount), None)
         if oldest is None:
             return False
@@ -49,10 +47,7 @@ class CacheMemory:
         return True
 
     def add(self, buffers: CachedBuffers) -> None:
-        """Add new buffers on the device, or mark known buffers as used.
-
-        New buffers must fit.
-        """
+        """Add buffers on the device, which must fit, or mark them as used."""
         if buffers in self._host:
             self._host.move_to_end(buffers)
             return
@@ -62,7 +57,7 @@ class CacheMemory:
         self._device.move_to_end(buffers)
 
     def page_in(self, buffers: CachedBuffers) -> None:
-        """Move pinned buffers back to the device, if there is room after evictions."""
+        """Move pinned buffers to the device, if there is room after evictions."""
         if buffers not in self._host or buffers.nbytes > self.budget.device:
             return
         while not self.fits(buffers.nbytes):
@@ -73,7 +68,6 @@ class CacheMemory:
         self.add(buffers)
 
     def discard(self, removed: Iterable[CachedBuffers]) -> None:
-        """Remove buffers from the accounts."""
         for buffers in removed:
             if buffers in self._device:
                 del self._device[buffers]
@@ -83,7 +77,7 @@ class CacheMemory:
                 self.host_bytes -= buffers.nbytes
 
     def faults(self, expected: set[CachedBuffers]) -> list[str]:
-        """List the errors of the accounts, given all buffers that should be held."""
+        """List the accounts' errors, given all buffers."""
         device, host = set(self._device), set(self._host)
         faults = []
         if device & host or device | host != expected:
@@ -108,7 +102,7 @@ class CacheMemory:
         return True
 
     def _drop_one(self, among: Iterable[CachedBuffers]) -> bool:
-        """Drop the first state that is not pinned; returns whether there is one."""
+        """Drop the first unpinned state; return whether there is one."""
         for buffers in among:
             if not buffers.refcount and (dropped := self._drop(buffers)) is not None:
                 self.discard(dropped)

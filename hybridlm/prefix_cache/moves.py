@@ -1,6 +1,6 @@
-"""Moves of states between rows of a pool and cached buffers, by certified steps."""
+"""Moves of states between pool rows and cached buffers, by certified steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,25 +23,23 @@ class RowMoves:
     """Moves states between rows and cached buffers.
 
     Args:
-        runner: runs the steps.
         kind: kind of the states.
-        rows: (count) -> ShapeDtypeStructs of `count` rows.
-        placement: the devices.
-        stats: counters; `prefix_tokens_saved` is counted here.
-        head: whether the model has an MTP head. Its keys and values of a token depend on the next token too, which
-            differs, or is still unknown, where two sequences part.
+        rows: (rows, pages) -> ShapeDtypeStructs of a pool.
+        stats: counts `prefix_tokens_saved`.
+        head: the model has an MTP head, whose keys and values depend on the next token, which differs where sequences
+            part.
 
     Attributes:
         kind: kind of the states.
-        grows: whether a row has arrays that grow with its tokens.
-        state_bytes, span_bytes: bytes of the fixed-size buffers, and of those for `KV_BLOCK` positions.
+        grows: a sequence has growing arrays.
+        state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """
 
     def __init__(
         self,
         runner: Runner,
         kind: StateKind,
-        rows: Callable[[int], Rows],
+        rows: Callable[[int, int], Rows],
         placement: Placement,
         stats: dict[str, int],
         head: bool = False,
@@ -62,21 +60,21 @@ class RowMoves:
             sum(leaf.size * leaf.dtype.itemsize for leaf in self._buffer_types[part]) for part in ("state", "span")
         )
 
-    def shapes(self, pool: int) -> list[PartShape]:
-        """Return the steps between a pool of `pool` rows and cached buffers."""
-        parts: list[RowPart] = ["state", "span"] if self.grows else ["state"]
-        return [self._shape(part, keep, pool) for part in parts for keep in (True, False)]
+    def shapes(self, rows: int, pages: int) -> list[PartShape]:
+        """Return the steps between a pool of this size and cached buffers."""
+        parts: list[tuple[RowPart, int]] = [("state", rows), *([("span", pages)] if self.grows else [])]
+        return [self._shape(part, keep, size) for part, size in parts for keep in (True, False)]
 
     def bytes_of(self, position: int, cached: int) -> int:
-        """Return the additional bytes of a state at `position` if `cached` tokens have buffers."""
+        """Return the additional bytes of a state if `cached` tokens have buffers."""
         new = position - cached + min(cached, self._overlap) if self.grows and cached < position else 0
         return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
-        """Return example arguments of a program, with arrays as ShapeDtypeStructs."""
-        pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
+        """Return example arguments, with arrays as ShapeDtypeStructs."""
+        pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
-        count = 2 if shape.part == "state" else 4 if shape.kept else 5
+        count = 2 if shape.part == "state" else 5
         scalars = self._placement.examples((np.zeros(1, np.int32),) * count, replicated=True)
         return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
@@ -88,16 +86,11 @@ class RowMoves:
         owner: Any,
         cached: Sequence[BufferSpan[CachedBuffers]] = (),
     ) -> Snapshot:
-        """Copy the state of a row as the dispatched steps leave it.
+        """Copy a row's state after the dispatched steps.
 
         Args:
-            pool, slot: the row.
-            tokens: all tokens that the row has consumed.
-            owner: owner of the row.
-            cached: cached spans of the row's first positions.
-
-        Raises:
-            SnapshotError: the row has consumed another number of tokens.
+            tokens: all consumed tokens.
+            cached: spans of its first positions.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
@@ -108,47 +101,40 @@ class RowMoves:
         lead = min(position, self._overlap) if self.grows and position < label.position else 0
         for first in range(position - lead, label.position if self.grows else 0, KV_BLOCK):
             count, overlap = min(KV_BLOCK, label.position - first), lead if first < position else 0
-            buffers = self._keep("span", pool, slot, (first, count), first, mark)
+            buffers = CachedBuffers(self._empty["span"](), first, mark)
+            self._keep_positions(buffers, pool, slot, first, count)
             spans.append(BufferSpan(buffers, overlap, count - overlap))
-        return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
+        return Snapshot(label, self._keep_row(pool, slot, label.position, mark), tuple(spans), mark)
 
     @property
     def state_places(self) -> list[int]:
-        """Indices of the arrays of fixed size among all arrays of a row."""
+        """Indices of fixed-size arrays among a row's arrays."""
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
-        """Copy a row's arrays of fixed size after the dispatched steps, as in `state_places`."""
-        return self._keep("state", pool, slot, (), pool.consumed(slot), self._runner.mark(owner))
+        """Copy a row's fixed-size arrays (`state_places`) after the dispatched steps."""
+        return self._keep_row(pool, slot, pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:
-        """Check that a snapshot can be continued here; raises SnapshotError."""
+        """Raise SnapshotError for a snapshot that cannot be continued here."""
         snapshot.require(self.kind)
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Restore a snapshot into a row that was just acquired.
-
-        Args:
-            snapshot: the state.
-            pool, slot: the row.
-            tokens: tokens of the sequence; the state has seen the first of them.
-            owner: future owner of the row.
-
-        Returns:
-            Number of tokens of the sequence that have been consumed.
+        """Restore a snapshot into a new row; return the number of consumed tokens.
 
         Raises:
-            SnapshotError: it was made by another model, or from other tokens.
+            SnapshotError: another model, or other tokens.
         """
         self.require(snapshot)
         snapshot.require_tokens(tokens)
         position = 0
         if snapshot.state is not None:
-            self._restore(snapshot.state, "state", pool, slot, ())
+            self._restore(snapshot.state, "state", pool, (*_scalars(0), pool.owner.bind([slot], 1)))
         for buffers, first, count in snapshot.spans:
             lead = min(first, self._overlap)
-            operands = (first - lead, count + lead, position - lead)
-            self._restore(buffers, "span", pool, slot, operands, snapshot.mark)
+            for block, place, start, length in _in_pages(position - lead, count + lead):
+                maps = _scalars(0, pool.page(slot, block), first - lead + start, length, place)
+                self._restore(buffers, "span", pool, maps, snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
         self._runner.adopt(owner, snapshot.mark)
@@ -156,23 +142,19 @@ class RowMoves:
         return snapshot.label.position
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from arrays that do not come from these pools.
+        """Build a snapshot from foreign arrays.
 
         Args:
-            arrays: in the order of the layout; growing arrays have as many positions as the label.
-            label: identity of the state.
+            arrays: in layout order; growing arrays have the label's positions.
         """
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
-        grown = [
-            np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._part_indices["span"], self._axes, strict=True)
-        ]
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
-            count = min(KV_BLOCK, label.position - first)
-            parts = [array[first : first + count] for array in grown]
-            padded = [
-                np.concatenate((part, np.zeros((KV_BLOCK - count, *part.shape[1:]), part.dtype))) for part in parts
-            ]
+            count, padded = min(KV_BLOCK, label.position - first), []
+            for i, axis in zip(self._part_indices["span"], self._axes, strict=True):
+                part = arrays[i].take(range(first, first + count), axis)
+                padding = [(0, KV_BLOCK - count if dim == axis else 0) for dim in range(part.ndim)]
+                padded.append(np.pad(part, padding))
             spans.append(BufferSpan(self._from_host("span", padded, first), 0, count))
         mark = self._runner.stamp([state, *(span.buffer for span in spans)], label.position)
         return Snapshot(label, state, tuple(spans), mark)
@@ -183,20 +165,13 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's cached buffers.
+        """Return the types of a part's buffers: as in a pool, but not split over data."""
+        count = self._placement.data
+        return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
-        Positions come first, and rows are not split over data; otherwise the types are as in a pool.
-        """
-        arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
-        axes = [None] * len(arrays) if part == "state" else self._axes
-        return tuple(self._buffer_type(array, axis) for array, axis in zip(arrays, axes, strict=True))
-
-    def _buffer_type(self, array: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+    def _buffer_type(self, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         _, *shape = array.shape
         _, *split = self._placement.dimensions(array)
-        if positions is not None:
-            shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
-            split = [None, *split[:positions], *split[positions + 1 :]]
         sharding = self._placement.over(None, *split)
         return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), array.dtype, sharding=sharding)
 
@@ -206,31 +181,45 @@ class RowMoves:
     def _shape(self, part: RowPart, keep: bool, pool: int) -> PartShape:
         return PartShape(part, keep, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
-    def _keep(
-        self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
-    ) -> CachedBuffers:
-        """Dispatch the step that copies a part of a row out of a pool."""
-        buffers, shape = CachedBuffers(self._empty[part](), position, mark), self._shape(part, True, pool.size)
-        maps = (pool.owner.bind([slot], 1), *_scalars(0, *operands))
-        source = PoolPart(pool, self._part_indices[part])
-        self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
+    def _keep_row(self, pool: RowPool, slot: Slot, position: int, mark: Label | None) -> CachedBuffers:
+        buffers = CachedBuffers(self._empty["state"](), position, mark)
+        self._keep(buffers, "state", pool, (pool.owner.bind([slot], 1), *_scalars(0)))
         return buffers
+
+    def _keep_positions(self, buffers: CachedBuffers, pool: RowPool, slot: Slot, first: int, count: int) -> None:
+        """Dispatch the steps that copy positions from `first` on out of a row's pages."""
+        for block, place, start, length in _in_pages(first, count):
+            self._keep(buffers, "span", pool, _scalars(pool.page(slot, block), 0, place, length, start))
+
+    def _keep(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+        shape, source = self._shape(part, True, _size(pool, part)), PoolPart(pool, self._part_indices[part])
+        self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
 
     def _restore(
         self,
         buffers: CachedBuffers,
         part: RowPart,
         pool: RowPool,
-        slot: Slot,
-        operands: tuple[int, ...],
+        maps: tuple[np.ndarray, ...],
         mark: Label | None = None,
     ) -> None:
-        """Dispatch the step that copies cached buffers back into a row."""
-        maps = (*_scalars(0), pool.owner.bind([slot], 1), *_scalars(*operands))
-        target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, pool.size)
+        target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, _size(pool, part))
         self._runner.move(Move(shape, target, buffers, maps, mark), self.example_arguments)
 
 
+def _size(pool: RowPool, part: RowPart) -> int:
+    return pool.size if part == "state" else pool.pages
+
+
+def _in_pages(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield block, place in its page, place among the positions, and length per page."""
+    start = 0
+    while start < count:
+        block, place = divmod(first + start, KV_BLOCK)
+        length = min(KV_BLOCK - place, count - start)
+        yield block, place, start, length
+        start += length
+
+
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:
-    """Return int32 [1] arrays."""
     return tuple(np.array([value], np.int32) for value in values)

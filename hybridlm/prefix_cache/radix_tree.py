@@ -1,7 +1,7 @@
 """A radix tree over token ids: cached states and KV spans of common prefixes.
 
-Per-token entries are on the edges, as spans of buffers; fixed-size states are at the nodes. The tree does not look into
-either, it only counts references: an edge that is split shares its buffers, nothing is copied or stored twice.
+Edges have spans of per-token buffers, nodes fixed-size states. The tree counts references: split edges share buffers,
+nothing is copied.
 """
 
 import weakref
@@ -12,24 +12,23 @@ from typing import Generic, NamedTuple, TypeVar
 from hybridlm.rows.cached_buffers import B, BufferSpan
 
 S = TypeVar("S")
-"""Type of the state at a node."""
 T = TypeVar("T", tuple[int, ...], str)
 
 
 class TreeError(ValueError):
-    """An operation would break the tree, or the tree is broken; lists every fault."""
+    """The tree is broken, or an operation would break it; with every fault."""
 
 
 class Node(Generic[S, B]):
     """The end of an edge.
 
     Attributes:
-        tokens: tokens of its edge, at least one except for the root.
-        spans: buffers of these tokens, in order.
+        tokens: of its edge; empty for the root.
+        spans: buffers of these tokens.
         parent: None for the root.
-        position: number of tokens from the root to here.
-        children: by the first token of their edges.
-        state: state after all tokens up to here, or None.
+        position: tokens from the root.
+        children: by first token.
+        state: after all tokens up to here, or None.
     """
 
     __slots__ = ("__weakref__", "_parent", "children", "spans", "position", "state", "tokens")
@@ -42,7 +41,6 @@ class Node(Generic[S, B]):
 
     @property
     def parent(self) -> "Node[S, B] | None":
-        """The node at the beginning of the edge; None for the root."""
         return None if self._parent is None else self._parent()
 
     @parent.setter
@@ -52,7 +50,7 @@ class Node(Generic[S, B]):
 
     @property
     def path(self) -> list["Node[S, B]"]:
-        """The nodes from the root (excluded) to this one."""
+        """Nodes from the root (excluded) to this one."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -61,7 +59,6 @@ class Node(Generic[S, B]):
 
     @property
     def all_spans(self) -> tuple[BufferSpan[B], ...]:
-        """Buffers of every token from the first one to here."""
         return tuple(span for node in self.path for span in node.spans)
 
 
@@ -69,9 +66,9 @@ class Match(NamedTuple, Generic[S, B]):
     """Longest match of tokens in the tree.
 
     Attributes:
-        length: number of matched tokens.
-        node: the deepest node on the way.
-        into: the child with the edge where the match ends; None if it ends at the node.
+        length: matched tokens.
+        node: deepest node.
+        into: child with the edge where the match ends, or None.
     """
 
     length: int
@@ -82,13 +79,10 @@ class Match(NamedTuple, Generic[S, B]):
 class RadixTree(Generic[S, B]):
     """States by the tokens before them.
 
-    Every node but the root has a state or two children: an edge leads to a state.
+    Every node but the root has a state or two children.
 
     Args:
-        grows: whether there are per-token entries; if not, edges have no spans.
-
-    Attributes:
-        root: the node of no tokens, which never has a state.
+        grows: edges have per-token spans.
     """
 
     def __init__(self, grows: bool = True):
@@ -97,7 +91,6 @@ class RadixTree(Generic[S, B]):
         self._uses = Counter[B]()
 
     def match(self, tokens: Sequence[int]) -> Match[S, B]:
-        """Return the longest match of these tokens."""
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -110,7 +103,7 @@ class RadixTree(Generic[S, B]):
         return Match(node.position, node, None)
 
     def deepest(self, tokens: Sequence[int], limit: int) -> Node[S, B] | None:
-        """Return the deepest node with a state along these tokens, at position `limit` or before."""
+        """Return the deepest node with a state at position `limit` or before."""
         for node in reversed(self.match(tokens).node.path):
             if node.state is not None and node.position <= limit:
                 return node
@@ -123,15 +116,10 @@ class RadixTree(Generic[S, B]):
         return match.node.all_spans + edge_spans
 
     def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
-        """Insert a state after these tokens.
-
-        Args:
-            tokens: at least one.
-            state: state of a node without a state.
-            spans: buffers of all tokens that are not in the tree.
+        """Insert a state after tokens.
 
         Raises:
-            TreeError: there is a state, no token, or another number of tokens in the spans; nothing has changed.
+            TreeError: an existing state, no token, or another length of spans; nothing has changed.
         """
         tokens, match = tuple(tokens), self.match(tokens)
         count, missing = sum(span.count for span in spans), len(tokens) - match.length
@@ -153,11 +141,7 @@ class RadixTree(Generic[S, B]):
         return node
 
     def remove(self, node: Node[S, B]) -> list[B]:
-        """Remove a node's state and the edges without other states; return the edges' buffers.
-
-        Raises:
-            TreeError: it has no state, or is no longer a node of this tree.
-        """
+        """Remove a state and edges without other states; return the edges' buffers."""
         if node.state is None:
             raise TreeError(f"a node at position {node.position} has no state that could be removed")
         node.state = None
@@ -175,7 +159,6 @@ class RadixTree(Generic[S, B]):
         return freed
 
     def nodes(self) -> Iterator[Node[S, B]]:
-        """Iterate over all nodes but the root."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -183,17 +166,10 @@ class RadixTree(Generic[S, B]):
             waiting += node.children.values()
 
     def buffers(self) -> set[B]:
-        """Return all buffers that edges refer to."""
         return set(self._uses)
 
     def check_integrity(self) -> None:
-        """Check that the tree is consistent.
-
-        Every edge has tokens and their spans, every node leads to a state, and reference counts are right.
-
-        Raises:
-            TreeError: with everything that is wrong.
-        """
+        """Raise TreeError with all faults of edges, spans, states and reference counts."""
         faults, uses = [], Counter[B]()
         for node in self.nodes():
             where, parent = f"node at position {node.position}", node.parent
@@ -213,7 +189,7 @@ class RadixTree(Generic[S, B]):
             raise TreeError("; ".join(faults))
 
     def _split(self, node: Node[S, B], count: int) -> Node[S, B]:
-        """Insert a node on an edge, after its first `count` tokens; returns it."""
+        """Insert and return a node after the first `count` tokens of an edge."""
         parent, (first, rest) = node.parent, split_spans(node.spans, count)
         assert parent is not None
         middle: Node[S, B] = Node(node.tokens[:count], first, parent)
@@ -225,7 +201,7 @@ class RadixTree(Generic[S, B]):
         return middle
 
     def _join(self, node: Node[S, B], child: Node[S, B]) -> None:
-        """Remove a node between two edges; spans that were split are joined again."""
+        """Remove a node between two edges, and join split spans."""
         parent, spans = node.parent, [*node.spans]
         assert parent is not None
         for span in child.spans:
@@ -238,7 +214,7 @@ class RadixTree(Generic[S, B]):
         parent.children[child.tokens[0]] = child
 
     def _unused(self, buffer: B) -> list[B]:
-        """Drop one reference to a buffer; returns it if that was the last one."""
+        """Drop one reference to a buffer; return it after the last one."""
         self._uses[buffer] -= 1
         if self._uses[buffer]:
             return []
@@ -249,7 +225,7 @@ class RadixTree(Generic[S, B]):
 def split_spans(
     spans: Sequence[BufferSpan[B]], count: int
 ) -> tuple[tuple[BufferSpan[B], ...], tuple[BufferSpan[B], ...]]:
-    """Split spans after the first `count` tokens; without spans both parts are empty."""
+    """Split spans after `count` tokens; without spans both parts are empty."""
     first, rest = [], []
     for span in spans:
         head = min(max(count, 0), span.count)
@@ -260,7 +236,6 @@ def split_spans(
 
 
 def common_length(sequence: T, other_sequence: T) -> int:
-    """Return the length of the common prefix of two tuples of tokens, or two texts."""
     low, high = 0, min(len(sequence), len(other_sequence))
     while low < high:
         middle = (low + high + 1) // 2

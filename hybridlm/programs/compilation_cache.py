@@ -1,7 +1,7 @@
-"""JAX's persistent compilation cache, for the compilations of this library alone.
+"""JAX's persistent compilation cache, for this library's compilations alone.
 
-JAX has one cache per process, in the folder of its setting at the first compilation. Here the setting holds for one
-compilation and its thread, and JAX reads it again before and after.
+JAX reads its setting once per process; here the setting holds for one compilation and thread, and is read again before
+and after.
 """
 
 import logging
@@ -22,20 +22,19 @@ from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilati
 _log = logging.getLogger("hybridlm")
 
 STEPS = "steps"
-"""Name of the subfolder of a cache for compiled steps with their certificates."""
+"""Subfolder for compiled steps with certificates."""
 NOWHERE = ""
-"""Setting that turns JAX's compilation cache off: nothing is kept and nothing found."""
+"""Setting that turns JAX's compilation cache off."""
 _free = threading.Condition()
 _in_use: list[str] = []
-"""Folder of each running compilation."""
 
 
 class Cache(NamedTuple):
     """Storage of compiled steps between processes.
 
     Attributes:
-        setting: JAX's setting while steps are compiled; None leaves it unchanged.
-        folder: local folder for certificates and times; None for no folder.
+        setting: JAX's setting for compilations; None leaves it unchanged.
+        folder: local folder for certificates and times, or None.
     """
 
     setting: str | None
@@ -43,14 +42,13 @@ class Cache(NamedTuple):
 
 
 def is_cache(setting: Any) -> bool:
-    """True if `load(compilation_cache=)` accepts this value."""
     return setting is None or setting is False or (isinstance(setting, str | os.PathLike) and setting != "")
 
 
 def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged.
 
-    A user without a home directory, as in some containers, gets a warning and no cache.
+    Without a home directory there is a warning and no cache.
     """
     if path is False:
         return Cache(None, None)
@@ -72,7 +70,7 @@ def _warn_once(message: str) -> None:
 
 
 def _own_or_nowhere(setting: str | None) -> str | None:
-    """Return a setting, or NOWHERE if somebody else can write the folder of the cache."""
+    """Return a setting, or NOWHERE for a folder that others can write."""
     folder = setting or jax.config.values["jax_compilation_cache_dir"]
     if folder is None or "://" in folder:
         return setting
@@ -91,11 +89,7 @@ def _own_or_nowhere(setting: str | None) -> str | None:
 def use_cache(setting: str | None) -> Iterator[None]:
     """Read and write programs that this thread compiles in a folder.
 
-    Compilations for one folder run concurrently, those for another one wait. Programs that other threads compile with
-    JAX meanwhile may be stored there too.
-
-    Args:
-        setting: setting of a `Cache`. A folder that another user can write is not used, because it holds machine code.
+    Compilations for one folder run concurrently, others wait. Programs of other threads may be stored there meanwhile.
     """
     setting = _own_or_nowhere(setting)
     if setting is None:

@@ -19,7 +19,7 @@ from hybridlm.steps.structure import Rows, Structure
 def example_arguments(
     shape: Shape | EditShape,
     params: tuple[Any, ...],
-    rows: Callable[[int], Rows],
+    rows: Callable[[int, int], Rows],
     placement: Placement,
     structure: Structure,
     hidden: int,
@@ -30,14 +30,14 @@ def example_arguments(
     Args:
         shape: the step.
         params: parameters of the model, which may be abstract.
-        rows: (count) -> ShapeDtypeStructs of `count` rows.
+        rows: (rows, pages) -> ShapeDtypeStructs of a pool.
         placement: the devices.
         structure: structure of the model.
         hidden: width of the residual stream.
         vocab_size: logits of a token.
     """
     if isinstance(shape, EditShape):
-        abstract = rows(shape.rows)
+        abstract = rows(shape.rows, shape.pages)
         edits = no_edits(shape.lanes, types_in(structure, abstract))
         return abstract, *placement.examples((np.arange(shape.lanes, dtype=np.int32), edits))
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
@@ -55,8 +55,9 @@ def example_arguments(
         count = shape.probes.places if shape.step == "score" else 0
         places = np.zeros((shape.lanes, count), np.int32) if count else None
         parts["probes"] = probe_inputs(idle, shape.probes, hidden, places)
-    batch = Batch.of(idle, shape.tokens, np.arange(shape.lanes))
-    return params, rows(shape.rows), placement.examples(StepInputs(batch, **parts))
+    table = np.zeros((shape.lanes, shape.blocks), np.int32) if shape.pages else None
+    batch = Batch.of(idle, shape.tokens, np.arange(shape.lanes), table)
+    return params, rows(shape.rows, shape.pages), placement.examples(StepInputs(batch, **parts))
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:

@@ -5,18 +5,18 @@ from typing import Any
 import jax
 
 MAX_IN_FLIGHT = 16
-"""Number of calls after which they are awaited; XLA:CPU lets 32 programs wait on a device."""
+"""Calls before a wait; XLA:CPU lets 32 programs wait on a device."""
 
 
 class InFlight:
     """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
 
-    XLA:CPU runs the devices of one process on one pool of as many threads. A collective holds a thread of it for every
-    device that has arrived; so does a call for a device with 32 waiting programs. If the remaining devices
-    find no free thread, there is a deadlock, and XLA ends the process after 40 seconds.
+    XLA:CPU has one thread per device of a process. A collective holds the threads of arrived devices; so does a call
+    for a device with 32 waiting programs. Without a free thread for the other devices, XLA ends the process after 40
+    seconds.
 
     Args:
-        shared: whether the programs run on several such devices; otherwise nothing is awaited.
+        shared: programs run on several such devices; otherwise nothing is awaited.
     """
 
     def __init__(self, shared: bool):
@@ -24,7 +24,7 @@ class InFlight:
         self._results: list[Any] = []
 
     def add(self, results: Any) -> None:
-        """Add the results of a call, any pytree of arrays; later calls may donate them."""
+        """Add a call's results, a pytree of arrays; later calls may donate them."""
         if not self._shared:
             return
         self._results.append(results)

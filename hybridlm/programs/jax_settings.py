@@ -1,7 +1,7 @@
 """JAX settings for tracing, compiling and calling the steps of a model.
 
-A caller may have enabled 64-bit types, a mesh in context or another promotion rule. The results of a model do not
-depend on them: a few settings are fixed here. Every other setting that changes programs is part of a program's key.
+A caller's 64-bit types, mesh in context or promotion rule do not change results: some settings are fixed here, others
+are in a program's key.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +11,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import jax
 
-from ir_passes.compile.refused_settings import require_donation, require_programs
 from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.refused_settings import require_donation, require_programs
 
 FIXED: dict[str, Any] = {
     "jax_enable_x64": False,
@@ -24,17 +24,12 @@ FIXED: dict[str, Any] = {
     "jax_error_checking_behavior_divide": "ignore",
     "jax_error_checking_behavior_oob": "ignore",
 }
-"""Settings that would change dtypes, random numbers or operations of a step."""
+"""Settings that would change dtypes, random numbers or operations."""
 DEVICE = "jax_default_device"
 
 
 def fixed_settings(extra: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
-    """Return a context manager for the fixed settings.
-
-    Args:
-        extra: additional settings by name.
-        without_mesh: remove the caller's mesh from the context.
-    """
+    """Return a context manager for the fixed settings."""
     settings = FIXED | (extra or {})
     changes = {name: value for name, value in settings.items() if jax_private.setting(name) != value}
     leaves_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
@@ -52,10 +47,9 @@ def _with_changes(settings: Mapping[str, Any], leaves_mesh: bool) -> Iterator[No
 
 
 class JaxSettings:
-    """JAX settings for the steps of one model, in the calling thread.
+    """JAX settings for one model's steps, in the calling thread.
 
-    The default device is the default device at loading, because the arrays of the model are on it. No mesh is in
-    context.
+    The default device is the one at loading, where the model's arrays are. No mesh is in context.
 
     Args:
         certify: as for `Programs`; "off" needs no donation.
@@ -66,16 +60,10 @@ class JaxSettings:
         self._device = {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
-        """Return a context manager for placing arrays of the model."""
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
-        """Return a context manager for tracing, compiling and calling steps.
-
-        Raises:
-            SettingError: `jax_disable_jit` is on, or `certify` is not "off" and `jax_debug_nans` or `jax_debug_infs`
-                is on.
-        """
+        """Return a context manager for tracing, compiling and calling steps."""
         require_programs()
         if self._certify != "off":
             require_donation()
@@ -83,12 +71,8 @@ class JaxSettings:
 
 
 class HasSettings(Protocol):
-    """An object with methods that run the steps of a model."""
-
     @property
-    def settings(self) -> JaxSettings:
-        """JAX settings for the steps."""
-        ...
+    def settings(self) -> JaxSettings: ...
 
 
 Self = TypeVar("Self", bound=HasSettings)
@@ -97,8 +81,6 @@ R = TypeVar("R")
 
 
 def under_settings(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
-    """Run a method under the `settings` of its object."""
-
     @wraps(method)
     def run(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.settings.for_steps():

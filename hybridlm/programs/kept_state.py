@@ -171,7 +171,7 @@ def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.n
 
 def _random_state(array: StateArray, lanes: int, rng: np.random.Generator) -> np.ndarray:
     """Return random rows of a state array; integers are zero."""
-    leaf = array.of(lanes, 1, jnp.float32)
+    leaf = array.of(lanes, 1 + lanes, jnp.float32)
     values = rng.normal(size=leaf.shape) if jnp.issubdtype(leaf.dtype, jnp.floating) else np.zeros(leaf.shape)
     return values.astype(leaf.dtype)
 
@@ -202,9 +202,9 @@ def _differences(model: Decoder, lanes: _Lanes, results: "_Results") -> Iterator
     parts = [
         (
             names[path[0].idx] + jax.tree_util.keystr(path[2 - isinstance(path[1], GetAttrKey) :]),
-            _axis(array),
+            array.positions_axis,
             layers[path[0].idx].cache_lag,
-            values,
+            tuple(pages[1:] for pages in values) if array.grows else values,  # one page for each lane
         )
         for (path, array), values in zip(described, states, strict=True)
     ]
@@ -218,11 +218,6 @@ def _differences(model: Decoder, lanes: _Lanes, results: "_Results") -> Iterator
                 yield name, MeasuredFault.REJECTED_TOKENS, message
             elif (difference := _distance(first, ordinary)) > TOLERANCE:
                 yield name, MeasuredFault.NOT_THE_ACCEPTED, f"{message}: a difference of {difference:.2g} of its size"
-
-
-def _axis(array: StateArray) -> int | None:
-    """Return the position axis of a row; None for an array of fixed size."""
-    return [size for _, size in array.sizes].index(None) if array.grows else None
 
 
 def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:

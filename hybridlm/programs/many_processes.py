@@ -21,10 +21,7 @@ MAP_FIELDS = ("slot that is read", "slot that is written")
 
 
 class ManyProcesses(Runner):
-    """Runs the compiled steps in all processes of a group with equal schedulers.
-
-    Every method that runs a step raises as `ProcessGroup.call`.
-    """
+    """Runs compiled steps in all processes of a group; raises as `ProcessGroup.call`."""
 
     def __init__(self, programs: Programs, placement: Placement, group: ProcessGroup):
         super().__init__(programs, placement)
@@ -32,7 +29,7 @@ class ManyProcesses(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Run the step in all processes, with a digest of each compared operand."""
+        """Run the step in all processes, with operand digests."""
         program, inputs = self.compiled(step.shape, examples), self.placement.put(step.inputs)
         args = step.params, step.pool.take(), inputs
         outputs, rows = self.group.call(step.shape, program, args, digests(step.inputs))
@@ -40,7 +37,7 @@ class ManyProcesses(Runner):
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        """Run the move in all processes, with a digest of each compared operand."""
+        """Run the move in all processes, with operand digests."""
         names = (*MAP_FIELDS, *(f"operand {i}" for i in range(2, len(step.maps))))
         fields = dict(zip(names, map(_digest, step.maps), strict=True))
         program, maps = self.compiled(step.shape, examples), self.placement.put_whole(tuple(step.maps))
@@ -52,15 +49,15 @@ class ManyProcesses(Runner):
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Refuse: states of rows are changed by one process only; raises ValueError."""
+        """Raise ValueError: one process alone can change states of rows."""
         self.require_edits(str(shape))
 
     def read(self, outputs: Any) -> Any:
-        """Return outputs of steps on the host; names a process that has ended meanwhile."""
+        """Return outputs on the host; names a process that has ended meanwhile."""
         return self.group.read(outputs)
 
     def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
-        """Call `repeat` in every process but process 0; return whether this is such a process."""
+        """Call `repeat` except in process 0; return whether it was called."""
         if self.group.decisions.leads:
             return False
         repeat(self.group)
@@ -68,7 +65,7 @@ class ManyProcesses(Runner):
 
 
 def digests(inputs: StepInputs) -> dict[str, int]:
-    """Return a digest of each array of a step's inputs, by its place: "batch.tokens"."""
+    """Return array name, such as "batch.tokens" -> digest."""
     leaves = jax.tree_util.tree_leaves_with_path(inputs)
     return {jax.tree_util.keystr(path, simple=True, separator="."): _digest(leaf) for path, leaf in leaves}
 

@@ -8,9 +8,9 @@ class Origin:
     """Origin of a program.
 
     Attributes:
-        stored: whether the program came from the store and was not compiled.
-        seconds: seconds by part: "load", or the phases of a compilation and "keep".
-        reusable: whether later processes find the program in the store.
+        stored: from the store.
+        seconds: by part: "load", or compilation phases and "keep".
+        reusable: later processes find it in the store.
     """
 
     stored: bool

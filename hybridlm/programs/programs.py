@@ -31,7 +31,7 @@ from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.split import SplitRows
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.edit import edit_contract, edit_step
 from hybridlm.steps.generate import generate_step
@@ -156,7 +156,7 @@ class Programs:
         arrays = self.structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
-            return step, name_pool_dims(contract, shape.of(arrays), shape.positions_first)
+            return step, name_pool_dims(contract, shape.of(arrays))
         step, contract = self._whole_rows_step(shape)
         return step, name_pool_dims(contract, arrays)
 
@@ -172,7 +172,10 @@ class Programs:
             step = hidden_step(self.structure)
         else:
             step = score_step(self.structure, shape.top or 0)
-        return step, step_contract(shape.step == "verify", slot_map(shape.rows, self.placement.data))
+        devices = self.placement.data
+        pages = page_table(shape.pages, devices) if shape.pages else None
+        slots = slot_map(shape.rows, devices)
+        return step, step_contract(shape.step == "verify", self.structure.arrays, slots, pages)
 
     @under_settings
     def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:

@@ -1,7 +1,6 @@
 """The only interface for steps on a pool, and for moves of states.
 
-`OneProcess` calls the compiled steps, `hybridlm.programs.many_processes` runs them in several processes together, and
-`hybridlm.programs.sanitized` runs them with shadow labels.
+`OneProcess` calls compiled steps; `many_processes` runs them in several processes, `sanitized` with shadow labels.
 """
 
 from abc import ABC, abstractmethod
@@ -29,17 +28,17 @@ from ir_passes.host.row_ledger import Label
 from ir_passes.jaxpr import jax_private
 
 MovedArrays = PoolPart | CachedBuffers
-"""Arrays that a move reads or writes: with `look` for those that are read, `take` and `put` for those written."""
+"""Arrays of a move: `look` for reads, `take` and `put` for writes."""
 Examples = Callable[[Any], tuple[Any, ...]]
-"""Shape -> example arguments for the compilation of its step on first use."""
+"""Shape -> example arguments for compilation on first use."""
 
 
 class PoolStep(NamedTuple):
     """A step on the rows of a pool.
 
     Attributes:
-        shape, params: the program, and the model's parameters.
-        pool: pool with rows that the step consumes.
+        shape, params: program, and parameters.
+        pool: its rows are consumed.
         inputs, owners, counts: as for `Engine.run`.
     """
 
@@ -55,10 +54,9 @@ class Move(NamedTuple):
     """A copy of a part of a row.
 
     Attributes:
-        shape: the program.
-        target, source: arrays that are written, and read.
-        maps: its other operands, int32 [1] each: row that is read, row that is written, ...
-        mark: label under which a cached state is continued, where that is not its own.
+        target, source: written and read arrays.
+        maps: other operands, int32 [1] each: read row, written row, ...
+        mark: other label under which a cached state is continued.
     """
 
     shape: PartShape
@@ -69,16 +67,16 @@ class Move(NamedTuple):
 
 
 class Runner(ABC):
-    """Runs the compiled steps of one model.
+    """Runs one model's compiled steps.
 
-    Every method that runs a step takes example arguments for the compilation of its program on first use, and raises
-    IsolationError, AuditError or HloError if the step is refused.
+    Methods that run a step take example arguments for compilation on first use, and raise IsolationError, AuditError or
+    HloError for a refused step.
 
     Attributes:
-        min_rows: least number of rows of a pool or of cached buffers, and of lanes of a step.
-        checks_rows: whether the engine checks after every step that each row is free or has one holder.
-        compiles_ahead: whether programs are compiled in threads before their first use.
-        decisions: shares commands and decisions with the other processes, if there are any.
+        min_rows: least rows of a pool or cached buffers, and lanes of a step.
+        checks_rows: the engine checks after every step that each row is free or has one holder.
+        compiles_ahead: programs are compiled in threads ahead.
+        decisions: shares commands and decisions with other processes.
     """
 
     min_rows = 1
@@ -90,21 +88,16 @@ class Runner(ABC):
 
     @property
     def settings(self) -> JaxSettings:
-        """Settings of JAX for every method that runs a step; see `under_settings`."""
         return self.programs.settings
 
     @property
     def certify(self) -> str:
-        """The setting `certify` of the running steps; "off" for steps that run as traced."""
+        """`certify` of the running steps; "off" for steps that run as traced."""
         return self.programs.certify
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch a step that consumes the rows of a pool without putting them back.
-
-        Returns:
-            Its outputs and the new rows.
-        """
+        """Dispatch a step that consumes a pool's rows; return outputs and new rows."""
 
     @abstractmethod
     def move(self, step: Move, examples: Examples) -> None:
@@ -112,22 +105,16 @@ class Runner(ABC):
 
     @abstractmethod
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch a change of rows, given slots and edits; see `require_edits`."""
+        """Dispatch a change of rows; see `require_edits`."""
 
     def require_edits(self, subject: str) -> None:
-        """Raise ValueError unless states can be read and changed between steps.
-
-        Args:
-            subject: beginning of the message.
-        """
+        """Raise ValueError unless states can be read and changed between steps."""
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
-        """Return the program of a shape; see `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -144,25 +131,22 @@ class Runner(ABC):
         return False
 
     def mark(self, owner: Any) -> Label | None:
-        """Return the label of a sequence's rows for a snapshot; None without labels."""
+        """Return the label of a sequence's rows for a snapshot, or None."""
         return None
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
-        """Record that a sequence's rows are now a copy of a snapshot with this label."""
+        """Record that a sequence's rows are a copy of a snapshot with this label."""
         return None
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label | None:
-        """Label cached buffers of a new owner that no step has written; return the label."""
+        """Label cached buffers of a new owner that no step has written."""
         return None
 
     def forget(self, owner: Any) -> None:
-        """Drop the record of a sequence or text that gives up its rows."""
         return None
 
 
 class OneProcess(Runner):
-    """Calls the compiled steps in this process alone."""
-
     compiles_ahead = True
 
     def __init__(self, programs: Programs, placement: Placement):
@@ -171,19 +155,19 @@ class OneProcess(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch the compiled step; its pool's arrays are donated."""
+        """Dispatch the step; its pool's arrays are donated."""
         inputs = self.placement.put(step.inputs)
         return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        """Dispatch the compiled copy; the target's arrays are donated."""
+        """Dispatch the copy; the target's arrays are donated."""
         maps, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch the compiled change of states; the pool's arrays are donated."""
+        """Dispatch the change of states; the pool's arrays are donated."""
         operands, program = self.placement.put(operands), self.compiled(shape, examples)
         pool.put(*self._call(program, pool.take(), *operands))
 

@@ -1,8 +1,7 @@
-"""Steps with shadow labels for their rows (`load(sanitize=True)`): checks of row owners.
+"""Steps with shadow labels (`load(sanitize=True)`): checks of row owners.
 
-The proof is about a step given its rows; the sanitizer checks that these are the rows of the sequences that the
-scheduler means: after every step it compares the labels that moved with the rows to the labels that the host's
-bookkeeping expects. It waits for each step.
+The proof is about a step given its rows; the sanitizer checks that these are the intended rows. After every step it
+compares the labels that moved with rows to the host's expectation.
 """
 
 import itertools
@@ -29,15 +28,11 @@ from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 ShadowLabels = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
-"""A step with its checks, and its call: (arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
+"""A step with checks: (arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
 
 
 class Sanitizer(Runner):
-    """Proves, compiles and runs sanitized steps, on one device.
-
-    Attributes:
-        steps: number of checked steps.
-    """
+    """Proves, compiles and runs sanitized steps, on one device."""
 
     min_rows = 2  # it recognizes the row axis of an array by its length
     checks_rows = True
@@ -55,16 +50,12 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        """The setting "off": steps are proved and run with shadow labels, not audited."""
+        """ "off": steps are proved and run with shadow labels, without an audit."""
         return "off"
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """See `Runner.run`.
-
-        Raises:
-            SanitizerError: a lane found rows that are not its own, or not where it left them.
-        """
+        """See `Runner.run`; raises SanitizerError for rows of another lane or position."""
         safe, call = self.program(step.shape, examples)
         batch, counts = step.inputs.batch, step.counts
         positions, counted = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
@@ -83,7 +74,7 @@ class Sanitizer(Runner):
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """Correct the labels after a step that consumed fewer tokens per lane than expected."""
+        """Correct the labels after a step that consumed fewer tokens than expected."""
         shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
@@ -99,11 +90,7 @@ class Sanitizer(Runner):
     def move(self, step: Move, examples: Examples) -> None:
         """See `Runner.move`; the labels move with the arrays.
 
-        With a mark, labels from the time of caching are replaced by it: states with a common beginning share the first
-        state's keys and values.
-
-        Raises:
-            SanitizerError: another row moved than the operands select.
+        A mark replaces labels of caching: states with a common beginning share the first state's keys and values.
         """
         safe, call = self.program(step.shape, examples)
         target, source = step.target, step.source
@@ -127,11 +114,11 @@ class Sanitizer(Runner):
         target.put(new)
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Refuse: states are not changed between sanitized steps; raises ValueError."""
+        """Raise ValueError: states are not changed between sanitized steps."""
         self.require_edits(str(shape))
 
     def require_edits(self, subject: str) -> None:
-        """Raise ValueError: a sanitized model has no edits; the message begins with `subject`."""
+        """Raise ValueError: a sanitized model has no edits."""
         raise ValueError(f"{subject} expect a model without sanitize; load it without sanitize")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -140,12 +127,7 @@ class Sanitizer(Runner):
 
     @under_settings
     def program(self, shape: Any, examples: Examples) -> Sanitized:
-        """Return a step, proved and with its shadow labels; compiled on its first call.
-
-        Raises:
-            IsolationError: it is not proved.
-            AuditError: see `Programs.measure`.
-        """
+        """Return a proved step with shadow labels; compiled on its first call."""
         key = shape, jax_private.program_settings()
         if key not in self._sanitized:
             (step, contract), args = self.programs.step(shape), examples(shape)
@@ -166,23 +148,21 @@ class Sanitizer(Runner):
 
     @cached_property
     def _masked(self) -> tuple[str, ...]:
-        """Ends of the paths of caches and recurrent matrices."""
         arrays = jax.tree_util.tree_leaves_with_path(self.programs.structure.arrays.layers)
         masked = [path for path, array in arrays if array.role in ("cache", "recurrent")]
         return tuple(f".layers{jax.tree_util.keystr(path)}" for path in masked)
 
     def forget(self, owner: Any) -> None:
-        """Drop the record of a sequence or text that gives up its rows."""
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)
 
     def mark(self, owner: Any) -> Label:
-        """Return the label that the rows of a sequence must have now."""
+        """Return the current label of a sequence's rows."""
         return self._ledger.label(self._number(owner))
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
-        """Expect this label in the rows of a sequence from now on."""
+        """Expect this label in a sequence's rows from now on."""
         if mark is not None:
             self._ledger.adopt(self._number(owner), mark)
 
@@ -207,7 +187,7 @@ class Sanitizer(Runner):
         return self.shadow_labels(arrays)
 
     def shadow_labels(self, arrays: RowPool | CachedBuffers) -> ShadowLabels:
-        """Return the shadow labels of a pool or of cached buffers; unwritten rows are fresh."""
+        """Return the shadow labels of arrays; unwritten rows are fresh."""
         if arrays not in self._shadow_labels:
             leaves = jax.tree.leaves(arrays.look())
             self._shadow_labels[arrays] = tuple(jax.numpy.zeros((len(leaf), 4), jax.numpy.int32) for leaf in leaves)

@@ -8,6 +8,8 @@ from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.operands import StepInputs
 
+StepName = Literal["generate", "verify", "score", "hidden"]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -25,9 +27,11 @@ class Shape:
             different steps.
         chosen: number of chosen ids of each position in a scoring step; None for a step without `Chosen`.
         probes: sites that a scoring or generating step reads and changes inside the model; None without sites.
+        pages: pages of the pool, null pages included; 0 for a model without KV caches.
+        blocks: entries of a lane in the page table.
     """
 
-    step: Literal["generate", "verify", "score", "hidden"]
+    step: StepName
     lanes: int
     tokens: int
     rows: int
@@ -38,12 +42,15 @@ class Shape:
     masked: bool = False
     chosen: int | None = None
     probes: ProbeShape | None = None
+    pages: int = 0
+    blocks: int = 0
 
     @classmethod
     def of(
         cls,
         inputs: StepInputs,
         rows: int,
+        pages: int,
         top: int | None = None,
         processor: LogitsProcessor | None = None,
         mtp_drafts: int = 0,
@@ -52,11 +59,12 @@ class Shape:
 
         Args:
             inputs: arrays, or their types.
-            rows: rows of the pool.
+            rows, pages: of the pool.
             top, processor, mtp_drafts: settings without an input, as above.
         """
         lanes, tokens = inputs.batch.tokens.shape
         changes, chosen, probes = inputs.changes, inputs.chosen, inputs.probes
+        table = inputs.batch.pages
         samples = "verify" if inputs.drafts is not None else "generate"
         return cls(
             samples if inputs.sampling is not None else "hidden" if inputs.targets is None else "score",
@@ -70,6 +78,8 @@ class Shape:
             changes is not None and changes.mask is not None,
             None if chosen is None else chosen.token_ids.shape[2],
             None if probes is None else probes.shape,
+            pages,
+            0 if table is None else table.shape[1],
         )
 
     def __str__(self) -> str:
@@ -86,10 +96,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class EditShape:
-    """Compilation key of a change of states: `lanes` rows of a pool of `rows`."""
+    """Compilation key of a change of states: `lanes` rows of a pool of `rows` rows and `pages` pages."""
 
     lanes: int
     rows: int
+    pages: int = 0
 
     def __str__(self) -> str:
         return f"edit states of {self.lanes} of {self.rows}"
@@ -103,7 +114,8 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 def lane_bucket(count: int, lanes: int) -> int:
     """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: an idle lane costs more time than one more compiled step.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: an idle lane costs
+    more time than one more compiled step.
     """
     size = 1 << max(count - 1, 0).bit_length()
     smaller = size * 3 // 4

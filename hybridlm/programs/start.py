@@ -16,18 +16,17 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 _log = logging.getLogger("hybridlm")
 
 STARTS = "starts"
-"""Name of the subfolder of a cache for the seconds of the last starts."""
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class LastStart:
-    """Seconds from `load` to the first answer, of the last start of each kind.
+    """Seconds from `load` to the first answer, of the last starts.
 
     Attributes:
-        version: version of the format.
-        warm: seconds of the last start without a compilation; None before the first one.
-        cold: seconds of the last start with compilations; None before the first one.
+        version: of the format.
+        warm: last start without a compilation, or None.
+        cold: last start with compilations, or None.
     """
 
     version: int
@@ -39,15 +38,14 @@ class Start:
     """One start, from the beginning of `load` to the first answer.
 
     Args:
-        model: name of the model.
-        folder: folder of the cache; None keeps nothing.
-        settings: all settings that the seconds depend on.
-        show: the argument `progress` of `load`.
+        folder: of the cache; None keeps nothing.
+        settings: that the seconds depend on.
+        show: `progress` of `load`.
         began: `time.perf_counter()` at the beginning.
 
     Attributes:
-        parts: seconds of each part so far.
-        last: seconds of earlier starts.
+        parts: seconds by part.
+        last: earlier starts.
     """
 
     def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):
@@ -67,12 +65,12 @@ class Start:
         self._say(f"loading {model}; last time {', '.join(times)} to the first answer" if times else f"loading {model}")
 
     def ended(self, part: str) -> None:
-        """End a part; the next part begins now."""
+        """End a part and begin the next."""
         now = time.perf_counter()
         self.parts[part], self._mark = now - self._mark, now
 
     def compiling(self) -> None:
-        """Say once that steps are compiled; may be called by any thread."""
+        """Say once that steps are compiled; for any thread."""
         if not self._compiled:
             self._compiled = True
             if not self._answered:
@@ -81,11 +79,7 @@ class Start:
                 self._say(f"compiling steps of {self._model}{note}{last}")
 
     def answered(self, seconds: float) -> None:
-        """End the start with the first answer, and store its duration.
-
-        Args:
-            seconds: from the call to its first token; time between `load` and the call does not count.
-        """
+        """End the start with the first answer after `seconds`, and store its duration."""
         if self._answered:
             return
         self._answered = True

@@ -1,9 +1,8 @@
-"""The key of a compiled step: a hash of all its ingredients, computed without tracing.
+"""Key of a compiled step: a hash of its ingredients, without tracing.
 
-Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the structure of the
-model, the types and places of all arguments, and which step it is. If one of them has no name that is the same in every
-process (a function of the user, a layer of another package, code patched at run time), there is no key, and each
-process compiles the step.
+Ingredients: sources, versions, settings, flags, machine, devices, model structure, argument types and places, and the
+step. If one has no stable name (a user's function, a foreign layer, patched code), there is no key, and each process
+compiles the step.
 """
 
 import hashlib
@@ -37,9 +36,9 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 _log = logging.getLogger("hybridlm")
 PACKAGES = (Path(__file__).parents[1], Path(str(models.__file__)).parent, Path(str(ir_passes.__file__)).parent)
 OURS = ("models", "flax", "jax", "builtins")
-"""Packages of the classes in a model: their sources, or versions, are in the key."""
+"""Packages of a model's classes, with sources or versions in the key."""
 ENVIRONMENT = ("XLA_", "LIBTPU", "TF_", "NVIDIA_TF32_OVERRIDE")
-"""Prefixes of environment variables that affect XLA's programs; variables of JAX are settings of JAX."""
+"""Prefixes of environment variables that affect XLA's programs; JAX's are settings."""
 NO_PROGRAM = (
     "jax_compilation_cache",
     "jax_persistent_cache",
@@ -48,17 +47,17 @@ NO_PROGRAM = (
     "jax_logging",
     "jax_traceback",
 )
-"""Beginnings of JAX's settings that change no program."""
+"""Beginnings of JAX settings that change no program."""
 _ADDRESS = re.compile(r"(at )?0x[0-9a-fA-F]+")
 
 
 def own_sources() -> str | None:
-    """Return the hash of the three imported packages; None if they have changed since."""
+    """Return the hash of the three packages; None if they have changed since import."""
     return running_hash(PACKAGES)
 
 
 def structure_name(structure: Structure) -> str | None:
-    """Return a hash of a model's structure, or None for foreign or unnamed parts."""
+    """Return a hash of a model's structure; None for foreign or unnamed parts."""
     kinds = {part for node in structure.graph.nodes if isinstance(part := getattr(node, "type", None), type)}
     if any(kind.__module__.partition(".")[0] not in OURS for kind in kinds):
         return None
@@ -74,7 +73,6 @@ def step_key(
     certify: str,
     placement: Placement,
 ) -> str | None:
-    """Return the key of one step, or None."""
     sources = own_sources()
     if patched := patched_code(*(folder.name for folder in PACKAGES)):
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))
@@ -89,7 +87,7 @@ def step_key(
 
 
 def settings() -> list[str]:
-    """Return everything that affects how JAX and XLA compile: versions, settings, flags."""
+    """Return versions, settings and flags that affect JAX and XLA."""
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     jax_settings = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
     flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
@@ -99,13 +97,12 @@ def settings() -> list[str]:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the versions of everything that takes part in making a program."""
     made_by = (jax.__version__, metadata.version("jaxlib"), flax.__version__, np.__version__)
     return (*made_by, metadata.version("ml_dtypes"), platform.python_version(), platform.platform())
 
 
 def devices_name(placement: Placement) -> list[str]:
-    """Return the identity of the devices: kind, number and place, and the CPU's instructions."""
+    """Return the devices' kind, number and place, and the CPU's instructions."""
     mesh, target = placement.mesh, placement.target
     if target is not None:
         return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]

@@ -1,4 +1,4 @@
-"""Compiled steps of one model on disk: found by key, loaded ahead in threads."""
+"""Compiled steps of one model on disk, loaded ahead in threads."""
 
 import logging
 import threading
@@ -24,12 +24,10 @@ _log = logging.getLogger("hybridlm")
 RESULTS = (SampledTokens, Scored)
 """Named tuples that steps return."""
 LOADING = 2
-"""Threads that load programs; XLA links the machine code of one program on one."""
+"""Threads that load programs; XLA links a program on one."""
 
 
 class StoredPrograms:
-    """The store as one model sees it."""
-
     def __init__(self, store: ExecutableStore, structure: Structure, certify: str, placement: Placement, model: str):
         self._store, self._certify, self._placement, self._model = store, certify, placement, model
         self._structure = structure_name(structure)
@@ -38,11 +36,11 @@ class StoredPrograms:
         self._threads: ThreadPoolExecutor | None = None
 
     def key(self, shape: AnyShape, args: tuple[Any, ...]) -> str | None:
-        """The key of a step; None if it cannot be kept."""
+        """Return the key of a step; None if it cannot be stored."""
         return step_key(shape, args, self._structure, self._certify, self._placement)
 
     def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
-        """Load a step in a thread, if it is kept; arguments as for `find`."""
+        """Load a stored step in a thread; arguments as for `find`."""
         with self._lock:
             if key is None or key in self._ahead:
                 return
@@ -53,13 +51,7 @@ class StoredPrograms:
     def find(
         self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
     ) -> tuple[StoredStep, float] | None:
-        """Return the stored step of a key and its loading seconds, or None.
-
-        Args:
-            key: result of `key`.
-            args: arguments of its calls, by their types.
-            compile_anew: compiles the complete step.
-        """
+        """Return a key's stored step and its loading seconds, or None."""
         if key is None:
             return None
         with self._lock:
@@ -84,11 +76,7 @@ class StoredPrograms:
         return step, time.perf_counter() - began
 
     def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> bool:
-        """Keep a compiled step, unless it has no key.
-
-        Returns:
-            Whether it is kept.
-        """
+        """Store a compiled step with a key; return whether it is stored."""
         if key is None:
             return False
         certificate = step.certificate
@@ -103,7 +91,7 @@ class StoredPrograms:
 
 
 def types_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments by their types and places, so that no parameters are kept alive."""
+    """Return types and places of arguments, so that no parameters stay alive."""
 
     def typed(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None)

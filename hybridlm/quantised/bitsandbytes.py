@@ -1,8 +1,7 @@
 """Weights of bitsandbytes: blocks of 4-bit codes (NF4, FP4) and 8-bit rows (LLM.int8).
 
-Source: bitsandbytes 0.50, `QuantState` of `functional.py` and `Linear8bitLt` of `nn/modules.py`. Four bits are stored
-for all numbers of a matrix in a row, so that a block may cover parts of two rows; the shape, the size of the blocks and
-the form of their scales are in a JSON object, which is stored as the bytes of a tensor.
+Source: bitsandbytes 0.50, `QuantState` of `functional.py` and `Linear8bitLt` of `nn/modules.py`. A block of 4-bit codes
+may cover parts of two rows. Shape, block size and form of scales are JSON in the bytes of a tensor.
 """
 
 import math
@@ -14,14 +13,13 @@ from hybridlm.quantised.shapes import FLOATS, MAX_ENTRIES, Mismatch, Tensors
 from ir_passes.files.strict_json import parse_json
 
 STATE = ".quant_state.bitsandbytes__"
-"""Name of the tensor with a weight's description, behind the weight's name and in front of its scheme."""
+"""Tensor with a weight's description, between the weight's name and its scheme."""
 BLOCKS: Mapping[str, str] = {
     "scale": ".absmax",
     "table": ".quant_map",
     "nested scale": ".nested_absmax",
     "nested table": ".nested_quant_map",
 }
-"""Role -> suffix of a tensor of a weight of 4-bit codes."""
 MAX_STATE = 4096
 """Bytes of a description; the library's have fewer than 300."""
 MAX_BLOCK = 1 << 20
@@ -29,7 +27,7 @@ _STORAGE = FLOATS | {"U8", "I8"}
 
 
 def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the schemes that `quantization_config` names, None if it names none."""
+    """Return the schemes in `quantization_config`; None for none."""
     if settings.get("load_in_8bit") is True:
         return frozenset({"llm-int8"})
     kind = settings.get("bnb_4bit_quant_type")
@@ -40,11 +38,8 @@ def bitsandbytes_tensor(tensors: Tensors) -> QuantisedTensor:
     """Return the weight that tensors of bitsandbytes make.
 
     Args:
-        tensors: roles of `BLOCKS` with "state" and "codes", or "codes", "scale" and "format" of 8-bit rows; old files
-            have no "format".
-
-    Raises:
-        Mismatch: they make none.
+        tensors: "state" and "codes" with roles of `BLOCKS`, or "codes", "scale" and "format" (not in old files) of
+            8-bit rows.
     """
     return _rows(tensors) if tensors.members["scale"].endswith(".SCB") else _blocks(tensors)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Integer, UInt8
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""Value of each 4-bit float: one sign bit, two exponent bits, one mantissa bit."""
+"""Values of 4-bit floats: sign, two exponent bits, one mantissa bit."""
 _E2M1_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=-1)
 _E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 # 2^-127 is below the smallest normal float32; ldexp gives it exactly.
@@ -23,10 +23,10 @@ NF4 = np.array(
     ],
     np.float32,
 )
-"""Value of each 4-bit code of NF4: quantiles of a normal distribution, the largest is 1."""
+"""Values of NF4 codes: quantiles of a normal distribution, at most 1."""
 _FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4 = np.concatenate([_FP4, -_FP4])
-"""Value of each 4-bit float of bitsandbytes, which is no E2M1: the largest is 1."""
+"""Values of bitsandbytes' 4-bit floats, unlike E2M1: at most 1."""
 # Column of a group of eight that each nibble of an AWQ word holds, the lowest nibble first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -60,8 +60,8 @@ def packed_integers(
     """Return unsigned integers from a dense stream of bits, lowest bits and words first.
 
     Args:
-        words: little-endian words; an integer may straddle two of them.
-        bits: bits of each integer, at most 8.
+        words: little-endian; an integer may straddle two.
+        bits: of each integer, at most 8.
         count: integers in each row.
     """
     stream = np.ascontiguousarray(words).view(np.uint8)

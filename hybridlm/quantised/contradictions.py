@@ -1,4 +1,4 @@
-"""Contradictions between the tensors of quantised weights and a checkpoint's configuration."""
+"""Contradictions between the tensors of quantised weights and the configuration."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,15 +12,10 @@ from hybridlm.quantised.settings import QuantisationSettings
 def contradictions(
     settings: QuantisationSettings, quantised: Mapping[str, QuantisedTensor], plain: Iterable[str]
 ) -> Iterator[str]:
-    """Yield each weight with tensors that contradict the configuration, with both sides.
+    """Yield weights with tensors that contradict the configuration, with both sides.
 
-    A plain weight contradicts it only if it is listed by name: patterns of real files miss modules that are stored
-        plainly
-    (routers, convolutions), and a plain tensor cannot be mistaken for another form.
-
-    Args:
-        quantised: name -> tensors.
-        plain: names of the other tensors.
+    A plain weight contradicts it only if it is listed by name: patterns of real files miss plain modules (routers,
+    convolutions).
     """
     exact = {module_name(entry) for entry in settings.ignored if not _is_pattern(entry)}
     patterns = _by_words(entry for entry in settings.ignored if _is_pattern(entry))
@@ -47,20 +42,14 @@ def contradictions(
 
 
 def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the listed schemes of a module, or of a module that contains it.
-
-    A list may name all experts of a layer at once.
-    """
+    """Return the listed schemes of a module or its container, such as all experts of a layer."""
     while module and module not in listed:
         module = module.rpartition(".")[0]
     return listed.get(module, frozenset())
 
 
 def _forms(tensor: QuantisedTensor) -> frozenset[str]:
-    """Return the possible schemes of a weight: one scale may cover a single block.
-
-    A single block is the only row, or the only block of rows and columns.
-    """
+    """Return the possible schemes of a weight: the scale of a single block is ambiguous."""
     rows, columns = tensor.shape[-2:]
     forms = {tensor.scheme}
     if tensor.scheme == "fp8-tensor":
@@ -84,9 +73,8 @@ def _is_pattern(entry: str) -> bool:
 def _by_words(entries: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
     """Return patterns of the configuration with their entries, by first whole words.
 
-    So a name is compared with few patterns: published files have hundreds of patterns and a hundred thousand tensors. A
-    pattern matches with and without the wrappers of the language model. Regular expressions of a file are not run,
-    because they could take forever.
+    Files have hundreds of patterns and a hundred thousand tensors; this bounds the comparisons. Regular expressions of
+    a file are not run, because they could take forever.
     """
     patterns: dict[str, list[tuple[str, str]]] = {}
     for entry in entries:
@@ -98,7 +86,6 @@ def _by_words(entries: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _matching(patterns: Mapping[str, Sequence[tuple[str, str]]], *names: str) -> str | None:
-    """Return the entry of a pattern that matches one of a module's names, or None."""
     for name in names:
         words = name.split(".")
         for count in range(len(words)):

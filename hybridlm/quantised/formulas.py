@@ -13,15 +13,15 @@ from hybridlm.quantised.codes import FP4, NF4, awq_integers, float4_e2m1, float8
 from hybridlm.quantised.schemes import DequantiseError, QuantisedTensor, Read
 
 LLM_INT8 = np.float32(7.874015718698502e-3)
-"""Factor of all numbers of "llm-int8": bitsandbytes multiplies by the scale, then by 1/127."""
+"""bitsandbytes multiplies "llm-int8" by the scale, then by 1/127."""
 _TABLES = {"nf4": NF4, "fp4": FP4}
 
 
 def dequantise(tensor: QuantisedTensor, read: Read) -> Float32[np.ndarray, "..."]:
-    """Return a weight in float32: the formula in float32, each product rounded once.
+    """Return a weight in float32; each product is rounded once.
 
     Raises:
-        DequantiseError: a scale or a code that is not finite, or a group that does not exist.
+        DequantiseError: a scale or code that is not finite, or an absent group.
     """
     return _FORMULAS[tensor.scheme](tensor, read)
 
@@ -57,7 +57,7 @@ def _tensor(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 
 
 def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Multiply each group of columns by its scale, in place; groups are of equal size."""
+    """Multiply equal groups of columns by their scales, in place."""
     grouped = values.reshape(*scale.shape, -1)
     np.multiply(grouped, scale[..., None], out=grouped)
     return values
@@ -77,7 +77,7 @@ def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 
 
 def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    """Return the formula `(code - zero) * scale` with codes offset to be signed."""
+    """Return `(code - zero) * scale`, with codes offset to be signed."""
     columns = tensor.shape[-1]
     half = np.float32(1 << (tensor.bits - 1))
     stored = read(tensor.parts["codes"])

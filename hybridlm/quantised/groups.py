@@ -1,6 +1,6 @@
 """Quantised weights of a checkpoint, recognised by their tensors' names.
 
-The tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
+Tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
 """
 
 import re
@@ -18,7 +18,7 @@ _WRAPPERS = ("model", "language_model", "backbone")
 
 
 def module_name(name: str) -> str:
-    """Return a module's name without `.weight` and without the wrappers of the language model."""
+    """Return a module's name without `.weight` and wrappers of the language model."""
     parts = name.removesuffix(".weight").split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
@@ -48,9 +48,9 @@ class GroupedTensors:
     """The tensors of a checkpoint, grouped by quantised weight.
 
     Attributes:
-        quantised: name of a weight, as if it were stored plainly -> its tensors.
-        parts: tensor in the files that is only a part of a weight -> name of the weight.
-        faults: name of a weight -> why its tensors do not form a weight.
+        quantised: weight -> its tensors.
+        parts: tensor in the files -> weight.
+        faults: weight -> why its tensors form none.
     """
 
     quantised: Mapping[str, QuantisedTensor]
@@ -64,12 +64,10 @@ def group_tensors(
     hints: Hints,
     metadata: Callable[[str], Mapping[str, str]] = lambda name: {},
 ) -> GroupedTensors:
-    """Take the tensors of each quantised weight together; linear in the number of tensors.
+    """Group tensors by quantised weight, in linear time.
 
     Args:
-        tensors: name in the files -> header entry.
-        read: reads one of them; used for tensors that hold a shape.
-        hints: from the configuration.
+        read: for tensors that hold a shape.
         metadata: tensor name -> free-form strings of its file.
     """
     grouped: dict[str, QuantisedTensor] = {}
@@ -107,10 +105,7 @@ def group_tensors(
 
 
 def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
-    """Return the weight with codes in this tensor, and its tensors by role.
-
-    Without codes: None and no tensors.
-    """
+    """Return the weight with codes in this tensor, and its tensors by role; (None, {}) without codes."""
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
@@ -145,7 +140,7 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
 def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """Return the weight of a tensor outside all groups, and why it cannot be read.
 
-    The reason is empty for scales of activations and caches, which are not used; None for a plain tensor.
+    Unused scales of activations and caches have an empty reason; None for a plain tensor.
     """
     last = name.rpartition(".")[2]
     if last in _IGNORED or "_bmm" in last:
@@ -182,5 +177,5 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
 
 
 def _weight_of(match: re.Match[str]) -> str:
-    """Return the name of a weight of torchao from the parts of a tensor's name."""
+    """Return the name of a torchao weight from a tensor's name."""
     return match[2] if match[1] is None else f"{match[1]}.{match[2]}"

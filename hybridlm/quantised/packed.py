@@ -13,20 +13,20 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from models.ops.quantised_codes import Codes
 
 MIN_GROUP = 8
-"""Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
+"""Columns of the narrowest packed groups; scales of narrower ones take as much memory as numbers."""
 
 
 @dataclass(frozen=True)
 class PackedForm:
-    """The form of a packed weight, without arrays; equal for all parts of a parameter.
+    """Form of a packed weight, equal for all parts of a parameter.
 
     Attributes:
-        kind: kind of the codes (see `QuantisedWeight`).
+        kind: see `QuantisedWeight`.
         inputs: entries of a row.
         groups: scales of a row.
-        has_matrix_scale: True if the complete matrix has a scale as well.
-        zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
-            subtracted from the product with the scale; None without zero points.
+        has_matrix_scale: the complete matrix has a scale, too.
+        zero: dtype of zero points: of the codes, or "float32" if subtracted from the product with the scale; None
+            without.
     """
 
     kind: Codes
@@ -39,12 +39,10 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """The arrays of a packed weight; each has one row per weight row.
+    """Arrays of a packed weight, with one row per weight row.
 
     Attributes:
-        form: form of the weight.
-        codes, scale, matrix_scale, zero: as in `QuantisedWeight`, `matrix_scale` as its `whole`; None if the form does
-            not have the array.
+        codes, scale, matrix_scale, zero: as in `QuantisedWeight`; None if absent.
     """
 
     form: PackedForm
@@ -55,7 +53,6 @@ class PackedArrays:
 
 
 def codes_dtype(kind: Codes) -> np.dtype:
-    """Return the dtype of the codes of a kind."""
     return np.dtype("int8" if kind == "int8" else "uint8")
 
 
@@ -63,8 +60,7 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     """Return the packed form of a weight; None if it can only be dequantised.
 
     Args:
-        scale_dtype: safetensors dtype of its scales.
-        read: reads the order of its columns and zero points of "int8", if stored: most files store trivial ones.
+        read: for column order and zero points of "int8": most files store trivial ones.
     """
     *_, columns = tensor.shape
     scheme = tensor.scheme
@@ -103,11 +99,7 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
-    """Return the arrays of a weight in its packed form.
-
-    Raises:
-        DequantiseError: a scale or a code that is not finite.
-    """
+    """Return the arrays of a weight in its packed form."""
     *lead, rows, columns = tensor.shape
     stored = read(tensor.parts["codes"])
     scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
@@ -165,5 +157,5 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
 
 
 def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
-    """Return 4-bit codes, two per byte, even columns in the low half."""
+    """Pack 4-bit codes, two per byte, even columns in the low half."""
     return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)

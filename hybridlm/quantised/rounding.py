@@ -1,6 +1,6 @@
-"""Quantisation by rounding to nearest, stored as compressed-tensors does, so that other engines read it.
+"""Quantisation by rounding to nearest, stored like compressed-tensors for other engines.
 
-Scales are the largest magnitude of a group over the largest code, as in compressed-tensors.
+A scale is a group's largest magnitude over the largest code, as there.
 """
 
 import math
@@ -28,22 +28,18 @@ class RoundingScheme:
 
     Attributes:
         name: "fp8-block", "int8", "int4" or "nvfp4".
-        group: columns that share a scale, for integers; None for one scale for each row.
+        group: columns that share an integer scale; None for a scale per row.
     """
 
     name: str
     group: int | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether groups divide the rows of a matrix."""
         group = _NVFP4_GROUP if self.name == "nvfp4" else self.group or 1
         return shape[-1] % group == 0 and all(shape)
 
     def stored(self, shape: tuple[int, ...]) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Return last part of a tensor name -> shape and dtype.
-
-        The weight is `[..., out, in]`.
-        """
+        """Return last part of a tensor name -> shape and dtype, for a weight `[..., out, in]`."""
         *lead, rows, columns = shape
         if self.name == "fp8-block":
             grid = (*lead, -(-rows // _BLOCK), -(-columns // _BLOCK))
@@ -63,14 +59,10 @@ class RoundingScheme:
 
     @property
     def bits(self) -> int:
-        """Bits of a number, without scales."""
         return 4 if self.name in ("int4", "nvfp4") else 8
 
     def packed_form(self, shape: tuple[int, ...]) -> PackedForm | None:
-        """Return the form of a weight `[..., out, in]` in memory, or None.
-
-        None means that it can only be dequantised.
-        """
+        """Return the packed form of a weight `[..., out, in]`; None if it can only be dequantised."""
         scheme = self.name if self.name in ("fp8-block", "nvfp4") else "int-packed"
         groups = shape[-1] // (self.group or shape[-1]) if scheme == "int-packed" else None
         bits = self.bits if scheme == "int-packed" else 8
@@ -78,12 +70,7 @@ class RoundingScheme:
         return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
     def settings(self, ignored: list[str], head: "RoundingScheme | None" = None) -> dict[str, Any]:
-        """Return `quantization_config` of config.json.
-
-        Args:
-            ignored: modules that stay plain.
-            head: the rounding of head and embedding, where they are quantised, too.
-        """
+        """Return `quantization_config`; `ignored` modules stay plain, `head` is the rounding of head and embedding."""
         groups = {"group_0": self._settings_of(["Linear"])}
         if head is not None:
             groups["group_1"] = head._settings_of(["Embedding", "re:.*lm_head$"])
@@ -126,8 +113,8 @@ class RoundingScheme:
         """Return last part of a tensor name -> array, as `stored` describes them.
 
         Args:
-            weight: finite numbers.
-            largest: for "nvfp4", the largest magnitude of all weights that share the scale of the matrix.
+            weight: finite.
+            largest: for "nvfp4", the largest magnitude of all weights with one matrix scale.
         """
         if self.name == "fp8-block":
             return _fp8_block(weight)
@@ -137,11 +124,7 @@ class RoundingScheme:
 
 
 def rounding_scheme(name: str, group_size: int | None = None) -> RoundingScheme:
-    """Return a scheme by name.
-
-    Raises:
-        ValueError: an unknown name, or a group size that the scheme cannot have.
-    """
+    """Return a scheme; raises ValueError for an unknown name or group size."""
     names = ("fp8-block", "int8", "int4", "nvfp4")
     if name not in names:
         raise ValueError(f"scheme: expected one of {', '.join(names)}, got {name!r}")

@@ -1,7 +1,7 @@
-"""Schemes of quantised weights: names, tensors, and exact float32 values of scales and zero points.
+"""Schemes of quantised weights: names, tensors, and exact scales and zero points.
 
-A quantised weight is codes `[..., out, in]` with one scale for each group of entries. Every scheme is recognised by the
-tensors of the weight (`groups`); `formulas` has the numbers.
+A quantised weight is codes `[..., out, in]` with a scale per group of entries. `groups` recognises schemes by tensors;
+`formulas` has the numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,19 +32,15 @@ SCHEMES: Mapping[str, str] = {
 """Scheme -> description of its codes and scales."""
 
 Read = Callable[[str], np.ndarray]
-"""Tensor name in the files -> its stored numbers; codes as uint8."""
+"""Tensor name -> its stored numbers; codes as uint8."""
 _LARGEST = np.float32(512)
-"""Bound of all codes: floats of 8 bits, and integers less their zero points."""
+"""Bound of codes: 8-bit floats, and integers less their zero points."""
 _BLOCK = 1 << 20
-"""Codes that are checked at once, which bounds the memory that this takes."""
+"""Codes that are checked at once."""
 
 
 class DequantiseError(ValueError):
-    """A scale or a code that stands for no number.
-
-    Attributes:
-        tensor: its name in the files.
-    """
+    """A scale or a code that stands for no number."""
 
     def __init__(self, tensor: str, fault: str):
         self.tensor = tensor
@@ -52,11 +48,10 @@ class DequantiseError(ValueError):
 
 
 class NestedScales(NamedTuple):
-    """Scales that are 8-bit codes: `table[code] * scale + offset` ("double quantisation" of bitsandbytes).
+    """Scales stored as 8-bit codes: `table[code] * scale + offset` (bitsandbytes' double quantisation).
 
     Attributes:
         block: consecutive codes that share a scale.
-        offset: added to all of them.
     """
 
     block: int
@@ -69,16 +64,13 @@ class QuantisedTensor:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        shape: shape of the weight: `[out, in]`, or `[expert, out, in]`.
-        parts: role -> tensor name in the files. Roles: "codes", "scale", "global", "zero", "order", "table", and of
-            nested scales "nested scale" and "nested table".
-        block: rows and columns that share a scale, for "fp8-block"; for "nf4" and "fp4" 1 and the consecutive numbers.
-        bits: bits of an integer.
-        divided: the global scale is a divisor (compressed-tensors) instead of a factor (modelopt).
-        zero_plus_one: zero points are stored less one (GPTQ, first version).
-        groups: scales of a row of integers; None for other schemes.
-        nested: form of scales that are codes; None for numbers.
-        bytes: bytes of all parts.
+        shape: `[out, in]` or `[expert, out, in]`.
+        parts: role -> tensor name. Roles: "codes", "scale", "global", "zero", "order", "table", "nested scale", "nested
+            table".
+        block: rows and columns that share a scale ("fp8-block"); 1 and consecutive numbers ("nf4", "fp4").
+        divided: the global scale divides (compressed-tensors) instead of multiplies (modelopt).
+        zero_plus_one: zero points are stored less one (first GPTQ version).
+        groups: integer scales of a row.
     """
 
     scheme: str
@@ -94,16 +86,16 @@ class QuantisedTensor:
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None for a complete row or a scale per column."""
+        """Columns that share a scale; None for a row or a scale per column."""
         if self.scheme == "fp8-block":
             return min(self.block[1], self.shape[-1])
         return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
 
     def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scales of groups, as stored, in float32.
+        """Return the stored scales of groups in float32.
 
         Raises:
-            DequantiseError: one is NaN or infinite, or so large that a weight may be.
+            DequantiseError: a scale, or a possible weight, is not finite.
         """
         stored = read(self.parts["scale"])
         if self.nested is not None:
@@ -131,23 +123,15 @@ class QuantisedTensor:
     def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
         """Return the offsets of "int4-affine".
 
-        They are subtracted from products of codes 0 to 15 and scales.
-
-        The file has the number of code 8. Eight scales less this number are rounded once, as in torchao.
-
-        Raises:
-            DequantiseError: one is NaN or infinite.
+        They are subtracted from code * scale. The file has the number of code 8: eight scales less this number are
+        rounded once, as in torchao.
         """
         centre = np.swapaxes(read(self.parts["zero"]), -1, -2).astype(np.float32)
         _finite(self.parts["zero"], centre, "an offset that is not finite")
         return np.float32(8) * np.swapaxes(self.scales(read), -1, -2) - centre
 
     def require_e4m3(self, codes: UInt8[np.ndarray, "..."]) -> None:
-        """Check stored 8-bit codes, one block at a time.
-
-        Raises:
-            DequantiseError: one is NaN.
-        """
+        """Raise DequantiseError for NaN in 8-bit codes, block by block."""
         stored = codes.reshape(-1)
         for start in range(0, stored.size, _BLOCK):
             if (stored[start : start + _BLOCK] & 0x7F == 0x7F).any():
@@ -157,7 +141,7 @@ class QuantisedTensor:
         """Return the scale of the matrix, a scalar, or of each expert, `[expert, 1, 1]`.
 
         Raises:
-            DequantiseError: it is NaN or infinite, a divisor of zero, or such that a weight may be infinite.
+            DequantiseError: not finite, a divisor of zero, or so large that a weight may be infinite.
         """
         name = self.parts["global"]
         global_scale = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
@@ -171,7 +155,7 @@ class QuantisedTensor:
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
         """Return the zero points of "int-packed" groups, `[..., out, group]`.
 
-        They are stored in words along the rows.
+        They are stored in words along rows.
         """
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
@@ -179,8 +163,8 @@ class QuantisedTensor:
     def gptq_zero_codes(self, read: Read) -> UInt8[np.ndarray, "out group"]:
         """Return the zero points of "gptq", stored in words along the rows.
 
-        The first version of the format takes one away from all integers of a word at once: where a zero point is 0 it
-        borrows from the next, which adding to the whole word pays back.
+        The first version subtracts one from all integers of a word at once, with borrows; adding to the whole word
+        undoes this.
         """
         words = read(self.parts["zero"]).view(np.uint32)
         increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
@@ -188,7 +172,7 @@ class QuantisedTensor:
 
 
 def _finite(name: str, numbers: np.ndarray, fault: str) -> np.ndarray:
-    """Return numbers unchanged; raise DequantiseError with `fault` if one is not finite."""
+    """Return the numbers; raise DequantiseError with `fault` if one is not finite."""
     wrong = ~np.isfinite(numbers)
     if wrong.any():
         index = tuple(int(indices[0]) for indices in np.nonzero(np.atleast_1d(wrong)))

@@ -1,8 +1,7 @@
-"""The quantisation that a checkpoint's configuration describes.
+"""Quantisation in a checkpoint's configuration.
 
-config.json has `quantization_config`, at the top or inside the text model's part; NVIDIA's files have
-hf_quant_config.json too. The tensors decide; the configuration fills in what tensors cannot tell (`Hints`), and names
-what must be refused.
+`quantization_config` is at the top of config.json or in the text model's part; NVIDIA's files have hf_quant_config.json
+too. Tensors decide; the configuration adds `Hints` and refusals.
 """
 
 import re
@@ -40,21 +39,20 @@ REFUSED: Mapping[str, str] = {
     "higgs": "HIGGS",
     "mlx": "MLX",
 }
-"""Method -> the system that writes it, for layouts that are not read."""
+"""Method -> its system, for layouts that are not read."""
 MAX_PATTERN = 400
 
 
 @dataclass(frozen=True)
 class QuantisationSettings:
-    """The quantisation that a configuration describes.
+    """Quantisation that a configuration describes.
 
     Attributes:
-        method: name of the method in the configuration; "" without one.
-        schemes: the schemes that weights may have; None if the configuration does not restrict them.
-        hints: facts that tensors do not show.
-        ignored: patterns of modules that are stored plainly.
-        listed: module -> its schemes, if the configuration lists every quantised module.
-        faults: unsupported settings, and contradictions within the configuration.
+        method: "" without one.
+        schemes: allowed schemes; None for any.
+        ignored: patterns of plain modules.
+        listed: module -> its schemes, if all are listed.
+        faults: unsupported or contradictory settings.
     """
 
     method: str = ""
@@ -66,11 +64,7 @@ class QuantisationSettings:
 
 
 def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
-    """Read a checkpoint's configuration of quantisation.
-
-    Args:
-        hf_quant_config: hf_quant_config.json; None if it is missing.
-    """
+    """Read the quantisation of config.json and hf_quant_config.json."""
     entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
     entries = [entry for entry in entries if entry]
     if hf_quant_config is None and any(map(_is_mlx, (config.get("quantization"), *entries))):
@@ -116,18 +110,13 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
 
 
 def refused(method: str, sign: str) -> QuantisationSettings:
-    """Return the settings of a checkpoint in a layout that is not implemented.
-
-    Args:
-        method: one of `REFUSED`.
-        sign: where the checkpoint shows it.
-    """
+    """Return the settings of an unimplemented layout."""
     fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: {ADVICE}"
     return QuantisationSettings(method, faults=(fault,))
 
 
 def _is_mlx(settings: Any) -> bool:
-    """True if MLX wrote the settings: groups and bits without a method."""
+    """Whether MLX wrote the settings: groups and bits without a method."""
     names = settings.keys() if isinstance(settings, dict) else set()
     return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 
@@ -152,7 +141,6 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
 
 
 def _modelopt(settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
-    """Read the settings of NVIDIA's modelopt, in config.json and hf_quant_config.json."""
     faults: list[str] = []
     algorithms = [
         str(source["quant_algo"]).upper() for source in (settings, hf_quant_config or {}) if source.get("quant_algo")
@@ -190,11 +178,11 @@ def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
 
 
 _MERGED = frozenset({"weight_input", "weight_output"})
-"""Places of a transform of compressed-tensors that is part of the stored weights."""
+"""Places of compressed-tensors' transforms that stored weights include."""
 
 
 def _places(transforms: Any) -> set[str]:
-    """Return the locations of compressed-tensors' transforms; for one that cannot be read, its own text."""
+    """Return the places of transforms; the text of an unreadable one."""
     locations = set[str]()
     for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
         applied = scheme.get("apply") if isinstance(scheme, dict) else None
@@ -204,7 +192,6 @@ def _places(transforms: Any) -> set[str]:
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
-    """Read `quantization_config` of compressed-tensors (llm-compressor, vLLM)."""
     faults: list[str] = []
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
@@ -292,8 +279,8 @@ def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[st
 
 
 def _without_mark(name: str) -> str:
-    """Return a name of modelopt's without the mark that it has behind NUL.
+    """Return a modelopt name without the mark behind NUL.
 
-    modelopt 0.47 appends one while it renames modules, and leaves it where the renaming changed the mark, too.
+    modelopt 0.47 appends one while it renames modules, and may leave it.
     """
     return re.sub(r"\.\0[^*]*", "", name)

@@ -11,16 +11,16 @@ FLOATS = frozenset({"BF16", "F16", "F32"})
 POWERS = frozenset({"U8", "F8_E8M0"})
 MAX_ENTRIES = 2**40
 ADVICE = "load the original release; `hybridlm quantise` makes smaller copies of it"
-"""Advice for a layout that is not implemented."""
+"""Advice for an unimplemented layout."""
 
 
 class TensorInfo(NamedTuple):
     """Header entry of one tensor.
 
     Attributes:
-        dtype: the format's name of the element type ("BF16", "F8_E4M3", ...), or of the type of blocks ("Q4_K").
-        shape: dimensions of the stored tensor, which may hold packed codes.
-        begin, end: its bytes, counted from the first byte of all data; in GGUF files from the first byte of the file.
+        dtype: element type ("BF16", "F8_E4M3", ...) or block type ("Q4_K").
+        shape: of the stored tensor, perhaps of packed codes.
+        begin, end: its bytes, from the start of all data; in GGUF files of the file.
     """
 
     dtype: str
@@ -31,13 +31,13 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Hints:
-    """Facts of the configuration that tensors alone do not show.
+    """Facts of the configuration that tensors do not show.
 
     Attributes:
-        block: rows and columns of a block with one scale.
-        block_is_said: whether the configuration has the block size; otherwise the usual size is assumed.
-        bits: the widths that packed integers may have; empty for any.
-        zero_plus_one: GPTQ's zero points are stored less one, as in the first version of the format.
+        block: rows and columns with one scale.
+        block_is_said: the configuration has the block size; otherwise the usual size is assumed.
+        bits: widths of packed integers; empty for any.
+        zero_plus_one: GPTQ zero points are stored less one (first version).
         fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
     """
 
@@ -57,9 +57,7 @@ class Tensors:
     """The tensors of one weight.
 
     Attributes:
-        members: role -> name: "codes", and of "scale", "inverse", "global", "zero", "order", "shape" those there are.
-        tensors: name -> header entry.
-        hints: from the configuration.
+        members: role ("codes", "scale", "inverse", "global", "zero", "order", "shape") -> name.
     """
 
     members: dict[str, str]
@@ -68,11 +66,7 @@ class Tensors:
     hints: Hints
 
     def weight(self) -> QuantisedTensor:
-        """Return the weight that these tensors make.
-
-        Raises:
-            Mismatch: they make none.
-        """
+        """Return the weight of these tensors; raises Mismatch if they make none."""
         if self.members["codes"].endswith(".qweight"):
             return self.integers_by_input()
         if "inverse" in self.members:
@@ -152,7 +146,7 @@ class Tensors:
         )
 
     def float8(self) -> QuantisedTensor:
-        """Return a weight of E4M3 codes; the shape of the scale tells the groups."""
+        """Return a weight of E4M3 codes; the scale's shape tells the groups."""
         *lead, rows, _ = shape = self.matrix()
         scale = self.of("scale")
         if scale.dtype in POWERS:
@@ -190,7 +184,7 @@ class Tensors:
         return self.made(scheme, (*lead, rows, columns))
 
     def integers_in_words(self) -> QuantisedTensor:
-        """Return a weight of integers in a bit stream; another tensor has its shape."""
+        """Return a weight of integers in a bit stream; a further tensor has its shape."""
         *lead, rows, words = self.matrix()
         if "shape" not in self.members:
             raise Mismatch(f"{self.members['codes']}: expected its shape in a tensor beside it, found none")
@@ -220,11 +214,7 @@ class Tensors:
         self.expect_shape(
             "scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(scale_shape) != 1 else [scale_shape])
         )
-        if "order" in self.members:
-            self.expect("order", {"I32", "I64"})
-            self.expect_shape("order", [columns])
-        elif columns % groups:
-            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        self.expect_groups(columns, groups)
         if "zero" in self.members and scheme == "int8":
             self.expect("zero", {"I8"})
             self.expect_shape("zero", scale_shape)
@@ -233,11 +223,16 @@ class Tensors:
             self.expect_shape("zero", [*lead, -(-rows * bits // 32), groups])
         return self.made(scheme, shape, bits, groups)
 
-    def integers_by_input(self) -> QuantisedTensor:
-        """Return a weight in GPTQ's or AWQ's transposed layout.
+    def expect_groups(self, columns: int, groups: int) -> None:
+        """Check the order of columns, if stored; otherwise groups divide the columns."""
+        if "order" in self.members:
+            self.expect("order", {"I32", "I64"})
+            self.expect_shape("order", [columns])
+        elif columns % groups:
+            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
 
-        The direction of packing distinguishes the two.
-        """
+    def integers_by_input(self) -> QuantisedTensor:
+        """Return a weight in the transposed layout of GPTQ or AWQ, told apart by the packing direction."""
         for role in ("scale", "zero"):
             if role not in self.members:
                 name = self.members["codes"].removesuffix("qweight") + {"scale": "scales", "zero": "qzeros"}[role]
@@ -267,9 +262,5 @@ class Tensors:
                 f"{self.members['scale']}: {list(scale)} fits neither GPTQ's nor AWQ's layout of {list(codes)} of "
                 f"{self.members['codes']}"
             )
-        if "order" in self.members:
-            self.expect("order", {"I32", "I64"})
-            self.expect_shape("order", [columns])
-        elif columns % groups:
-            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        self.expect_groups(columns, groups)
         return self.made(scheme, (rows, columns), bits, groups)

@@ -1,8 +1,7 @@
 """Weights of torchao in safetensors files: tensors, and descriptions in the metadata.
 
-Source: torchao 0.18, `prototype/safetensors/safetensors_support.py`, as transformers' `save_pretrained` calls it. The
-weight `X.weight` is stored as `X._weight_qdata`, `X._weight_scale` and others; its metadata, a JSON object, names the
-class of the tensor. Nothing is made from a name: classes other than those below are refused.
+Source: torchao 0.18, `prototype/safetensors/safetensors_support.py`. `X.weight` is stored as `X._weight_qdata`,
+`X._weight_scale` and others; JSON metadata name the tensor class. Unknown classes are refused.
 """
 
 import re
@@ -15,9 +14,9 @@ from hybridlm.quantised.shapes import ADVICE, FLOATS, Mismatch, Tensors
 from ir_passes.files.strict_json import parse_json
 
 PART = re.compile(r"(?:(.*)\.)?_([^.]+?)_(qdata|scale_and_zero|per_tensor_scale|act_pre_scale|scale|zero_point)")
-"""Name of a tensor of a weight: module, name of the parameter, and which tensor it is."""
+"""Tensor of a weight: module, parameter, and kind of tensor."""
 UNUSED = re.compile(r"(?:.*\.)?_[^.]+_act_(quant_scale|quant_zero_point|per_tensor_scale)")
-"""Names of tensors for activations, which are not quantised here."""
+"""Tensors for activations, which are not quantised here."""
 MAX_DESCRIPTION = 1 << 16
 """Characters of a weight's metadata; the library's have fewer than 1000."""
 _REFUSED: Mapping[str, str] = {
@@ -38,23 +37,22 @@ _CONFIGS: Mapping[str, frozenset[str]] = {
     "Int4WeightOnlyConfig": frozenset({"int4-affine"}),
     "Float8DynamicActivationInt4WeightConfig": frozenset({"int4-affine"}),
 }
-"""Class of a configuration -> schemes of its weights; of other classes the tensors alone decide."""
+"""Configuration class -> schemes; otherwise tensors decide."""
 
 
 def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the schemes that `quantization_config` names, None if it does not restrict them."""
+    """Return the schemes in `quantization_config`; None for any."""
     kind = settings.get("quant_type")
     default = kind.get("default") if isinstance(kind, dict) else None
     return _CONFIGS.get(str(default.get("_type"))) if isinstance(default, dict) else None
 
 
 class TensorMetadata(NamedTuple):
-    """Metadata of a weight.
+    """Metadata of a weight; `kind` is its torchao class.
 
     Attributes:
-        kind: class of the tensor in torchao.
-        block: sizes of a block of numbers with one scale, one for each dimension; None if it is not described.
-        shape: shape of the weight; None if it is not described.
+        block: sizes of a block with one scale, by dimension; None if not described.
+        shape: None if not described.
     """
 
     kind: str
@@ -66,12 +64,10 @@ def torchao_tensor(tensors: Tensors, weight: str, metadata: Mapping[str, str]) -
     """Return the weight that tensors of torchao make.
 
     Args:
-        tensors: roles "codes", and of "scale", "zero" and "input scale" those there are.
-        weight: name of the weight.
-        metadata: free-form strings of the file with the codes.
+        tensors: roles "codes", "scale", "zero" and "input scale".
 
     Raises:
-        Mismatch: they make none, or the class of the tensor is not read.
+        Mismatch: they make none, or an unknown class.
     """
     description = _description(weight, metadata)
     kind = description.kind
@@ -129,7 +125,7 @@ _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Ten
 
 
 def _expect_blocks(tensors: Tensors, description: TensorMetadata, shape: tuple[int, ...]) -> None:
-    """Compare the number of scales with the blocks that the metadata describes."""
+    """Compare the number of scales with the blocks in the metadata."""
     if description.block is None:
         return
     if len(description.block) != len(shape):

@@ -18,24 +18,19 @@ from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import partial_path, whole_file
 
 HIDDEN = "hidden_states[{}]"
-"""Name of the hidden states of one index in a file."""
 POSITIONS = "positions"
 Key = TypeVar("Key", bound=Hashable)
 _PATH = re.compile(r"layers\[(\d+)\][^.]*\.(\w+)")
 
 
 def parse_path(name: str) -> tuple[int, str] | None:
-    """Return layer and array of a name like "layers[3][0].recurrent"; None for other names."""
+    """Return layer and array of a name like "layers[3][0].recurrent", or None."""
     match = _PATH.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
 
 
 class StoredArrays(Mapping[Key, np.ndarray]):
-    """Arrays of a safetensors file, opened per use.
-
-    Args:
-        names: key -> the name of its array in the file.
-    """
+    """Arrays of a safetensors file, opened per use."""
 
     def __init__(self, path: Path, names: Mapping[Key, str]):
         self._path, self._names = path, dict(names)
@@ -55,13 +50,12 @@ class Captured:
     """Hidden states and states of one sequence at some of its positions.
 
     Attributes:
-        positions: int32 [P], of the tokens, counted among all that the model reads.
+        positions: int32 [P], among all tokens that the model reads.
         hidden_states: index -> float32 [P, hidden], as in `LM.forward`: 0 after the embedding, i after layer i - 1.
-        states: name -> [P, ..], the state after each of these tokens, under the names that contracts give: matrices
-            `layers[3][0].recurrent`, float32 [P, value_head, value, key], and the last inputs of convolutions
-            `layers[3][0].conv`, [P, tap, channel].
-        dims: names of the dimensions of each of `states`.
-        path: the safetensors file that holds the arrays, which are read from it when they are used; None in memory.
+        states: name -> [P, ..], the state after each token: matrices `layers[3][0].recurrent`, float32 [P, value_head,
+            value, key], and last inputs of convolutions `layers[3][0].conv`, [P, tap, channel].
+        dims: dimension names of each of `states`.
+        path: safetensors file that arrays are read from on use; None in memory.
     """
 
     positions: np.ndarray
@@ -75,7 +69,7 @@ class Captured:
         return f"Captured({count} positions, {len(self.hidden_states)} hidden states, {len(self.states)} states{where})"
 
     def _repr_html_(self) -> str:
-        """List every array with its dtype and its dimensions, below the line of `repr`."""
+        """List every array with its dtype and dimensions."""
         rows = []
         for name, array in self._arrays().items():
             dims = self.dims.get(name, ("position", "hidden"))
@@ -91,11 +85,7 @@ class Captured:
         return int(indices[0])
 
     def state(self, layer: int, array: str = "recurrent") -> np.ndarray:
-        """Return the states of one layer, [P, ..].
-
-        Raises:
-            ValueError: none was captured.
-        """
+        """Return the states of one layer, [P, ..]; raises ValueError without any."""
         for name in self.states:
             if parse_path(name) == (layer, array):
                 return self.states[name]
@@ -116,12 +106,9 @@ class Recorder:
     """Recorder of one sequence: to memory, a safetensors file or table rows.
 
     Args:
-        capacity: maximum number of positions.
-        hidden_states: indices of hidden states.
         hidden: width of the residual stream.
-        states: arrays of the state.
-        path: the file to write; None for memory or a table.
-        add: called with the position and the arrays, float32, of each row of a table; None for no table.
+        path: the file; None for memory or a table.
+        add: called with position and float32 arrays of each table row.
     """
 
     def __init__(
@@ -170,13 +157,8 @@ class Recorder:
         """Store the values of a position.
 
         Args:
-            position: position of the token, after all earlier positions.
-            hidden_states: float32 [hidden] by index, of those that are asked and of others.
-            states: arrays by name; None for none.
+            hidden_states: float32 [hidden] by index; may have more than requested.
             last: keep this position alone.
-
-        Raises:
-            OSError: it cannot be written; the file is named.
         """
         row = 0 if last else self._count
         values = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
@@ -200,7 +182,7 @@ class Recorder:
         self._count = row + 1
 
     def finish(self) -> Captured | None:
-        """Return the recorded values; name the file, or complete the rows of the table."""
+        """Return the recorded values; name the file, or complete the table rows."""
         if self._add is not None:
             if self._last is not None:
                 self._add(*self._last)
@@ -231,7 +213,6 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Delete a file that was not finished."""
         if self._partial is not None:
             self._partial.unlink(missing_ok=True)
             self._partial = None

@@ -14,23 +14,15 @@ from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import whole_file
 
 TABLE = ".parquet"
-"""Ending of the name of a file that is a table."""
 MAX_GROUP_BYTES = 1 << 24
-"""Size of the rows at which a row group is written."""
+"""Size of the rows of a row group."""
 
 
 class CaptureTable:
     """A Parquet file with a row per captured position; renamed once complete.
 
-    Args:
-        path: the file, which does not exist yet.
-        hidden_states: indices of hidden states.
-        hidden: width of the residual stream.
-        states: arrays of the state.
-
     Raises:
         MissingExtra: pyarrow is not installed.
-        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateSite]):
@@ -46,20 +38,14 @@ class CaptureTable:
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
     def add(self, index: int, position: int, arrays: dict[str, np.ndarray]) -> None:
-        """Append a row; raises OSError if rows cannot be written.
-
-        Args:
-            index: number of the sequence in its call.
-            position: position of its token.
-            arrays: float32, by column.
-        """
+        """Append a row of float32 arrays by column; raises OSError if rows cannot be written."""
         self._rows.append((index, position, arrays))
         self._bytes += sum(array.nbytes for array in arrays.values())
         if self._bytes >= MAX_GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
-        """Write the rows that are held, and the schema where nothing has been written."""
+        """Write the rows in memory, and the schema of a new file."""
         with naming(self._path, NO_ROOM):
             self._write_rows()
 
@@ -84,7 +70,6 @@ class CaptureTable:
         self._rows, self._bytes = [], 0
 
     def finish(self) -> None:
-        """Write the remaining rows and rename the file."""
         self._write()
         with naming(self._path, NO_ROOM):
             self._writer.close()
@@ -92,7 +77,6 @@ class CaptureTable:
         self._writer = None
 
     def close(self) -> None:
-        """Delete a file that was not finished."""
         if self._writer is not None:
             # What cannot be written any more is deleted all the same.
             with suppress(OSError), self._file:

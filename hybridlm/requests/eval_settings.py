@@ -4,22 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names of the limit of new tokens, in lm_eval's order of precedence."""
 SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "use_cache": True}
-"""Settings of tasks, with the value that has no effect."""
+"""Settings with the value that has no effect."""
 
 
 def generation_settings(options: Mapping[str, Any], max_tokens: int, end_token: int) -> dict[str, Any]:
     """Return the settings of one request.
 
-    As in lm_eval, `do_sample: false` takes the most likely token whatever the temperature, and without `do_sample` a
-    temperature above 0 samples. With `do_sample: true` alone the temperature is 1.
+    As in lm_eval, `do_sample: false` ignores the temperature; without `do_sample` a temperature above 0 samples;
+    `do_sample: true` alone means temperature 1.
 
     Args:
-        options: the task's generation_kwargs.
-        max_tokens: default of a task.
-        end_token: ends a continuation, in addition to the task's own.
+        end_token: ends a continuation, besides the task's own.
 
     Raises:
         ValueError: an unsupported setting; none is ignored.

@@ -1,4 +1,4 @@
-"""Check that all results of the engine are finite."""
+"""Check that results are finite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,22 +9,13 @@ from hybridlm.errors import NumericalError
 
 
 def first_not_finite(arrays: Sequence[Any]) -> int | None:
-    """Return the first position with NaN or infinity; None if all numbers are finite.
-
-    Args:
-        arrays: float arrays `[position, ...]`; None is skipped.
-    """
+    """Return the first position with NaN or infinity in arrays `[position, ...]`, or None."""
     masks = [np.isfinite(array) for array in arrays if array is not None]
     positions = [np.flatnonzero(~mask.all(axis=tuple(range(1, mask.ndim)))) for mask in masks]
     return min((int(indices[0]) for indices in positions if indices.size), default=None)
 
 
 def require_finite(wrong: Mapping[int, int], item: Callable[[int], str]) -> None:
-    """Raise NumericalError for the first item with NaN or infinity.
-
-    Args:
-        wrong: number of an item with NaN or infinity -> index of the item's first such token.
-        item: number of an item -> name of the item in messages.
-    """
+    """Raise NumericalError for the first item of `wrong`: item -> index of its first bad token."""
     for number, token in sorted(wrong.items()):
         raise NumericalError(item(number), token)

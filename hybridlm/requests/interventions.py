@@ -22,19 +22,16 @@ Positions = int | range | Sequence[int] | None
 class Intervention:
     """A change inside the model in one sequence; the methods make one.
 
-    Positions count all tokens that the model reads, from 0: a number, a range, a list of numbers, or None for all.
-    Layers count from 0. A head, an expert or a recurrent state that the model lacks is refused by name when the
-    intervention is used.
+    Positions count all tokens that the model reads, from 0: a number, a range, a list, or None for all. Sites that the
+    model lacks are refused on use.
 
     Attributes:
         kind: name of the method that made it.
-        layer: number of the layer, or index of the hidden states that a vector changes.
+        layer: layer from 0, or index of the hidden states that a vector changes.
         runs: positions, in order; None for all.
-        unit: number of the head or expert; None for all heads of a state.
-        mixer: kind of the mixer with the ablated head; None for the only mixer of the layer.
-        array: field or role of the array of the state that is changed.
-        factor: factor on the state.
-        value: vector or state of the user.
+        unit: head or expert; None for all heads of a state.
+        mixer: mixer with the ablated head; None for the only mixer of the layer.
+        array: field or role of the changed state array.
     """
 
     kind: Kind
@@ -67,9 +64,8 @@ class Intervention:
 
         Args:
             vector: float [hidden], used as float32.
-            hidden_state: index of the hidden states of `LM.forward` that it is added to: 0 after the embedding, i
-                after layer i - 1.
-            positions: tokens at which it is added.
+            hidden_state: index as in `LM.forward`: 0 after the embedding, i after layer i - 1.
+            positions: of the tokens.
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("add", index, _runs(positions), value=_numbers(vector, "vector"))
@@ -81,7 +77,7 @@ class Intervention:
         Args:
             vector: float [hidden], used as float32.
             hidden_state: index as for `add`.
-            positions: tokens at which it is replaced.
+            positions: of the tokens.
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("replace_hidden_state", index, _runs(positions), value=_numbers(vector, "vector"))
@@ -91,10 +87,10 @@ class Intervention:
         """Replace the output of a head by zero, before the output projection.
 
         Args:
-            layer: number of the layer.
-            head: number of the query head of attention, or of the value head of a recurrence.
+            layer: its number.
+            head: query head of attention, or value head of a recurrence.
             mixer: "attention" or "recurrent", needed in layers that have both.
-            positions: tokens at which it is ablated.
+            positions: of the tokens.
         """
         if mixer not in (None, "attention", "recurrent"):
             raise ValueError(f"mixer: expected attention or recurrent, got {mixer!r}")
@@ -105,9 +101,9 @@ class Intervention:
         """Replace the output of a routed expert by zero; tokens are not rerouted.
 
         Args:
-            layer: number of the layer.
-            expert: number of the expert.
-            positions: tokens at which it is ablated.
+            layer: its number.
+            expert: its number.
+            positions: of the tokens.
         """
         return cls("ablate_expert", _whole(layer, "layer"), _runs(positions), _whole(expert, "expert"))
 
@@ -124,11 +120,11 @@ class Intervention:
         """Multiply the state after a token by a factor; 0 makes it zero.
 
         Args:
-            layer: number of the layer.
-            factor: the factor.
-            head: value head of the changed matrix; None for all.
-            array: "recurrent", "conv" for the last inputs of the layer's convolution, or the name of a field.
-            positions: tokens after which it is scaled: the next token is the first to read it.
+            layer: its number.
+            factor: multiplies the state.
+            head: value head; None for all.
+            array: "recurrent", "conv" for the last inputs of the convolution, or a field name.
+            positions: tokens after which it is scaled.
         """
         number = _numbers(factor, "factor")
         if number.shape != ():
@@ -139,15 +135,15 @@ class Intervention:
     def replace_state(
         cls, layer: int, value: Any, *, head: int | None = None, array: str = "recurrent", positions: Positions = None
     ) -> Self:
-        """Replace the state after a token, by one that another run had, for instance.
+        """Replace the state after a token.
 
         Args:
-            layer: number of the layer.
-            value: float, of the shape that `Captured.states` has behind the position: [value_head, value, key] or
-                with `head` [value, key]; of "conv" [tap, channel].
-            head: value head of the changed matrix; None for all.
+            layer: its number.
+            value: float [value_head, value, key], with `head` [value, key], of "conv" [tap, channel], as in
+                `Captured.states`.
+            head: value head; None for all.
             array: as for `scale_state`.
-            positions: tokens after which it is replaced.
+            positions: of the tokens.
         """
         array_value = _numbers(value, "value")
         return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=array_value)
@@ -162,10 +158,10 @@ class Intervention:
             captured: result of a run with `states=True`.
             position: one of its positions.
             at: position after which the state is replaced; None for `position`.
-            layers: numbers of the layers; None for all layers with a state.
+            layers: layer numbers; None for all with a state.
 
         Raises:
-            ValueError: no state was captured at this position, or in one of these layers.
+            ValueError: no state was captured at the position or in a layer.
         """
         row = captured.row(position)
         named = {name: parse_path(name) for name in captured.states}
@@ -182,7 +178,7 @@ class Intervention:
 
 
 def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
-    """Return the fields `unit`, `mixer` and `array` of a change of a state."""
+    """Return the fields `unit`, `mixer` and `array` of a state change."""
     if head is not None and array == "conv":
         raise ValueError(f"head: expected None for {array}, whose channels are not those of heads, got {head!r}")
     return None if head is None else _whole(head, "head"), None, array
@@ -224,7 +220,6 @@ def _runs(positions: Any) -> tuple[range, ...] | None:
 
 
 def consecutive(numbers: Iterable[int]) -> tuple[range, ...]:
-    """Return the runs of consecutive numbers, in order."""
     runs = list[range]()
     for number in sorted(set(numbers)):
         if runs and runs[-1].stop == number:
@@ -238,12 +233,10 @@ def read_interventions(value: Any, where: str) -> list[Intervention]:
     """Return the interventions of a list of JSON objects; empty for None.
 
     Args:
-        value: each has `kind` and arguments of the method, such as
-            `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
-        where: name in messages.
+        value: `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
 
     Raises:
-        TypeError, ValueError: it is no such list; the message names the entry and its field.
+        TypeError, ValueError: names the wrong entry and field.
     """
     if value is None:
         return []
@@ -272,7 +265,6 @@ def _read(entry: Any, where: str) -> Intervention:
 
 
 def digest(interventions: Sequence[Intervention]) -> str:
-    """Return the SHA-256 of interventions and their numbers."""
     digest = hashlib.sha256()
     for change in interventions:
         value = None if change.value is None else (change.value.dtype.str, change.value.shape, change.value.tobytes())

@@ -10,7 +10,7 @@ from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 
 MIN_CHANGES, CHANGES_STEP = 64, 8
-"""Changes of a lane in the smallest step, and the factor to the next larger one: few steps are compiled."""
+"""Changes of a lane in the smallest step, and the factor to the next step."""
 
 
 def logit_changes(
@@ -21,12 +21,10 @@ def logit_changes(
 ) -> LogitChanges | None:
     """Return the logit changes of all lanes, padded to a bucket; None without changes.
 
-    All sampled tokens of lanes with changed logits must have been read.
+    All sampled tokens of these lanes must have been read.
 
     Args:
-        vocab_size: logits of a token.
-        drafts: drafts of each lane, for a step that verifies; None for one that samples.
-        tokens: tokens of a lane in a verifying step.
+        drafts: of each lane in a verifying step; None in a sampling step.
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
@@ -50,7 +48,7 @@ def logit_changes(
 
 
 def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
-    """Return the fields of `Shape` about changes that steps of these sequences probably have."""
+    """Return the `Shape` fields about changes that these sequences probably need."""
     params = [sequence.request.params for sequence in sequences]
     if not any(settings.needs_output for settings in params):
         return {}
@@ -65,7 +63,7 @@ def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -
 
 
 def bucket(count: int) -> int:
-    """Return the number of changes of the step that has room for `count`."""
+    """Return the number of changes of the step with room for `count`."""
     size = MIN_CHANGES
     while size < count:
         size *= CHANGES_STEP

@@ -1,7 +1,7 @@
 """Probes: reads and changes inside the model in one sequence, and inputs of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,11 +12,10 @@ from hybridlm.steps.edit import StateEdit, no_edits
 from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, ProbeInputs, ProbeShape, Vectors, site_of
 
 MAX_SLOTS = 64
-"""Maximum number of vectors, and of ablations, of one sequence; a run of consecutive positions counts as one."""
+"""Maximum number of vectors, and of ablations, of one sequence; consecutive positions count once."""
 VECTORS = ("add", "replace_hidden_state")
 ABLATIONS = ("ablate_head", "ablate_expert")
 EDITS = ("scale_state", "replace_state")
-"""Kinds of interventions in the residual stream, in heads and experts, and in states between steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +23,8 @@ class Probe:
     """Reads and changes inside the model for one sequence.
 
     Attributes:
-        hidden_states: indices of the hidden states that are read.
-        states: whether states are read.
-        runs: positions at which they are read.
+        hidden_states: indices to read.
+        runs: positions to read.
         last: keep only the values of the last position.
         interventions: changes, resolved by `ProbeSites`.
     """
@@ -39,12 +37,11 @@ class Probe:
 
     @property
     def captures(self) -> bool:
-        """True if it reads anything."""
         return bool(self.hidden_states) or self.states
 
     @property
     def intervenes(self) -> bool:
-        """True if it changes anything: tokens alone do not determine the state."""
+        """Whether it changes anything; tokens alone then do not determine the state."""
         return bool(self.interventions)
 
     @property
@@ -66,28 +63,31 @@ class Probe:
         return [(change, run) for change in self.interventions if change.kind in kinds for run in change.runs or ()]
 
     def reads(self, position: int) -> bool:
-        """Return True if something is read at a position."""
         return any(position in run for run in self.runs)
 
     def read_in(self, first: int, end: int) -> list[int]:
-        """Return the captured positions from `first` to `end`, excluded."""
+        """Return the captured positions in [first, end)."""
         return [position for run in self.runs for position in range(max(first, run.start), min(end, run.stop))]
 
     def stop(self, consumed: int, end: int) -> int:
-        """Return how many tokens the sequence has consumed after its next step, at most `end`.
+        """Return the tokens consumed after the next step, at most `end`.
 
-        A step ends with every token with a read or changed state.
+        A step ends at each token with a read or changed state.
         """
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
         return min([end, *stops])
 
     def one_by_one(self, length: int) -> bool:
-        """Return True if each step consumes one token."""
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
 
+    def reading_from(self, position: int) -> "Probe":
+        """Return the probe without reads before a position; its changes stay."""
+        runs = (range(max(run.start, position), run.stop) for run in self.runs)
+        return replace(self, runs=tuple(run for run in runs if run))
+
     def edits_after(self, consumed: int) -> list[Intervention]:
-        """Return the changes of the state after the last of `consumed` tokens, in order."""
+        """Return the changes of the state after `consumed` tokens."""
         return [change for change, run in self.edits if consumed - 1 in run]
 
 
@@ -95,13 +95,9 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
     """Return the captured positions of one text.
 
     Args:
-        positions: "last", "all", indices, or a bool for each token.
-        span: positions of "all", up to the end of the text.
-        lowest: index of the first token that can be read.
-        where: name of the argument in messages.
-
-    Raises:
-        TypeError, ValueError: it does not fit the text.
+        positions: "last", "all", indices or a mask.
+        span: positions of "all".
+        lowest: first readable token.
     """
     length = span.stop
     if isinstance(positions, str):
@@ -121,11 +117,7 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
 
 
 def interventions_of(value: Any, count: int, sequences: str) -> list[list[Intervention]]:
-    """Return the interventions of each of `count` sequences, from one list or one per sequence.
-
-    Raises:
-        TypeError, ValueError: it is neither.
-    """
+    """Return the interventions of each sequence, from one list or one list per sequence."""
     if value is None:
         return [[] for _ in range(count)]
     if isinstance(value, Intervention):
@@ -140,18 +132,12 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step: the largest count, rounded to a power of two."""
     largest = max(counts, default=0)
     return 1 << (largest - 1).bit_length() if largest else 0
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
-    """Return the shape of a step for the reads and changes of sequences.
-
-    Args:
-        probes: probes of each sequence.
-        places: tokens of a lane that return hidden states, if any do.
-    """
+    """Return the step shape for reads and changes of sequences; `places` tokens of a lane return hidden states."""
     active = [probe for probe in probes if probe is not None]
     hidden = slots(len(probe.hidden_states) for probe in active)
     vectors, ablations = (
@@ -167,10 +153,7 @@ def probe_inputs(
     """Return the inputs of a step.
 
     Args:
-        probes: probes of each lane.
-        shape: shape of the step.
-        hidden: width of the residual stream.
-        places: tokens of each lane that return hidden states, int32 [N, P].
+        places: int32 [N, P], tokens that return hidden states.
     """
     lanes = len(probes)
     active = [(lane, probe) for lane, probe in enumerate(probes) if probe is not None]
@@ -212,9 +195,9 @@ def edit_inputs(
     """Return the input of a step that changes states.
 
     Args:
-        edits: edits of each row; None for a row that keeps its state.
-        types: types of the arrays of each name, as all devices hold them.
-        orders: (layer, array) -> dimension that is split over devices, and its entries in their order.
+        edits: of each row; None keeps the state.
+        types: array types by name, over all devices.
+        orders: (layer, array) -> sharded dimension, and its entries in order.
     """
     inputs: Any = no_edits(len(edits), types)
     for lane, change in enumerate(edits):

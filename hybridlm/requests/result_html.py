@@ -7,9 +7,9 @@ from html import escape
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_TOKENS_SHOWN = 2000
-"""Maximum number of tokens shown: a notebook keeps every output."""
+"""Notebooks store every output."""
 MAX_NLL = 12.0
-"""Negative log-probability at and above which a token has the darkest colour: a chance of 6 in a million."""
+"""Negative log-probability of the darkest colour: a chance of 6 in a million."""
 
 
 def strip(
@@ -18,10 +18,7 @@ def strip(
     """Render tokens as HTML: redder if less likely, underlined if not the most likely.
 
     Args:
-        token_ids: the tokens, shown as text if there is a tokenizer, otherwise as numbers.
-        logprobs: natural log-probability of each; nan for a token without a prediction.
-        greedy: whether each is the most likely one; None if unknown.
-        tokenizer: the model's tokenizer.
+        logprobs: natural; nan without a prediction.
     """
     sampled = token_ids[:MAX_TOKENS_SHOWN]
     cells = list(_cells(sampled, _shown(sampled, tokenizer), logprobs, greedy))
@@ -37,7 +34,7 @@ def strip(
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Render names and values, both plain text, as an HTML table."""
+    """Render plain names and values as an HTML table."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in rows
@@ -46,7 +43,6 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Render a text unchanged, line ends included."""
     return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
 
 

@@ -19,11 +19,10 @@ class TokenLogprobs:
     """Log-probabilities of ids per token: entries `offsets[t]` to `offsets[t + 1]` for token t.
 
     Attributes:
-        token_ids: int32 [E], ids that could stand in the place of the token.
-        logprobs: float32 [E], natural log-probability of each, given the tokens before that place.
-        ranks: int32 [E], its place among all tokens of the vocabulary; the most likely one is 1, and of equally likely
-            ones the lower id comes first.
-        offsets: int64 [T + 1]; a token without entries has two equal ones.
+        token_ids: int32 [E], ids in the token's place.
+        logprobs: float32 [E], natural log-probabilities given the tokens before.
+        ranks: int32 [E], rank in the vocabulary from 1; ties go to the lower id.
+        offsets: int64 [T + 1]; equal neighbours for a token without entries.
     """
 
     token_ids: np.ndarray
@@ -41,7 +40,7 @@ class TokenLogprobs:
         return self.token_ids[entries], self.logprobs[entries], self.ranks[entries]
 
     def dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ids, log-probabilities and ranks [T, K], K entries at most per token.
+        """Return ids, log-probabilities and ranks, padded to [T, K].
 
         Missing entries have id -1, log-probability nan and rank 0.
         """
@@ -59,20 +58,20 @@ class TokenLogprobs:
         return f"TokenLogprobs({len(self)} tokens, {len(self.token_ids)} entries)"
 
     def after(self, tokens: int) -> "TokenLogprobs":
-        """Return the entries of the tokens behind the first ones."""
+        """Return the entries behind the first `tokens` tokens."""
         first = self.offsets[tokens]
         ids, logprobs, ranks = (array[first:] for array in (self.token_ids, self.logprobs, self.ranks))
         return TokenLogprobs(ids, logprobs, ranks, self.offsets[tokens:] - first)
 
 
 def perplexity(sum_logprob: float, count: int) -> float | None:
-    """Return exp(-sum_logprob / count); None if nothing was counted, or if that overflows a float."""
+    """Return exp(-sum_logprob / count); None for count 0 or an overflow."""
     mean = -sum_logprob / count if count else math.inf
     return math.exp(mean) if mean < math.log(sys.float_info.max) else None
 
 
 PromptLogprobs = list[dict[int, float] | None]
-"""For each token of a prompt its log-probability and the most likely tokens' by id; None for the first token."""
+"""For each prompt token, log-probabilities by id (the token and the most likely ones); None for the first."""
 
 
 @dataclass(frozen=True)
@@ -80,23 +79,19 @@ class Completion:
     """The completion of one prompt.
 
     Attributes:
-        text: decoded text without the stop that ended it; None if the model has no tokenizer.
-        token_ids: the sampled tokens, including the stop token that ended it.
-        logprobs: natural log-probability of each token before temperature, filters and processors, nan for an end
-            marker that the thinking budget has set; None unless requested.
-        top_logprobs: for each token, the most likely tokens at its position and their log-probabilities, best first;
-            None unless requested.
-        finish_reason: "stop" (an end token or a stop string), "length" (max_tokens, or the context is full) or
-            "cancelled".
+        text: decoded text without its stop; None without a tokenizer.
+        token_ids: sampled tokens, including the stop token.
+        logprobs: natural log-probabilities before temperature, filters and processors; nan for an end marker set by the
+            thinking budget; None unless requested.
+        top_logprobs: per token, the most likely tokens and their log-probabilities, best first; None unless requested.
+        finish_reason: "stop" (end token or stop string), "length" (max_tokens or full context) or "cancelled".
         prompt_token_ids: the prompt.
-        tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
-        reasoning: the thoughts, if the model thought before its answer; None otherwise.
-        answer: the text without the thoughts and their markers; None if the model has no tokenizer.
-        captured: hidden states and states, if they were asked for; not compared.
-        seed: the given or drawn seed of its random numbers; None if the temperature is 0. Not compared.
-        prompt_logprobs: for each token of the prompt a dict of the most likely tokens, best first, and the token itself
-            with their log-probabilities; None for the first token, which nothing predicts. None unless requested, and
-            of a request that was cancelled before its first step.
+        tokenizer: renders tokens in notebooks; not compared, printed or pickled.
+        reasoning: thoughts before the answer, or None.
+        answer: text without thoughts and markers; None without a tokenizer.
+        captured: hidden states and states, if requested; not compared.
+        seed: given or drawn seed; None for temperature 0; not compared.
+        prompt_logprobs: per prompt token, log-probabilities by id; None unless requested, or if cancelled at once.
     """
 
     text: str | None
@@ -122,7 +117,7 @@ class Completion:
 
     @property
     def top(self) -> TokenLogprobs | None:
-        """`top_logprobs` as flat arrays; `top.dense()` has arrays [token, K]. None unless requested."""
+        """`top_logprobs` as flat arrays; None unless requested."""
         if self.top_logprobs is None:
             return None
         counts = [len(best) for best in self.top_logprobs]
@@ -134,7 +129,6 @@ class Completion:
         )
 
     def _repr_html_(self) -> str:
-        """Render for notebooks: text or token ids, and a strip of log-probabilities."""
         text = " ".join(map(str, self.token_ids)) if self.text is None else self.text
         counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
         sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
@@ -147,22 +141,19 @@ class Score:
 
     Attributes:
         token_ids: the text's T tokens.
-        logprobs: float32 [T], natural log-probability of each token given those before it; entry 0 is nan, because
-            nothing predicts the first token, unless the text continues a prefix.
-        greedy: bool [T], whether each token is the most likely one; False if entry 0 of `logprobs` is nan.
-        top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
-            None unless requested.
-        prefix_tokens: number of tokens before the text.
-        boundary_shift: number of tokens of the prompt behind the moved boundary, because a token spans prompt and
-            completion; `token_ids` then begins within the prompt. 0 for a text without a prompt.
-        ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
-            `start`. None unless something was asked about the distributions, as all below.
-        entropy: float32 [T], entropy of the distribution in each token's place, in nats; nan where `ranks` is 0.
-        top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
-        captured: hidden states and states, if they were asked for; not compared.
-        tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
-        first_wrong: index of the first token without finite numbers, counted from the first token that the model reads;
-            None for every score that `LM.score` returns.
+        logprobs: float32 [T], natural log-probabilities given the tokens before; entry 0 is nan unless the text
+            continues a prefix.
+        greedy: bool [T], whether each token is the most likely; False without a prediction.
+        top_logprobs: per token, the most likely tokens, best first (empty without a prediction); None unless requested.
+        prefix_tokens: tokens before the text.
+        boundary_shift: tokens of the prompt in `token_ids`, because a token spans prompt and completion.
+        ranks: int32 [T], rank from 1; 0 without a prediction or before `start`; None, as all below, unless
+            distributions were requested.
+        entropy: float32 [T], entropy in nats; nan where `ranks` is 0.
+        top, chosen: the most likely ids, best first, and the chosen ids, per token.
+        captured: hidden states and states, if requested; not compared.
+        tokenizer: as for `Completion`.
+        first_wrong: first position without finite numbers; None in every score of `LM.score`.
     """
 
     token_ids: list[int]
@@ -189,17 +180,16 @@ class Score:
 
     @cached_property
     def sum_logprob(self) -> float:
-        """Sum over the predicted tokens, in float64; 0 without any."""
+        """Sum over predicted tokens in float64; 0 without any."""
         return float(np.sum(self.logprobs[self.first_predicted :], dtype=np.float64))
 
     @property
     def perplexity(self) -> float | None:
-        """exp of the mean negative log-probability of the predicted tokens; see `perplexity`."""
+        """See `perplexity`."""
         count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)
 
     def _repr_html_(self) -> str:
-        """Render for notebooks: sums, and a strip of the tokens coloured by their log-probability."""
         rows = [
             ("tokens", f"{len(self.token_ids):,}"),
             ("sum of log-probabilities", f"{self.sum_logprob:.3f}"),
@@ -209,5 +199,5 @@ class Score:
 
 
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
-    """Return the pickled fields: all except the tokenizer, larger than most results."""
+    """Return the pickled fields: all except the tokenizer, which is larger than most results."""
     return {**vars(result), "tokenizer": None}

@@ -13,21 +13,14 @@ from hybridlm.steps.operands import Batch, StepInputs
 def sampling_inputs(
     batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
 ) -> StepInputs:
-    """Return the inputs of a step that samples the next token of each lane.
-
-    Args:
-        batch: tokens of each lane.
-        lanes: the sequences; None for an idle lane.
-        vocab_size: logits of a token.
-        drafts: drafts of each lane, for a step that verifies; None for one that does not.
-    """
+    """Return the inputs of a step that samples the next token of each lane, or verifies `drafts`."""
     counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
     changes = logit_changes(lanes, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
     return StepInputs(batch, counts, *sampling_arrays(lanes), changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:
-    """Return the sampling settings of every lane, and the sampling mode (int32 [], see `sample_tokens`)."""
+    """Return the sampling settings of every lane, and the mode (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
     index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
@@ -48,7 +41,6 @@ def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, n
 
 
 def _sampling_mode(params: ResolvedParams) -> int:
-    """Return the sampling mode that one lane needs."""
     if params.temperature == 0:
         return GREEDY
     return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED

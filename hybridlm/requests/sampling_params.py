@@ -16,12 +16,12 @@ Each = T | Sequence[T]
 """A value for all requests, or a list with the value of each prompt."""
 
 SEED_BITS = 53
-"""Bits of a drawn seed: JSON readers with float64 numbers keep every whole number of this size."""
+"""Bits of a drawn seed: exact in the float64 numbers of JSON readers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainSettings:
-    """Sampling settings independent of model and tokenizer; `SamplingParams` describes each."""
+    """Sampling settings independent of model and tokenizer; see `SamplingParams`."""
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -46,46 +46,38 @@ class PlainSettings:
 class SamplingParams(PlainSettings):
     """Settings of one request: sampling, reported log-probabilities, and the end.
 
-    `generate`, `stream`, `chat` and `Session.submit` take one, or its fields as keywords, or both: keywords override.
-    `generate` and `stream` also take a list with one for each prompt, and lists as keywords: `temperature=[0.0, 0.7]`.
-    With a list each request is sampled as in a call with this prompt alone. Values are checked against the model when
-    a request is made.
+    `generate`, `stream`, `chat` and `Session.submit` take one, its fields as keywords, or both: keywords override.
+    `generate` and `stream` also take lists with a value for each prompt (`temperature=[0.0, 0.7]`); each request is
+    then sampled as in a call with its prompt alone.
 
     Attributes:
         max_tokens: maximum number of generated tokens.
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        temperature: divides logits; 0 takes the most likely token.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
-        top_p: then among the fewest tokens with probabilities up to this sum, and tokens as likely as the last of them;
-            1 for all.
-        min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
-        seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
-            the other requests, the lane and the number of lanes. None draws a fresh seed for each call, or for each
-            prompt if a setting is a list; the same call with `Completion.seed` repeats the tokens.
-        stop: strings or token ids that end a completion, in addition to the model's own end tokens.
+        top_p: then among the fewest tokens with this total probability, and ties with the last; 1 for all.
+        min_p: then among tokens at least this many times as probable as the most likely; 0 for all.
+        seed: the key is (seed, request index, position), whatever the lane and the batch. None draws a seed for each
+            call, or for each prompt if a setting is a list; `Completion.seed` repeats the tokens.
+        stop: strings or token ids that end a completion, besides the model's end tokens.
         stop_token_ids: more token ids that end a completion.
-        ignore_eos: do not end at the model's own end tokens.
-        logprobs: report log-probabilities of the sampled tokens, and of this many most likely ones (0: none other).
-        prompt_logprobs: report log-probabilities of the tokens of the prompt, and of this many most likely ones at each
-            (0: none other). The prompt is read once more for them, by the steps of `LM.score`.
-        repetition_penalty: logits of tokens of the prompt and the completion are divided by it if they are positive,
-            else multiplied; 1 for none. Penalties, biases and bans come before temperature, and change no reported
-            log-probability.
+        ignore_eos: do not end at the model's end tokens.
+        logprobs: report log-probabilities of sampled tokens, and of this many most likely ones.
+        prompt_logprobs: the same for prompt tokens, which are read once more by the steps of `LM.score`.
+        repetition_penalty: divides positive logits of tokens of prompt and completion, multiplies others; 1 for none.
+            Penalties, biases and bans precede temperature and change no reported log-probability.
         presence_penalty: subtracted from the logits of tokens of the completion; 0 for none.
         frequency_penalty: subtracted as often as the token is in the completion; 0 for none.
         logit_bias: token id -> number added to its logit, before the penalties.
         min_tokens: no end token or stop token id before this many tokens.
-        bad_words: never sampled: strings (also behind a space, as in vLLM) or lists of token ids; the last token of a
-            list is banned where the other tokens precede it.
-        allowed_token_ids: sample these tokens only, end tokens among them or not; None for all. Not together with
-            `structured_outputs`.
+        bad_words: strings (also behind a space, as in vLLM) or lists of token ids; the last token of a list is banned
+            after the others.
+        allowed_token_ids: sample these tokens only; None for all. Not together with `structured_outputs`.
         skip_special_tokens: leave special tokens out of the text.
         keep_tool_markers: but keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
-        thinking_budget: after this many tokens of thoughts, go on with the end marker of thoughts; None for no limit.
-        think_end: the end marker of thoughts; None for the tokenizer's own (</think>, ...).
-        structured_outputs: the form of the completion, a mapping with one of `json` (a schema), `json_object` (True),
-            `regex`, `choice` (a list of texts) and `grammar` (Lark): only tokens that the form allows are sampled, end
-            tokens only where it may end, and the completion ends where nothing can follow. Needs the extra `grammar`;
-            docs/grammars.md.
+        thinking_budget: after this many tokens of thoughts, insert their end marker; None for no limit.
+        think_end: end marker of thoughts; None for the tokenizer's (</think>, ...).
+        structured_outputs: a mapping with one of `json` (a schema), `json_object` (True), `regex`, `choice` (texts) and
+            `grammar` (Lark): only tokens of this form are sampled. Needs the extra `grammar`; docs/grammars.md.
     """
 
     stop: str | int | Sequence[str | int] | None = None
@@ -100,7 +92,7 @@ class SamplingParams(PlainSettings):
 class Settings(TypedDict, total=False):
     """The fields of `SamplingParams` as keywords; lists per prompt for `generate` and `stream`.
 
-    Lists of token ids, strings and words are one value; a list of such lists has one for each prompt.
+    A list of token ids, strings or words is one value; a list of such lists has one for each prompt.
     """
 
     max_tokens: Each[int]
@@ -129,11 +121,7 @@ class Settings(TypedDict, total=False):
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters of one request with some fields replaced.
-
-    Raises:
-        TypeError: `params` is no `SamplingParams`.
-    """
+    """Return sampling parameters of one request with some fields replaced."""
     if params is not None and not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
     return replace(SamplingParams() if params is None else params, **settings)
@@ -145,13 +133,12 @@ def settings_of_prompts(
     """Return sampling parameters for all prompts, or a list if an argument is one.
 
     Args:
-        params: for all prompts, or one for each.
-        settings: fields that override `params`, each for all prompts or a list.
-        count: number of prompts.
+        params: for all prompts or each.
+        settings: override `params`, for all prompts or lists.
 
     Raises:
-        TypeError: an item of `params` is no `SamplingParams`; names the index.
-        ValueError: lists of other lengths than the prompts; names all of them.
+        TypeError: an item of `params` is no `SamplingParams`; with its index.
+        ValueError: lists of other lengths than the prompts; with their names.
     """
     options: Any = settings
     lists: dict[str, Sequence[Any]] = {name: value for name, value in options.items() if _is_for_each(name, value)}
@@ -173,7 +160,6 @@ def settings_of_prompts(
 
 
 def _is_for_each(name: str, value: Any) -> bool:
-    """Return True if a setting is a list with a value for each prompt."""
     if not isinstance(value, list | tuple):
         return False
     if name in ("stop", "stop_token_ids", "allowed_token_ids"):
@@ -189,7 +175,7 @@ def _is_id(item: Any) -> bool:
 
 
 def draw_seed() -> int:
-    """Return a fresh seed from the operating system's random numbers, below 2**53."""
+    """Return a random seed of the operating system, below 2**53."""
     return secrets.randbits(SEED_BITS)
 
 

@@ -1,4 +1,4 @@
-"""Requests and active sequences: tokens, how far steps have been dispatched, and the finish reason."""
+"""Requests and active sequences: tokens, dispatched progress, and finish reason."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model, with stop strings separate from stop ids."""
+    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -30,17 +30,16 @@ class ResolvedParams(PlainSettings):
 
     @property
     def needs_output(self) -> bool:
-        """Whether a step needs all tokens sampled so far."""
+        """Whether a step needs all sampled tokens."""
         return self.changes_logits or self.masked
 
     @property
     def masked(self) -> bool:
-        """True if only some tokens may be sampled."""
         return self.grammar is not None or self.allowed_token_ids is not None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether penalties, biases or bans change logits before sampling, by all tokens sampled so far."""
+        """Whether penalties, biases or bans change logits, by all sampled tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
@@ -52,15 +51,13 @@ class Request:
     """A prompt to be completed.
 
     Attributes:
-        index: number of the request in its call.
         prompt: token ids, at least one.
-        params: sampling settings.
         priority: the waiting request with the highest priority is first.
-        sampling_index: part of the key of its random numbers; None for the index.
-        start: the state after the first tokens of the prompt, if it is known.
-        probe: reads and changes inside the model; None without any.
-        completed: number of tokens at the end of the prompt that belong to the completion already: those before the
-            end of the thoughts was set.
+        sampling_index: part of the random key; None for the index.
+        start: state after the first tokens of the prompt, if known.
+        probe: reads and changes inside the model.
+        completed: tokens at the end of the prompt that belong to the completion: those before the end of thoughts was
+            set.
     """
 
     index: int
@@ -72,14 +69,17 @@ class Request:
     completed: int = 0
     probe: Probe | None = None
 
+    def positions(self, context: int) -> int:
+        """Return its KV cache positions at the end; the last sampled token needs none."""
+        return min(len(self.prompt) + self.params.max_tokens, context) - 1
+
     @property
     def given(self) -> tuple[int, ...]:
-        """The prompt that the user gave."""
+        """The user's prompt."""
         return self.prompt[: len(self.prompt) - self.completed]
 
     @property
     def key_index(self) -> int:
-        """The number in the key of its random numbers."""
         return self.index if self.sampling_index is None else self.sampling_index
 
 
@@ -87,10 +87,12 @@ class Request:
 class ActiveSequence:
     """A request that has joined, and the tokens generated so far.
 
-    Steps run one ahead of the tokens that have been read, so two counts differ: the tokens that dispatched steps
-    consume and sample, and those that have been read.
+    Steps run one ahead of the tokens that have been read, so counts of dispatched and read tokens differ.
 
     Attributes:
+        prompt: tokens that are read before the next one is sampled: the prompt of the request, and after a preemption
+            what was generated before.
+        arrival: number of its arrival in the queue.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.
@@ -99,10 +101,13 @@ class ActiveSequence:
         drafting: drafts of the sequence; None without speculative decoding.
         grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
+        probe: reads that are left, and changes inside the model; None for none.
         recorder: recorder of reads inside the model; None for none.
     """
 
     request: Request
+    prompt: tuple[int, ...] = field(init=False)
+    arrival: int = 0
     consumed: int = 0
     slot: Slot | None = None
     generated: list[int] = field(default_factory=list)
@@ -112,7 +117,31 @@ class ActiveSequence:
     drafting: "Drafting | None" = None
     grammar: TokenState | None = None
     stops: tuple[int, ...] = ()
+    probe: Probe | None = field(init=False)
     recorder: Recorder | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt, self.probe = self.request.prompt, self.request.probe
+
+    def begin(self) -> None:
+        """Begin to read the prompt in an empty row, after a preemption with all generated tokens.
+
+        The next token is sampled as it would have been, because its random key has its position.
+        """
+        assert self.all_read, "the tokens of dispatched steps are part of the prompt"
+        self.prompt, self.consumed = (*self.request.prompt, *self.generated), 0
+        if self.generated and self.probe is not None:
+            self.probe = self.probe.reading_from(len(self.prompt) - 1)
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the tokens of all dispatched steps have been read."""
+        return len(self.generated) == self.sampled
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place: the sequence with the least one joins first, and is preempted last."""
+        return -self.request.priority, self.arrival
 
     @property
     def shares_states(self) -> bool:
@@ -120,32 +149,27 @@ class ActiveSequence:
         return self.probe is None or not self.probe.intervenes
 
     @property
-    def probe(self) -> Probe | None:
-        """Reads and changes inside the model; None for none."""
-        return self.request.probe
-
-    @property
     def output(self) -> list[int]:
-        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
-        """Return the prompt tokens of the next step: a chunk, or fewer before a stop."""
+        """Return the prompt tokens of the next step, at most `chunk`, up to a stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
-        return self.request.prompt[self.consumed : end]
+        return self.prompt[self.consumed : end]
 
     @property
     def prefilling(self) -> bool:
         """Whether some of the prompt has not been consumed yet."""
-        return self.consumed < len(self.request.prompt)
+        return self.consumed < len(self.prompt)
 
     @property
     def sampled(self) -> int:
         """Number of tokens that the dispatched steps sample."""
-        return max(0, self.consumed - len(self.request.prompt) + 1)
+        behind = self.consumed - len(self.request.prompt) + 1
+        return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
-        """Return the remaining number of sampled tokens, by limit and context."""
+        """Return the tokens left to sample, by limit and context."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -16,11 +16,8 @@ class ProbeSites:
     """Sites of a model.
 
     Attributes:
-        family: family of the model, for messages.
-        hidden: width of the residual stream.
-        context: maximum number of positions.
-        units: for each layer, the number of heads by kind of mixer, and of experts.
-        states: (layer, array) -> site; shapes are of the whole model.
+        units: per layer, number of heads by mixer and of experts.
+        states: (layer, array) -> site, with shapes of the whole model.
     """
 
     family: str
@@ -30,11 +27,7 @@ class ProbeSites:
     states: Mapping[tuple[int, str], StateSite]
 
     def capture(self, hidden_states: Any, states: Any) -> Probe:
-        """Return a probe that reads, without positions yet.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong, or the model has no states.
-        """
+        """Return a probe that reads, without positions yet."""
         if not isinstance(states, bool):
             raise TypeError(f"states: expected True or False, got {states!r}")
         if states and not self.states:
@@ -53,17 +46,13 @@ class ProbeSites:
     def probe(
         self, capture: Probe, runs: tuple[range, ...], interventions: Sequence[Intervention], length: int, where: str
     ) -> Probe | None:
-        """Return the probe of one sequence; None if it reads and changes nothing.
+        """Return the probe of one sequence, or None.
 
         Args:
-            capture: the arrays that are read.
-            runs: positions at which they are read.
-            interventions: changes, unchecked.
-            length: positions of the sequence, those to be generated included.
-            where: name of the interventions in messages.
+            length: positions, including those to be generated.
 
         Raises:
-            TypeError, ValueError: an intervention is wrong, or there are too many.
+            TypeError, ValueError: a wrong intervention, or too many.
         """
         runs = runs if capture.captures else ()
         changes = tuple(self.resolve(change, f"{where}[{i}]", length) for i, change in enumerate(interventions))
@@ -79,12 +68,8 @@ class ProbeSites:
     def resolve(self, change: Intervention, where: str, length: int) -> Intervention:
         """Return an intervention with runs, mixer and values for this model.
 
-        Args:
-            where: name in messages.
-            length: positions of the sequence, those to be generated included.
-
         Raises:
-            TypeError, ValueError: another object, a position behind the sequence, or a site that the model lacks.
+            TypeError, ValueError: another object, a position behind the sequence, or an absent site.
         """
         if not isinstance(change, Intervention):
             raise TypeError(f"{where}: expected a hybridlm.Intervention, got {type(change)}")
@@ -106,7 +91,7 @@ class ProbeSites:
         return replace(change, runs=runs, array=site.array, value=_replacement(site, change, where))
 
     def _ablated(self, change: Intervention, where: str) -> Any:
-        """Return the kind of the ablated unit; raises ValueError if the layer lacks it."""
+        """Return the kind of the ablated unit, or raise ValueError."""
         units = self.units[change.layer]
         if change.kind == "ablate_expert":
             kinds, unit = [kind for kind in units if kind == "expert"], "expert"
@@ -130,7 +115,7 @@ class ProbeSites:
         return kinds[0]
 
     def _site(self, change: Intervention, where: str) -> StateSite:
-        """Return the site of an intervention by array name or role, or raise ValueError."""
+        """Return the site by array name or role, or raise ValueError."""
         sites = {array: site for (layer, array), site in self.states.items() if layer == change.layer}
         names = [name for name in sites if name == change.array]
         names = names or [name for name, site in sites.items() if site.state.role == change.array]
@@ -146,7 +131,7 @@ class ProbeSites:
 
 
 def _replacement(site: StateSite, change: Intervention, where: str) -> np.ndarray | None:
-    """Return the whole array that replaces a state; None where the state is multiplied."""
+    """Return the array that replaces a state; None for a factor."""
     if change.unit is not None and site.state.role == "conv":
         raise ValueError(f"{where}: head: expected None for {site.array}, whose channels are not those of heads")
     if change.unit is not None and change.unit >= site.shape[0]:

@@ -15,14 +15,10 @@ from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
-"""Maximum number of most likely tokens per position that can be requested, for any vocabulary."""
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
-    """Return an error of the same kind with a place in its message.
-
-    Errors of Unicode become ValueError.
-    """
+    """Return an error with a place in its message; Unicode errors become ValueError."""
     plain = type(error).__init__ in (TypeError.__init__, ValueError.__init__)
     kind = type(error) if plain else TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{where}: {error}")
@@ -32,7 +28,7 @@ def to_items(items: Any, name: str) -> list[Any]:
     """Return a list of texts or token-id lists; a bare string is one item.
 
     Raises:
-        TypeError: not a list, or a bare list of token ids, which could also mean many items.
+        TypeError: not a list, or a bare list of token ids, which is ambiguous.
     """
     if isinstance(items, str):
         return [items]
@@ -51,11 +47,7 @@ def to_token_ids(
     """Return the token ids of one item.
 
     Args:
-        item: a string or a list of token ids.
-        where: name of the item in messages.
-        tokenizer: None if only token ids are accepted.
-        vocab_size: token ids are below it.
-        continues: it follows other tokens: it may be empty, and text gets no special tokens.
+        continues: may be empty, and gets no special tokens.
 
     Raises:
         TypeError: neither a string nor a list of token ids.
@@ -81,30 +73,32 @@ def to_token_ids(
     return tuple(ids)
 
 
-def check_length(ids: Sequence[int], where: str, context: int) -> None:
-    """Check that token ids fit the context.
+def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
+    """Check that token ids fit the context and the KV cache.
+
+    Args:
+        ids: token ids.
+        where: name of the item in messages.
+        context: maximum length of a sequence.
+        cache: positions of a device's KV cache; None if it holds a whole context.
 
     Raises:
-        ValueError: more tokens than the context; nothing is truncated.
+        ValueError: more tokens than the context or the cache; nothing is truncated.
     """
-    if len(ids) > context:
-        raise ValueError(
-            f"{where}: has {len(ids)} tokens, the context holds {context}; shorten it or load with a larger context"
-        )
+    for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
+        if size is not None and len(ids) > size:
+            raise ValueError(
+                f"{where}: has {len(ids)} tokens, the {name} holds {size}; shorten it or load with a larger {option}"
+            )
 
 
 def check_settings(params: SamplingParams) -> None:
-    """Check sampling parameters before a model is loaded.
-
-    Raises:
-        ValueError: all settings that are wrong for every model.
-    """
+    """Raise ValueError with all settings that are wrong for every model."""
     if faults := _faults(params, MAX_LOGPROBS):
         raise ValueError("; ".join(faults))
 
 
 def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
-    """Return the faults of settings for models with this limit of log-probabilities."""
     faults = []
 
     def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
@@ -145,14 +139,8 @@ def resolve(
 ) -> ResolvedParams:
     """Check sampling parameters against a model, and draw a seed if they sample without one.
 
-    Args:
-        params: settings from the user.
-        end_token_ids: the model's end tokens.
-        tokenizer: None if only token ids are accepted.
-        vocab_size: token ids are below it.
-
     Raises:
-        ValueError: all settings that are wrong.
+        ValueError: all wrong settings.
         MissingExtra: structured outputs without llguidance.
     """
     faults = _faults(params, min(vocab_size, MAX_LOGPROBS))
@@ -212,7 +200,7 @@ def resolve(
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """Return a checked setting as a Python value, a float for a float default."""
+    """Return a checked setting as a Python value of the default's type."""
     if isinstance(default, float):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -221,7 +209,6 @@ def _plain(value: Any, default: Any) -> Any:
 def _grammar(
     params: SamplingParams, end_token_ids: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
 ) -> GrammarSource | str:
-    """Return the grammar of structured outputs, compiled once, or its fault."""
     if tokenizer is None:
         return "needs a tokenizer, the checkpoint has no tokenizer.json"
     if params.ignore_eos:
@@ -250,7 +237,6 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
 
 
 def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
-    """Return the token ids of banned words, or the fault."""
     if not isinstance(words, list | tuple):
         return repr(words)
     sequences: list[tuple[int, ...]] = []
@@ -276,7 +262,6 @@ def _are_ids(items: Any, vocab_size: int) -> bool:
 
 
 def _stops(stop: Any) -> list[Any]:
-    """Return the stops of a completion as a list, empty for another type."""
     if isinstance(stop, list | tuple):
         return list(stop)
     return [stop] if isinstance(stop, str) or is_whole(stop) else []
@@ -290,11 +275,11 @@ def _is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number, of Python or NumPy, and no truth value."""
+    """Whether a value is an integer of Python or NumPy, but no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_count(value: Any, name: str) -> None:
-    """Raise ValueError unless a value is a whole number of at least 1."""
+    """Raise ValueError unless a value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

@@ -13,8 +13,8 @@ from hybridlm.devices.mesh import DATA, MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.steps.structure import Rows
 from ir_passes.targets import local_target
-from models import Decoder
-from models.state.state import StateArray
+from models import KV_BLOCK, Decoder
+from models.state.state import StateArray, cache_positions
 
 _ALIGNED = 64
 """XLA:CPU uses memory of the host in place if its address is a multiple of this."""
@@ -26,7 +26,7 @@ class RowArrays:
     Args:
         model: the model as one device holds it.
         dtype: dtype of convolution states and KV cache.
-        placement: the devices; rows are split over the data axis.
+        placement: the devices; rows and pages are split over the data axis.
 
     Attributes:
         model, dtype: as given.
@@ -36,32 +36,38 @@ class RowArrays:
         self.model = model
         self.dtype, self._placement = dtype, placement
 
-    def abstract(self, count: int, context: int) -> Rows:
-        """ShapeDtypeStructs of `count` rows for contexts of up to `context` tokens."""
-        # Rows that cannot be split evenly are replicated.
-        lanes = DATA if count % self._placement.data == 0 else None
+    def blocks(self, context: int) -> int:
+        """Return the pages of a sequence of `context` tokens; 0 for a model without KV caches."""
+        grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
+        return cache_positions(context) // KV_BLOCK if grows else 0
+
+    def abstract(self, rows: int, pages: int) -> Rows:
+        """ShapeDtypeStructs of a pool with as many rows, and pages of KV caches."""
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
-            return self._over_devices(lanes, array.of(count, context, self.dtype), array)
+            return self._over_devices(array.of(rows, pages, self.dtype), array)
 
         layers = jax.tree.map(typed, self.model.state_arrays())
-        over = self._placement.over(lanes)
-        token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
+        over = self._placement.over(self._split(rows))
+        token: Any = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=over)
         return Rows(layers, token)
 
-    def _over_devices(
-        self, lanes: str | None, array_type: jax.ShapeDtypeStruct, array: StateArray
-    ) -> jax.ShapeDtypeStruct:
+    def _split(self, count: int) -> str | None:
+        """Return the mesh axis of rows or pages; those that cannot be split evenly are replicated."""
+        return DATA if count % self._placement.data == 0 else None
+
+    def _over_devices(self, array_type: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
         """Return an array's global type: the devices' shards of one dimension follow one another."""
-        shape, split = list(array_type.shape), [lanes, *[None] * (len(array_type.shape) - 1)]
+        shape = list(array_type.shape)
+        split = [self._split(shape[0]), *[None] * (len(shape) - 1)]
         if array.sharded_dim is not None:
             shape[array.sharded_dim.dim] *= self._placement.size(MODEL)
             split[array.sharded_dim.dim] = MODEL
         return jax.ShapeDtypeStruct(tuple(shape), array_type.dtype, sharding=self._placement.over(*split))
 
-    def zeros(self, count: int, context: int) -> Rows:
-        """Allocate `count` rows of zero state."""
-        return zeros(self.abstract(count, context))
+    def zeros(self, rows: int, pages: int) -> Rows:
+        """Allocate a pool of zero state."""
+        return zeros(self.abstract(rows, pages))
 
 
 def zeros(types: Any) -> Any:

@@ -10,7 +10,7 @@ from ir_passes.host.row_ledger import Label
 
 
 class CachedBuffers:
-    """The fixed-size arrays of one position, or the growing arrays of `KV_BLOCK` positions.
+    """The fixed-size arrays of one position, or a page of the growing arrays.
 
     They never change. All of them may be moved together between the device and the host.
 

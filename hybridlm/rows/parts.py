@@ -1,8 +1,7 @@
 """The two parts of a row and their moves: fixed-size state, growing KV cache.
 
-Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values a span
-of at most `KV_BLOCK` positions, so that only the sequence's positions are cached. Every step moves all arrays of its
-part by one index. Positions outside the span are filled with zeros on the way out and dropped on the way in.
+Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values some
+positions of one page, so that only the sequence's positions are cached. Every step moves all arrays of its part.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hybridlm.rows.split import WHOLE, SplitRows
-from hybridlm.steps.dim_names import POSITION
-from ir_passes import Lane, LaneContract, Pool, SlotMap, name_dims
+from ir_passes import Lane, LaneContract, Pool, SlotMap
 from models import KV_BLOCK
 from models.state.state import StateArray
 
@@ -27,11 +25,11 @@ class PartShape:
     """Compilation key of a move of a row's part between a pool and cached buffers.
 
     Attributes:
-        part: "state": the arrays of fixed size; "span": `KV_BLOCK` positions of the growing arrays.
+        part: "state": the arrays of fixed size; "span": positions of a page of the growing arrays.
         kept: True for a move out of the pool, False for a move back into it.
-        pool: rows of the pool.
-        rows: rows of the cached buffers; the first of them is used.
-        axes: position axis within a row, for each array of a span.
+        pool: rows of the pool, or for a span its pages.
+        rows: rows or pages of the cached buffers; the first of them is used.
+        axes: axis of the places within a page, for each array of a span.
     """
 
     part: RowPart
@@ -47,24 +45,19 @@ class PartShape:
         """Return the arrays of this part, given a `StateArray` for each array of a row."""
         return tuple(array for array in jax.tree.leaves(rows) if array.grows == (self.part == "span"))
 
-    @property
-    def positions_first(self) -> tuple[str, ...]:
-        """Group of pools with the position axis right after the row axis: the cached buffers."""
-        return ("target",) if self.kept else ("source",)
-
     def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
         """Return the step, not compiled, and its contract.
 
         Args:
-            split: mesh axis that the pool's rows are split over; cached buffers are replicated along it.
+            split: mesh axis that the pool's rows and pages are split over; cached buffers are replicated along it.
         """
         source, target = (self.pool, self.rows) if self.kept else (self.rows, self.pool)
         contract = copy_contract(source, target)
+        splits = (split, WHOLE) if self.kept else (WHOLE, split)
         if self.part == "state":
-            return (copy_row(source=split) if self.kept else copy_row(target=split)), contract
-        operands = (Lane(),) * (2 if self.kept else 3)
-        contract = LaneContract(inputs=(*contract.inputs, *operands), outputs=contract.outputs)
-        return (keep_span if self.kept else restore_span)(self.axes, split), contract
+            return copy_row(*splits), contract
+        contract = LaneContract(inputs=(*contract.inputs, *(Lane(),) * 3), outputs=contract.outputs)
+        return copy_places(self.axes, *splits), contract
 
 
 def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
@@ -97,56 +90,39 @@ def copy_contract(source: int, target: int) -> LaneContract:
     return LaneContract(inputs=(Pool("target"), Pool("source"), *maps), outputs=(Pool("target"),))
 
 
-def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """Return a step that copies positions `first` ... of a row to place 0 ...
+def copy_places(
+    axes: Sequence[int], source: SplitRows = WHOLE, target: SplitRows = WHOLE
+) -> Callable[..., tuple[tuple[Array, ...]]]:
+    """Return a step that copies `count` positions from place `first` of a page to place `to` of another.
 
-    The step is `step(cached, pool, read, write, first, count) -> (cached,)`. Arrays of the pool are `[row, ..,
-    position, ..]`, with the position axis of a row in `axes`; cached ones are `[row, KV_BLOCK, ..]`. All other
-    arguments are int32 [1]. `split`: as for `PartShape.step`.
+    The step is `step(target, source, read, write, first, count, to) -> (target,)`, from page `read[0]` of the source to
+    page `write[0]` of the target. Arrays are `[page, .., place, ..]`, with the axis of the places of a page in `axes`;
+    all other arguments are int32 [1].
+
+    Args:
+        axes: of each array.
+        source, target: mesh axes that the pages of each are split over.
     """
 
     def step(
-        cached: tuple[Array, ...], pool: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array
-    ) -> tuple[tuple[Array, ...]]:
-        place = name_dims(jnp.arange(KV_BLOCK, dtype=jnp.int32)[None], None, POSITION)
-
-        def move(into: Array, out_of: Array, axis: int) -> Array:
-            end = out_of.shape[axis + 1]
-            position = jnp.where(place < count[:, None], first[:, None] + place, end)
-            span = split.take(out_of, read, lambda row: _index(row, axis, position))
-            return into.at[write].set(span, mode="drop", unique_indices=True, wrap_negative_indices=False)
-
-        return (tuple(map(move, cached, pool, axes)),)
-
-    return step
-
-
-def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """Return a step that copies places `first` ... back to positions `to` ...
-
-    The step is `step(pool, cached, read, write, first, count, to) -> (pool,)`. Shapes as for `keep_span`.
-    """
-
-    def step(
-        pool: tuple[Array, ...], cached: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array,
+        into: tuple[Array, ...], out_of: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array,
         to: Array,
     ) -> tuple[tuple[Array, ...]]:  # fmt: skip
         place = jnp.arange(KV_BLOCK, dtype=jnp.int32)[None]
-        in_span = (place >= first[:, None]) & (place < (first + count)[:, None])
+        # All other places get the same index past the end: they are filled with zeros, and dropped.
+        taken, put = (jnp.where(place < count[:, None], begin[:, None] + place, KV_BLOCK) for begin in (first, to))
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
-            position = jnp.where(in_span, to[:, None] + place - first[:, None], into.shape[axis + 1])
-            span = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
-            # All places outside the span get the same index past the end, and are dropped.
-            return into.at[_index(split.mine(write, into), axis, position)].set(
+            span = source.take(out_of, read, lambda page: _index(page, axis, taken))
+            return into.at[_index(target.mine(write, into), axis, put)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
 
-        return (tuple(map(move, pool, cached, axes)),)
+        return (tuple(map(move, into, out_of, axes)),)
 
     return step
 
 
-def _index(row: Array, axis: int, position: Array) -> tuple[Any, ...]:
-    """Return the index of these positions of a row; positions follow the row axis."""
-    return (row[:, None], *[slice(None)] * axis, position)
+def _index(page: Array, axis: int, places: Array) -> tuple[Any, ...]:
+    """Return the index of these places of a page; places follow the page axis."""
+    return (page[:, None], *[slice(None)] * axis, places)

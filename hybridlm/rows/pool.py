@@ -1,18 +1,20 @@
-"""Rows of a pool: holders, lanes of a step, consumed tokens.
+"""Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
-names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged.
+names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged. The KV
+cache of a row is in pages, which it gets as its sequence grows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from hybridlm.rows.pages import RowPages
 from hybridlm.steps.structure import Rows
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, frozen_copy
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
 
 
 class RowsLost(RuntimeError):
@@ -20,15 +22,18 @@ class RowsLost(RuntimeError):
 
 
 class LaneMap(NamedTuple):
-    """The row of each lane of a step, all different.
+    """The row of each lane of a step, all different, and its pages.
 
     Attributes:
         rows: numbers in the pool, int32 [lane].
         slots: numbers on the lane's device, int32 [lane], the operand of the step; its bytes are immutable.
+        pages: page table, int32 [lane, block], with page numbers on the lane's device; its bytes are immutable. Idle
+            lanes have null pages. None without KV caches.
     """
 
     rows: np.ndarray
     slots: np.ndarray
+    pages: np.ndarray | None
 
 
 class RowPool:
@@ -36,32 +41,88 @@ class RowPool:
 
     Args:
         rows: the arrays.
-        devices: devices that rows are split over, in equal parts of consecutive rows.
+        pages: pages of the KV caches, with a null page for each device; 0 without KV caches.
+        blocks: most pages of a row: those of a whole context.
+        devices: devices that rows and pages are split over, in equal parts of consecutive rows and pages.
 
     Attributes:
         size: rows.
-        devices: as given.
+        pages, blocks, devices: as given.
         owner: holder of each row.
+        row_pages: pages of each row.
     """
 
-    def __init__(self, rows: Rows, devices: int = 1):
+    def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
         self.size, self.devices = int(rows.token.shape[0]), devices
+        self.pages, self.blocks = pages, blocks
         self._rows: Rows | None = rows
         self.vacate()
 
     def vacate(self) -> None:
-        """Release all rows; their contents stay, and mean nothing."""
+        """Release all rows and pages; their contents stay, and mean nothing."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
+        self.row_pages = RowPages(self.size, self.pages, self.blocks, self.devices)
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
-    def acquire(self) -> Slot:
-        """Return a free row without consumed tokens; raises `SlotsExhausted` if all are held.
+    def devices_for(self, positions: int) -> list[int]:
+        """Return the devices with a free row and free pages, most free rows first.
 
-        On several devices it is a row of the device with the most free rows.
+        Args:
+            positions: positions of the KV cache.
         """
-        slot = self.owner.acquire()
+        pages = self.row_pages.needed(positions)
+        ready = [
+            device
+            for device in range(self.devices)
+            if self.owner.free_in(device) and self.row_pages.free_in(device) >= pages
+        ]
+        return sorted(ready, key=self.owner.free_in, reverse=True)
+
+    def acquire(self, positions: int = 0, device: int | None = None) -> Slot:
+        """Return a free row without consumed tokens, with pages for its first `positions` positions.
+
+        Args:
+            positions: positions of the KV cache.
+            device: device of the row; None for the first of `devices_for`.
+
+        Raises:
+            SlotsExhausted: no device has both a free row and free pages.
+        """
+        if device is None and self.owner.free:
+            devices = self.devices_for(positions)
+            if not devices:
+                free = [self.row_pages.free_in(part) for part in range(self.devices)]
+                message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
+                raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
+            device = devices[0]
+        slot = self.owner.acquire(device)
         self.moved(slot, 0)
+        self.reserve(slot, positions)
         return slot
+
+    def reserve(self, slot: Slot, positions: int) -> None:
+        """Give a row the pages of its first `positions` positions; raises as `RowPages.reserve`."""
+        self.row_pages.reserve(self.rows_of([slot])[0], positions)
+
+    def can_reserve(self, slot: Slot, positions: int) -> bool:
+        """Whether the pages are free that `reserve` needs."""
+        (row,) = self.rows_of([slot])
+        return self.row_pages.missing(row, positions) <= self.row_pages.free_in(self.device_of(slot))
+
+    def release(self, slot: Slot) -> None:
+        """Give a row back, with its pages; raises `SlotError` if it was released before."""
+        (row,) = self.rows_of([slot])
+        self.owner.release(slot)
+        self.row_pages.release(row)
+
+    def device_of(self, slot: Slot) -> int:
+        """Return the number of the device that has a row."""
+        return self.rows_of([slot])[0] * self.devices // self.size
+
+    def check_integrity(self) -> None:
+        """Check that each row and each page is free or has one holder; raises `SlotError`."""
+        self.owner.check_integrity()
+        self.row_pages.check_integrity(self.owner.held)
 
     def rows_of(self, slots: Sequence[Slot]) -> list[int]:
         """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
@@ -102,14 +163,23 @@ class RowPool:
                 f"of {self.devices} devices, got {lanes} lanes in all"
             )
             raise SlotError(SlotFault.LANES.fault("", message))
-        lane_rows = list[int]()
+        lane_rows, used_rows = list[int](), set(rows)
         for device, part in enumerate(parts):
             device_rows, used = range(device * part_rows, (device + 1) * part_rows), set(part)
             unused = (row for row in device_rows if row not in used)
             lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)
-        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)))
+        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, used_rows)
+        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), local, table)
+
+    def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
+        """Return the page table of these rows, null pages for unused ones; None without KV caches."""
+        return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
+
+    def page(self, slot: Slot, block: int) -> int:
+        """Return the number of a row's page of a block, over all devices; raises SlotError without one."""
+        return self.row_pages.page(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
         """Return row numbers by device, in the given order."""

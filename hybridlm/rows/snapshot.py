@@ -20,6 +20,7 @@ from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.pool import RowPool
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
+from models.state.state import cache_positions
 
 
 class SnapshotError(ValueError):
@@ -27,11 +28,11 @@ class SnapshotError(ValueError):
 
 
 class ArrayLayout(NamedTuple):
-    """One array of the rows of a sequence.
+    """One array of a sequence.
 
     Attributes:
         path: path in the rows: "layers[0][0].conv".
-        shape: shape of one row, without the row axis.
+        shape: shape of one row, or of the pages of the context one after another.
         dtype: dtype of its elements.
         positions: position axis of `shape`; None for a state of fixed size.
         devices: number of devices with shards that follow one another in it; 1 if it is in the order of the model.
@@ -164,20 +165,23 @@ class Snapshot:
             )
 
 
-def layout_of(row: Any, longer: Any, placement: Placement) -> tuple[ArrayLayout, ...]:
-    """Return the layout of every array of a pool's rows.
+def layout_of(rows: Any, arrays: Any, context: int, placement: Placement) -> tuple[ArrayLayout, ...]:
+    """Return the layout of every array of a sequence.
 
     Args:
-        row: ShapeDtypeStructs of the arrays.
-        longer: the same for a longer context: an axis that is longer there counts positions.
+        rows: ShapeDtypeStructs of a pool.
+        arrays: a `StateArray` for each.
+        context: maximum length of a sequence.
         placement: the devices.
     """
     layout = []
-    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(row), jax.tree.leaves(longer), strict=True):
-        grown = [axis for axis, (a, b) in enumerate(zip(leaf.shape[1:], other.shape[1:], strict=True)) if a != b]
-        name = jax.tree_util.keystr(path).lstrip(".")
+    for (path, leaf), array in zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(arrays), strict=True):
+        name, positions = jax.tree_util.keystr(path).lstrip("."), array.positions_axis
         devices = placement.size(MODEL) if MODEL in placement.dimensions(leaf) else 1
-        layout.append(ArrayLayout(name, leaf.shape[1:], leaf.dtype.name, grown[0] if grown else None, devices))
+        shape = tuple(
+            cache_positions(context) if axis == positions else size for axis, size in enumerate(leaf.shape[1:])
+        )
+        layout.append(ArrayLayout(name, shape, leaf.dtype.name, positions, devices))
     return tuple(layout)
 
 

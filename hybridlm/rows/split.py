@@ -1,6 +1,6 @@
-"""Rows of a pool split over mesh devices: row numbers count all devices' rows.
+"""Rows or pages of a pool split over mesh devices: numbers count those of all devices.
 
-Rows are numbered in the order of the devices.
+They are numbered in the order of the devices.
 """
 
 from collections.abc import Callable

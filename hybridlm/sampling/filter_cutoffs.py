@@ -1,8 +1,7 @@
 """Cutoffs of top_k and top_p on GPUs and TPUs, with a kernel for GPUs.
 
-The kernel does all passes over the logits in one operation. `sampling.kept_by_filters` defines the kept tokens. Nothing
-is sorted: a cutoff is found digit by digit, by sums over all tokens above each value of a digit. One program instance
-of the kernel has one lane.
+`sampling.kept_by_filters` defines the tokens. Nothing is sorted: a cutoff is found digit by digit, from sums above each
+digit value. The kernel makes all passes in one operation, one lane per program instance.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +18,21 @@ from models.sharding.devices import Devices
 from models.sharding.varying import varying_like
 
 DIGIT = 4
-"""Bits of a cutoff that one pass over the logits finds; divides 32."""
+"""Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
-"""Bits of a cutoff by weights that one pass finds without the kernel. With more sums XLA:GPU writes the weights of a
-small vocabulary in each pass, and reads them in addition to the logits."""
+"""Bits of a weighed cutoff per pass without the kernel.
+
+With more sums, XLA:GPU writes the weights of a small vocabulary in each pass.
+"""
 MAX_BLOCK = 2048
-"""Logits that are read at once: they fit into registers with a sum for each value of a digit."""
+"""Logits per read: they fit into registers with the sums of a digit."""
 MIN_VOCAB = 16
 MIN_LANES = 64
-"""Minimum lanes for the kernel. Its instances, one for each lane, use as many processors of a GPU, which has 58 to
-150; the passes of the plain form use all of them."""
+"""Minimum lanes for the kernel: an instance uses one of a GPU's 58 to 150 processors, the plain form all."""
 
 
 def unsupported(logits: Any) -> str | None:
-    """Say why the kernel does not take these logits, `[lane, vocab]`; None if it does."""
+    """Return why the kernel rejects logits `[lane, vocab]`, or None."""
     if logits.shape[0] < MIN_LANES:
         return f"{logits.shape[0]} lanes: expected at least {MIN_LANES}, or most processors are idle"
     if logits.shape[1] < MIN_VOCAB:
@@ -53,14 +53,14 @@ def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
 def filter_cutoffs_kernel(
     temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, out: Any, *, block: int
 ) -> None:
-    """Find the least logit that the filters of one lane keep.
+    """Find the least logit that one lane's filters keep.
 
     Args:
-        temperature, top_k, top_p: of every lane, in full.
-        highest: the largest logit of every lane, in full.
+        temperature, top_k, top_p: of all lanes.
+        highest: largest logits of all lanes.
         logits: [vocab], of this lane.
         out: [1], `ordered` of the cutoff.
-        block: logits that are read at once.
+        block: logits per read.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -69,7 +69,7 @@ def filter_cutoffs_kernel(
     values = lax.broadcasted_iota(jnp.uint32, (1 << DIGIT,), 0)
 
     def summed(weigh: Any, start: Array, above: Any) -> Array:
-        """Sum over the vocabulary; the last block begins earlier where blocks do not divide it."""
+        """Sum over the vocabulary; the last block begins earlier if blocks do not divide it."""
 
         def add(turn: Any, total: Array) -> Array:
             first = jnp.minimum(turn * block, vocab - block)
@@ -113,16 +113,14 @@ def filter_cutoffs(
     top_p: Float32[Array, "lane"],
     devices: Devices,
 ) -> UInt32[Array, "lane"]:
-    """Return `ordered` of the least logit that top_k, then top_p keep.
-
-    Equally likely tokens are kept together.
+    """Return `ordered` of the least logit that top_k, then top_p keep; ties are kept together.
 
     Args:
-        logits: logits of every lane, before its temperature.
-        highest: the largest logit of each lane.
+        logits: before the temperature.
+        highest: largest logits.
         temperature: above 0.
-        top_k, top_p: as in `sampling.Sampling`; in the kernel a lane without either takes no pass.
-        devices: devices of the step; they determine whether the kernel is available.
+        top_k, top_p: as in `sampling.Sampling`.
+        devices: decide whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
         return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.interpret)
@@ -141,9 +139,9 @@ def filter_cutoffs(
 
 
 def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
-    """Return the inverse of `ordered`: -inf for integers below all numbers, NaN above all.
+    """Return the inverse of `ordered`: -inf below all numbers, NaN above.
 
-    A subnormal number becomes the next larger normal number, because many devices flush subnormal numbers to zero.
+    A subnormal number becomes the next larger normal one, because many devices flush it to zero.
     """
     zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
     order = jnp.where((order > zero) & (order < normal), normal, order)
@@ -161,15 +159,13 @@ def _lowest(
 ) -> UInt32[Array, "lane"]:
     """Return `ordered` of the largest number with enough weight at or above it, per lane.
 
-    Its digits are found one after the other, the highest first. The sums above all values of a digit, and the sum of
-    all weights, are one operation that reads the logits once.
+    Digits are found from the highest on. All sums of a digit are one operation that reads the logits once.
 
     Args:
-        logits: logits of every lane.
         weigh: logits -> their weights.
-        enough: sum of all weights of each lane -> the minimum sum.
-        min_order: `ordered` of the least logit of each lane that has a weight.
-        bits: bits of a digit; the last digit overlaps the previous one if they do not divide 32.
+        enough: total weight per lane -> minimum sum.
+        min_order: `ordered` of each lane's least weighed logit.
+        bits: of a digit; the last digit may overlap the previous one.
     """
 
     def added(totals: Sequence[Array], addends: Sequence[Array]) -> list[Array]:
@@ -202,7 +198,7 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Run `filter_cutoffs` as a kernel; `interpret`: interpreted by Pallas on any platform."""
+    """Run `filter_cutoffs` as a kernel, or with `interpret` by Pallas' interpreter."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape

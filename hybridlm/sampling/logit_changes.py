@@ -15,14 +15,13 @@ MASK_BITS = 32
 
 
 class LogitChanges(NamedTuple):
-    """The tokens with changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
+    """Changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
 
     Attributes:
-        tokens: ids of the tokens; an id beyond the vocabulary is no token.
-        bias: added to the logit; -inf bans the token.
-        repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
-        mask: bit `token % 32` of word `token // 32` is 1 if the token may be sampled; one mask for each lane, in a
-            verifying step for each of its tokens. None for a step without masks.
+        tokens: ids; beyond the vocabulary: no token.
+        bias: added; -inf bans the token.
+        repetition: divides a logit of at least 0, multiplies a lower one; 1 for none.
+        mask: bit `token % 32` of word `token // 32` allows the token; per lane, in a verifying step per token; or None.
     """
 
     tokens: Int32[HostOrDevice, "lane change"]
@@ -33,7 +32,7 @@ class LogitChanges(NamedTuple):
 
 
 def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) -> Float32[Array, "lane vocab"]:
-    """Return the logits of every lane with its changes."""
+    """Return the changed logits."""
     tokens = jnp.asarray(changes.tokens)
     old = jnp.take_along_axis(logits, tokens, axis=1, mode="fill", fill_value=0.0) + changes.bias
     new = jnp.where(old < 0, old * changes.repetition, old / changes.repetition) - changes.penalty
@@ -45,14 +44,13 @@ def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) 
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return the number of words of a mask of the vocabulary."""
     return -(-vocab_size // MASK_BITS)
 
 
 def masked_logits(
     logits: Float32[Array, "row vocab"], mask: UInt32[HostOrDevice, "row word"]
 ) -> Float32[Array, "row vocab"]:
-    """Return the logits with -inf for tokens with bit 0 in the mask; NaN stays."""
+    """Return the logits with -inf for tokens with bit 0; NaN stays."""
     allowed = _unpacked(jnp.asarray(mask))[:, : logits.shape[1]]
     return jnp.where(allowed | jnp.isnan(logits), logits, -jnp.inf)
 
@@ -63,12 +61,11 @@ def _unpacked(mask: UInt32[Array, "row word"]) -> Bool[Array, "row token"]:
 
 
 def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"], no_token: int) -> Int32[Array, "row"]:
-    """Return sampled tokens, or `no_token` if the logit is -inf: no token was allowed.
+    """Return sampled tokens, or `no_token` if the logit is -inf.
 
     Args:
-        token: sampled from the logits; `vocab` for a row with NaN, which stays.
-        logits: with all changes.
-        no_token: an id beyond the vocabulary.
+        token: `vocab` for a row with NaN, which stays.
+        logits: changed.
     """
     vocab = logits.shape[1]
     valid_token = jnp.where(token < vocab, token, 0)[:, None]

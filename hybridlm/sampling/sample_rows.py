@@ -1,7 +1,7 @@
-"""A CPU kernel that samples one token per row: it selects candidates before it sorts.
+"""CPU kernel that samples one token per row: candidates are selected before sorting.
 
-`sampling.sample_tokens` defines the distribution. The kernel draws from the same random words, so it samples the same
-tokens for the same keys, except if the rounding of an exponential or a logarithm decides between two of them.
+`sampling.sample_tokens` defines the distribution. The same keys give the same tokens, unless rounding of an exponential
+or logarithm decides.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ TARGET = "hybridlm_sample_rows"
 
 
 def unsupported(logits: Any) -> str | None:
-    """Return the reason why the kernel rejects these logits, `[row, vocab]`, or None."""
+    """Return why the kernel rejects logits `[row, vocab]`, or None."""
     if logits.dtype != jnp.float32:
         return f"logits of {logits.dtype}: expected float32"
     if not jax_private.setting("jax_threefry_partitionable"):
@@ -47,14 +47,14 @@ def sample_rows(
 ) -> Int32[Array, "row"]:
     """Return the sampled token of each row; `vocab` for a row with NaN.
 
-    The token of a row does not depend on the other rows, on their number, or on the instruction set.
+    A row's token does not depend on other rows, their number, or the instruction set.
 
     Args:
-        logits: after any processing.
+        logits: processed.
         temperature: 0 for the most likely token.
         top_k, top_p, min_p: as in `sampling.Sampling`.
-        keys: words of a threefry2x32 key for each row.
-        instructions: an instruction set that the processor runs.
+        keys: threefry2x32 key words per row.
+        instructions: instruction set.
     """
     operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
     call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")

@@ -1,7 +1,7 @@
-"""Sample the next token of every lane from its logits, each lane by itself.
+"""Sample the next token of every lane from its logits.
 
-The random key of a token is (seed, index of the request, position of the token) and nothing else, so a sequence samples
-the same tokens whatever its batch-mates, its lane and the number of lanes.
+The random key is (seed, request index, position), so tokens do not depend on batch-mates, the lane or the number of
+lanes.
 """
 
 import functools
@@ -27,7 +27,7 @@ from models.sharding.varying import varying_like
 HostOrDevice = Array | np.ndarray
 
 LogitsProcessor = Callable[[Float32[Array, "vocab"], Int32[Array, ""], Int32[Array, ""]], Float32[Array, "vocab"]]
-"""(logits of one lane, the last token it consumed, the position of the token to sample) -> logits; jittable."""
+"""(logits of one lane, its last token, position to sample) -> logits; jittable."""
 
 
 NAN_SLICES = 16
@@ -39,12 +39,11 @@ class Sampling(NamedTuple):
 
     Attributes:
         temperature: 0 for the most likely token.
-        top_k: keep the k most likely tokens, and tokens as likely as the last of them; 0 keeps all.
-        top_p: keep a token if all more likely tokens together have less than this probability (nucleus sampling); 1
-            keeps all.
-        min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
-        seed: 64-bit seed in two words, high and low.
-        index: index of the request.
+        top_k: keep the k most likely tokens, and ties with the last; 0 keeps all.
+        top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
+        min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
+        seed: 64 bits in two words, high and low.
+        index: of the request.
     """
 
     temperature: Float32[HostOrDevice, "lane"]
@@ -56,24 +55,20 @@ class Sampling(NamedTuple):
 
 
 def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group token"]:
-    """Reshape rows of logits into groups of adjacent tokens."""
     rows, vocab = logits.shape
     return logits.reshape((rows, -1, math.gcd(vocab, 128)))
 
 
 def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
-    """Return the maximum of each group of tokens for all uses in a step.
-
-    NaN may be ignored.
-    """
+    """Return the maximum of each group of tokens, for all uses in a step; NaN may be ignored."""
     return jnp.max(_groups(logits), axis=2)
 
 
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
     """Whether some logit of a row is NaN.
 
-    max() cannot be used: for large arrays XLA:CPU's reduction drops NaN. Slices are combined element by element, which
-    is faster than a reduction along the row.
+    XLA:CPU's max() drops NaN in large arrays. Slices are combined element by element, faster than a reduction along the
+    row.
     """
     rows, vocab = logits.shape
     slices = logits.reshape((rows, math.gcd(vocab, NAN_SLICES), -1))
@@ -93,8 +88,7 @@ def most_likely(logits: Float32[Array, "row vocab"], platform: str = "cpu") -> I
 def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """Return the first index of each row's maximum, for rows without NaN.
 
-    Takes the maximum of each group of tokens, the first group that has the highest, and its first token: the logits are
-    read once.
+    Group maxima, the first group with the highest, and its first token: logits are read once.
     """
     groups = _groups(logits)
     size = groups.shape[2]
@@ -106,39 +100,33 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
-"""Sampling mode of a step: the most general one that a lane needs. A more general mode is slower and samples the same.
-"""
+"""Sampling mode of a step: the most general one that a lane needs; general modes are slower with equal samples."""
 BESIDE_GREEDY = 4
-"""Added to a mode above GREEDY if another lane has temperature 0."""
+"""Added to a mode above GREEDY if a lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
-"""Maximum number of logits that are sampled together on a CPU; above it, each lane is sampled by itself. With more, XLA
-maps the scratch of the step anew in every call (docs/performance.md); with fewer, lane by lane would use one core only.
+"""Logits that are sampled together on a CPU; above it, lane by lane.
+
+With more, XLA maps a step's scratch anew in every call (docs/performance.md); with fewer, one core works.
 """
 
 
 def _key(sampling: Sampling, position: Array) -> Array:
-    """Return the random key of one lane's token."""
     key = jax.random.wrap_key_data(jnp.asarray(sampling.seed), impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, sampling.index), position)
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
-    """Return Gumbel noise for one lane's logits: the argmax of the sum is a sample.
-
-    This is the Gumbel-max trick.
-    """
+    """Return Gumbel noise for one lane's logits: the argmax of the sum is a sample."""
     return jax.random.gumbel(_key(sampling, position), (vocab,), jnp.float32)
 
 
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
-    """Return the mask of tokens that each lane's filters keep; for CPUs.
+    """Return the mask of tokens that each lane's filters keep, on CPUs.
 
-    The most likely token is always kept. Every filter keeps the tokens with a logit of at least some cutoff, so equally
-    likely tokens are kept or dropped together, and nothing has to be sorted.
+    The most likely token is always kept. A filter is a cutoff, so ties stay together, and nothing is sorted.
 
     Args:
-        scaled: logits divided by the temperature.
-        sampling: settings of each lane.
+        scaled: logits over temperature.
     """
     order = ordered(scaled)
     highest = jnp.max(scaled, axis=1, keepdims=True)
@@ -158,7 +146,7 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
 def _cutoff(
     order: UInt32[Array, "lane vocab"], weight: Float32[Array, "lane vocab"], enough: Float32[Array, "lane"]
 ) -> UInt32[Array, "lane"]:
-    """Return the lowest cutoff with less than `enough` weight above it, by bisection."""
+    """Return the lowest cutoff with less than `enough` weight above, by bisection."""
 
     def halve(bounds: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
         low, high = bounds
@@ -182,12 +170,11 @@ def sample_tokens(
     """Sample the next token of every lane; `vocab` for a lane with NaN.
 
     Args:
-        logits: after any processing.
-        sampling: settings of each lane.
-        positions: position in its sequence of each lane's new token.
-        sampling_mode: `GREEDY` if every lane has temperature 0, `SAMPLED` if no lane with a temperature has a filter,
-            `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
-        devices: devices of the step; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
+        logits: processed.
+        positions: of each lane's new token.
+        sampling_mode: `GREEDY` if all temperatures are 0, `SAMPLED` without filters, else `FILTERED`; `BESIDE_GREEDY`
+            has no effect.
+        devices: of the step; on GPUs and TPUs a loop would launch operations lane by lane.
     """
     if SAMPLE_ROWS.chosen(devices, logits):
         return lax.cond(
@@ -213,7 +200,7 @@ def sample_tokens(
 def _sampled_by_kernel(
     logits: Float32[Array, "lane vocab"], sampling: Sampling, positions: Int32[Array, "lane"]
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` by the kernel for CPUs."""
+    """Return the tokens of `sample_tokens` by the CPU kernel."""
     keys = jax.vmap(lambda sampling, position: jax.random.key_data(_key(sampling, position)))(sampling, positions)
     limits = (jnp.asarray(limit) for limit in (sampling.top_k, sampling.top_p, sampling.min_p))
     return sample_rows(logits, jnp.asarray(sampling.temperature), *limits, keys, instructions=fastest())
@@ -227,10 +214,7 @@ def _sampled(
     sampling_mode: Int32[Array, ""],
     devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` if some lanes have a temperature.
-
-    `greedy` has the tokens of the other lanes.
-    """
+    """Return the tokens of `sample_tokens` if lanes have a temperature; others take `greedy`."""
     vocab = logits.shape[1]
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]
@@ -257,10 +241,7 @@ def _kept_by_cutoffs(
     filtered: Bool[Array, ""],
     devices: Devices,
 ) -> Bool[Array, "lane vocab"]:
-    """Return the mask of `kept_by_filters` from cutoffs.
-
-    Only one number per lane leaves the branch, so that the branch writes no mask.
-    """
+    """Return the mask of `kept_by_filters` from cutoffs, so that the branch writes no mask."""
     highest = jnp.take_along_axis(logits, greedy[:, None], axis=1, mode="fill")[:, 0]
     limits = jnp.asarray(sampling.top_k), jnp.asarray(sampling.top_p)
     cutoff = lax.cond(

@@ -1,6 +1,6 @@
 """Logits over a vocabulary that may be sharded, in order, over the `model` axis.
 
-Every query is answered by each device for its shard first; only these answers are exchanged.
+Devices answer queries for their shards; only answers are exchanged.
 """
 
 import functools
@@ -20,15 +20,15 @@ from models.sharding.devices import MODEL, local_rows
 
 Logits = Float32[Array, "row held"]
 SUM_TERMS = 16
-"""Terms of a sum of exponentials that are added element by element. 8 and 32 are as fast."""
+"""Terms that are added element by element; 8 and 32 are as fast."""
 
 
 class Vocabulary(NamedTuple):
     """The vocabulary of a model.
 
     Attributes:
-        shard_size: number of tokens with logits on one device.
-        devices: number of shards.
+        shard_size: tokens on one device.
+        devices: shards.
     """
 
     shard_size: int
@@ -36,12 +36,11 @@ class Vocabulary(NamedTuple):
 
     @staticmethod
     def of(config: DecoderConfig) -> "Vocabulary":
-        """Return the vocabulary of a model, or of one device's shard of it."""
+        """Return the vocabulary of a model or of one device's shard."""
         return Vocabulary(config.vocab_size, config.devices.model)
 
     @property
     def size(self) -> int:
-        """Tokens of the whole vocabulary."""
         return self.shard_size * self.devices
 
     def whole(self, logits: Logits) -> Float32[Array, "row vocab"]:
@@ -54,8 +53,8 @@ class Vocabulary(NamedTuple):
         """Return log(sum(exp(logits))) over the vocabulary.
 
         Args:
-            logits: logits of each row.
-            differentiable: for a gradient; the maximum does not contribute to it. The numbers are the same.
+            logits: of each row.
+            differentiable: the maximum has no gradient; the numbers are equal.
         """
         top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)
         if self.devices > 1:
@@ -65,7 +64,7 @@ class Vocabulary(NamedTuple):
         return top + jnp.log(total if self.devices == 1 else lax.psum(total, MODEL))
 
     def entropy(self, logits: Logits, total: Float32[Array, "row 1"]) -> Float32[Array, "row 1"]:
-        """Return the entropy of each row's distribution in nats, given `log_total` of its logits."""
+        """Return each row's entropy in nats, given `log_total`."""
 
         def term(cut: Callable[[Array], Array]) -> Array:
             logprob = cut(logits) - total
@@ -75,29 +74,21 @@ class Vocabulary(NamedTuple):
         return self.sum(logits.shape, term)
 
     def sum(self, shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
-        """Return the sum of terms along each row over the complete vocabulary.
-
-        Arguments as for `sum_of_terms`.
-        """
+        """Return the sum of terms along each row over all shards; see `sum_of_terms`."""
         partial_sum = sum_of_terms(shape, term)
         return partial_sum if self.devices == 1 else lax.psum(partial_sum, MODEL)
 
     def same_most_likely(self, logits: Logits, other: Logits) -> Bool[Array, "row"]:
-        """Return whether two models' rows have the same most likely token.
-
-        Of equal logits the first token counts.
-        """
+        """Return whether rows of two models have the same most likely token; ties go to the first."""
         if self.devices == 1:
             return most_likely(logits) == most_likely(other)
         return self.is_most_likely(other, self.best(logits, 1)[1][:, 0])
 
     def rank(self, logits: Logits, token: Int32[Array, "row"], logit: Float32[Array, "row 1"]) -> Int32[Array, "row"]:
-        """Return the rank of each row's token in the order of `best`, from 1.
+        """Return the rank of each row's token, from 1, in the order of `best`.
 
         Args:
-            logits: materialized, so that the token's logit is the same number everywhere.
-            token: one per row.
-            logit: logit of the token.
+            logits: materialized, so that the token's logit is the same everywhere.
         """
         ids = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         if self.devices > 1:
@@ -116,10 +107,7 @@ class Vocabulary(NamedTuple):
         return lax.psum(jnp.where(is_local[:, None], local_logit, 0.0), MODEL)
 
     def best(self, logits: Logits, count: int) -> tuple[Float32[Array, "row top"], Int32[Array, "row top"]]:
-        """Return the highest logits of each row and their tokens, best first.
-
-        Of equal logits the lower token is first.
-        """
+        """Return the highest logits of each row and their tokens; ties in token order."""
         best, tokens = lax.top_k(logits, min(count, self.shard_size))
         if self.devices == 1:
             return best, tokens
@@ -147,14 +135,13 @@ class Vocabulary(NamedTuple):
 
 
 def sum_of_terms(shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
-    """Return the sum of terms along each row: slices element by element, then rows.
+    """Return the sum of terms along each row, slices element by element.
 
-    XLA:CPU's own reduction computes the exponentials inside its loop, and takes three times as long for uncached
-    logits.
+    XLA:CPU's reduction computes exponentials inside its loop: three times slower for uncached logits.
 
     Args:
-        shape: [row, width] of the arrays that the terms are made of.
-        term: (cut) -> terms of one slice; `cut` takes that slice of an array of this shape.
+        shape: [row, width].
+        term: (cut) -> terms of one slice; `cut` slices an array of this shape.
     """
     rows, width = shape
     terms = math.gcd(SUM_TERMS, width)

@@ -3,5 +3,5 @@
 Formats are JSON lines, CSV, Parquet, lines of text, and gzip.
 
 Imports scoring, decision models, `text_model`, requests, the radix tree of the prefix cache, and files. Begin with
-`run_file`; `task` has the interface of tasks, `options` the options of a run, `rows` the interface of formats.
+`run_file`; `task` and `rows` have the interfaces of tasks and formats.
 """

@@ -1,4 +1,4 @@
-"""Texts and scores as Arrow columns, for Parquet files and Ray datasets. Needs pyarrow."""
+"""Texts and scores as Arrow columns, for Parquet and Ray datasets. Needs pyarrow."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -14,11 +14,8 @@ from hybridlm.scoring.items import MASK, form_of
 def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
     """Return the columns to read; see `named_columns`.
 
-    Texts are strings, token ids lists of whole numbers, a prompt and its completion one of both, messages lists of
-    structs. Chosen ids are lists of whole numbers or lists of such lists, interventions lists of structs.
-
-    Raises:
-        ValueError: a column is missing, duplicate, or of another type.
+    Texts are strings, token ids lists of integers, chosen ids the same or nested, messages and interventions lists of
+    structs.
     """
     columns = named_columns(schema.names, fields)
     faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type, fields))]
@@ -28,13 +25,12 @@ def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
 
 
 def _item_type(type: pa.DataType) -> pa.DataType | None:
-    """Return the type of the items of a list; None for another type."""
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return type.value_type if any(is_list(type) for is_list in lists) else None
 
 
 def _type_fault(name: str, type: pa.DataType, fields: RowFields) -> str | None:
-    """Return the fault of a column's type; None also for a column of nulls."""
+    """Return the fault of a column's type; None also for a null column."""
     value, item = type.value_type if pa.types.is_dictionary(type) else type, _item_type(type)
     string = any(is_type(value) for is_type in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
     ids, structs = item is not None and pa.types.is_integer(item), item is not None and pa.types.is_struct(item)
@@ -62,14 +58,7 @@ def _type_fault(name: str, type: pa.DataType, fields: RowFields) -> str | None:
 def read_rows(
     batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, fields: RowFields = NO_FIELDS
 ) -> Iterator[InputRow]:
-    """Yield the rows of a batch, with faults for missing and undecodable texts.
-
-    Args:
-        batch: columns that `columns_of` accepts.
-        first: number of its first row.
-        skipped: rows to leave out at its beginning.
-        fields: names of further columns.
-    """
+    """Yield the rows of a batch, with faults for missing and undecodable texts."""
     names = [*COLUMNS, *(name for name in fields if name is not None)]
     columns = (_values(batch, name, skipped) for name in names)
     for number, values in enumerate(zip(*columns, strict=True), first + skipped):
@@ -98,21 +87,20 @@ def _row(number: int, values: dict[str, Any]) -> InputRow:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the null fields that a table gives to every struct."""
+    """Return a value without the nulls that tables add to structs."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _size(value: Any) -> int:
-    """Return the approximate number of bytes of a value."""
     if isinstance(value, dict | list):
         return sum(map(_size, value.values() if isinstance(value, dict) else value))
     return len(value) if isinstance(value, str) else 4
 
 
 def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:
-    """Return a column without its first rows, with exceptions in place of undecodable values."""
+    """Return a column after `skipped` rows, with exceptions in place of undecodable values."""
     if name not in batch.schema.names:
         return [None] * (batch.num_rows - skipped)
     column = batch.column(name).slice(skipped)
@@ -143,11 +131,7 @@ _TYPES = {
 
 
 def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
-    """Return the columns of an output; ids are whole numbers or strings.
-
-    Raises:
-        ValueError: a column of any JSON.
-    """
+    """Return the columns of an output; raises ValueError for a column of any JSON."""
     wrong = [name for name, kind in columns.items() if kind not in _TYPES]
     if wrong:
         raise ValueError(f"column {wrong[0]}: expected an output of JSON lines, objects of any kind have no column")
@@ -156,11 +140,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
 
 
 def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
-    """Return a table of rows, with nulls for missing fields.
-
-    Raises:
-        OverflowError: an id has more than 64 bits.
-    """
+    """Return a table of rows, with nulls for missing fields."""
     # Messages may quote lone surrogates, which UTF-8 cannot hold.
     errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
     arrays = [pa.array([row.id for row in rows], schema.field("id").type)]
@@ -170,7 +150,7 @@ def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> 
 
 
 def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
-    """Return the values of a field; None, NaN and rank 0 are null."""
+    """Return a field's values; None, NaN and rank 0 are null."""
     if kind in ("float lists", "id lists"):
         empty = np.zeros(0, np.float32 if kind == "float lists" else np.int32)
         lists = [value for value in values if value is not None]
@@ -187,7 +167,6 @@ def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
 
 
 def _lists(counts: Sequence[int | None], entries: pa.Array) -> pa.Array:
-    """Return lists of so many consecutive entries; None is null."""
     missing = pa.array([count is None for count in counts], pa.bool_())
     return pa.ListArray.from_arrays(_offsets([count or 0 for count in counts]), entries, mask=missing)
 
@@ -200,7 +179,7 @@ def _offsets(counts: Sequence[int] | np.ndarray) -> pa.Array:
 
 
 def read_token_logprobs(table: pa.Table, kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
-    """Return the ids of each row of a table; see `hybridlm.token_logprobs`."""
+    """Return the ids of each row; see `hybridlm.token_logprobs`."""
     wanted = [f"{kind}_{name}" for name in ("token_ids", "logprobs", "ranks") if (kind, name) != ("top", "ranks")]
     if kind not in ("top", "chosen") or any(name not in table.column_names for name in wanted):
         raise ValueError(f"kind: expected columns {', '.join(wanted)}, found {', '.join(table.column_names)}")

@@ -23,14 +23,9 @@ from ir_passes.files.strict_json import parse_json
 
 
 class CsvRows(TextLines):
-    """A CSV file of texts or requests; an empty cell is null.
-
-    Args:
-        path: the file; with the ending .gz it is compressed.
-        reader: names the columns to read, and makes rows of their cells.
+    """A CSV file of texts or requests, perhaps .gz; an empty cell is null.
 
     Raises:
-        OSError: the file cannot be read.
         ValueError: damaged gzip or CSV, or a missing or duplicate column.
     """
 
@@ -50,14 +45,14 @@ class CsvRows(TextLines):
             raise ValueError(f"{path}: {error}{commas}") from None
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every row from `start` on; a row with a wrong cell has a fault."""
+        """Yield rows from `start` on; a wrong cell gives a fault."""
         offset = max(start.offset, self._start.offset)
         for cells, mark in self._records(Mark(start.row, offset)):
             yield self._cells(mark.row - 1, cells, mark.offset - offset), mark
             offset = mark.offset
 
     def _records(self, start: Mark) -> Iterator[tuple[list[str], Mark]]:
-        """Yield each record and the mark behind it; raise ValueError for wrong quotes."""
+        """Yield records and the marks behind them; raises ValueError for wrong quotes."""
         number, begin = start
         offset = begin
 
@@ -98,7 +93,6 @@ class CsvRows(TextLines):
 
 
 def _value(name: str, cell: str, is_json: bool) -> Any:
-    """Return the value of a cell, None without text; raise ValueError."""
     try:
         cell.encode()
         return parse_json(cell) if cell and is_json else cell or None
@@ -116,15 +110,7 @@ def _value(name: str, cell: str, is_json: bool) -> Any:
 class CsvScores(JsonScores):
     """Columns id, fields and error; lists are JSON, a missing value is an empty cell.
 
-    A part has a record as a JSON string on each line, because a record can have several lines.
-
-    Args:
-        ids: kinds of the ids.
-        columns: columns of the fields.
-        gzipped: compress the output.
-
-    Raises:
-        ValueError: ids that one column cannot hold.
+    A part has one JSON string per record, which can have several lines.
     """
 
     several = False
@@ -135,7 +121,6 @@ class CsvScores(JsonScores):
         self._names = list(dict.fromkeys(["id", *columns, "error"]))
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return the records of rows, each a JSON string on a line."""
         return "".join(dump(self._row_record(row)) + "\n" for row in rows).encode("ascii")
 
     def _row_record(self, row: OutputRow) -> str:
@@ -143,13 +128,13 @@ class CsvScores(JsonScores):
         return _record([_cell(json_value(values.get(name), self._columns.get(name))) for name in self._names])
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield the names and the records of all parts in the order of the input."""
+        """Yield names and records of all parts in the input's order."""
         yield _record(self._names).encode()
         for line in super().lines(parts):
             yield parse_json(line).encode()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the names and the records of all parts in the order of the input."""
+        """Write names and records of all parts in the input's order."""
         if self._gzipped:
             super().join(parts, file)
         else:

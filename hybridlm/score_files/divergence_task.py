@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,8 @@ DIVERGENCE_COLUMNS: Columns = {
     "reverse_kl": "floats",
     "js": "floats",
     "same_top": "flags",
-    "mean_kl": "number",
-    "mean_reverse_kl": "number",
-    "mean_js": "number",
-    "agreement": "number",
+    **dict.fromkeys(MEANS, "number"),
 }
-"""Fields of the output, for each row of the input."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,8 @@ class DivergenceFileReport(ScoreFileReport):
     """Result of `LM.divergence_file`.
 
     Attributes:
-        predicted: tokens that are predicted: all but the first of each text.
-        mean_kl, mean_reverse_kl, mean_js, agreement: over these, in float64, as in `Divergence`; None without any.
+        predicted: predicted tokens: all but the first of each text.
+        mean_kl, mean_reverse_kl, mean_js, agreement: over these, in float64; None without any.
     """
 
     predicted: int = 0
@@ -52,7 +48,7 @@ class DivergenceFileReport(ScoreFileReport):
 
 
 def require_comparable(model: TextModel, other: TextModel) -> None:
-    """Raise ValueError unless a model can be compared with another one."""
+    """Raise ValueError unless two models can be compared."""
     if model.config.vocab_size != other.config.vocab_size:
         sizes = f"{model.config.vocab_size} and {other.config.vocab_size}"
         raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
@@ -64,24 +60,24 @@ def require_comparable(model: TextModel, other: TextModel) -> None:
 
 
 def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> tuple[int, ...]:
-    """Return the token ids of a text for both models; raise TypeError or ValueError."""
+    """Return token ids for both models; raises TypeError or ValueError."""
     tokenizers = {side.tokenizer and side.tokenizer.fingerprint for side in (model, other)}
     if isinstance(item, str) and len(tokenizers) > 1:
         raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
     ids = model.inputs.encode(item, where)
-    check_length(ids, where, other.engine.context)
+    check_length(ids, where, other.engine.context, other.engine.cache_limit)
     return ids
 
 
 def compare_models(
     model: TextModel, other: TextModel, ids: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
-    """Return the distances of two models; see `hybridlm.scoring.divergence.compare`."""
+    """See `hybridlm.scoring.divergence.compare`."""
     return compare([(model.engine, model.structure), (other.engine, other.structure)], ids, full_lanes)
 
 
 def text_model_of(other: Any) -> TextModel:
-    """Return the text model of an `LM`; raise TypeError for another object."""
+    """Return the text model of an `LM`; raises TypeError otherwise."""
     model = getattr(other, "text_model", None)
     if not isinstance(model, TextModel):
         raise TypeError(f"other: expected a model that hybridlm.load returned, got {type(other)}")
@@ -89,7 +85,7 @@ def text_model_of(other: Any) -> TextModel:
 
 
 def compare_texts(model: TextModel, other: TextModel, texts: Any) -> Divergence:
-    """Return the distances of two models on texts; `LM.divergence` describes arguments and errors."""
+    """See `LM.divergence`."""
     require_comparable(model, other)
     ids = [compared_ids(model, other, item, f"texts[{i}]") for i, item in enumerate(to_items(texts, "texts"))]
     divergence, wrong = compare_models(model, other, ids)
@@ -101,10 +97,10 @@ def compare_texts(model: TextModel, other: TextModel, texts: Any) -> Divergence:
 class DivergenceTask(Task):
     """Distances of two models on each row, as `LM.divergence` computes them.
 
-    Columns are "token_ids", for each token "kl", "reverse_kl", "js" and "same_top", and their means.
+    Columns: "token_ids", per token "kl", "reverse_kl", "js" and "same_top", and means.
 
     Attributes:
-        other: the model to compare with, an `LM` with the same vocabulary.
+        other: an `LM` with the same vocabulary.
     """
 
     other: Any = option(
@@ -114,7 +110,7 @@ class DivergenceTask(Task):
     )
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model; raises ValueError if the models cannot be compared."""
+        """Return the task; raises ValueError if the models cannot be compared."""
         other = text_model_of(self.other)
         require_comparable(model, other)
 
@@ -128,20 +124,20 @@ class DivergenceTask(Task):
 
 
 def _report(output: Path, parts: Parts, earlier_rows: int) -> DivergenceFileReport:
-    """Return a report with means over all rows, weighted by predicted tokens."""
+    """Return a report with means over all predicted tokens."""
     report, totals, predicted = file_report(output, parts, earlier_rows), dict.fromkeys(MEANS, 0.0), 0
     for count, means in _rows(output):
         predicted += count
         for name, mean in zip(MEANS, means, strict=True):
             totals[name] += count * mean
-    values: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(ScoreFileReport)}
+    values: dict[str, Any] = dict(vars(report))
     if predicted:
         values |= {name: total / predicted for name, total in totals.items()}
     return DivergenceFileReport(**values, predicted=predicted)
 
 
 def _rows(output: Path) -> Iterator[tuple[int, Sequence[float]]]:
-    """Yield the predicted tokens and the means of every row that has some."""
+    """Yield predicted tokens and means of rows with predictions."""
     if ending_of(output) == ".parquet":
         import pyarrow.parquet as pq
 

@@ -18,18 +18,13 @@ TEXTS = (*TABLES, ".txt", ".txt.gz")
 
 
 def ending_of(path: Path) -> str:
-    """Return the ending of a name in lower case, such as ".csv" or ".jsonl.gz"."""
+    """Return the lower-case ending, such as ".csv" or ".jsonl.gz"."""
     suffixes = path.suffixes[-2:] if path.suffix.lower() == ".gz" else [path.suffix]
     return "".join(suffixes).lower()
 
 
 def require_ending(path: Path, endings: tuple[str, ...]) -> str:
-    """Return the ending of a name.
-
-    Raises:
-        ValueError: the ending is not known.
-        MissingExtra: Parquet without pyarrow.
-    """
+    """Return the ending; raises ValueError if unknown, MissingExtra for Parquet without pyarrow."""
     ending = ending_of(path)
     if ending not in endings:
         raise ValueError(f"{path}: expected a name that ends in {', '.join(endings[:-1])} or {endings[-1]}")
@@ -39,11 +34,10 @@ def require_ending(path: Path, endings: tuple[str, ...]) -> str:
 
 
 def check_source(path: Path, requests: bool = False) -> str:
-    """Return the ending of a file of texts, or of requests in JSON lines.
+    """Return the ending of a file of texts, or of requests.
 
     Raises:
-        ValueError, MissingExtra: as `require_ending`; or it is no regular file.
-        OSError: it does not exist.
+        ValueError, MissingExtra: as `require_ending`, or no regular file.
     """
     ending = require_ending(path, LINES if requests else TEXTS)
     if not stat.S_ISREG(path.stat().st_mode):
@@ -52,14 +46,10 @@ def check_source(path: Path, requests: bool = False) -> str:
 
 
 def check_file(input: Path, output: Path, options: FileOptions, requests: bool = False) -> Path:
-    """Return the path of the output; check names and places before a model is loaded.
-
-    Args:
-        options: options of the run.
-        requests: the rows are requests, which JSON lines alone can hold.
+    """Check names and places before a model is loaded; return the output's path.
 
     Raises:
-        ValueError, OSError, MissingExtra: the name or the place of a file is wrong.
+        ValueError, OSError, MissingExtra: a wrong name or place.
     """
     path = check_output(input, output, options)
     require_ending(path, TABLES)
@@ -68,7 +58,7 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
 
 
 def check_output(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output with the shard in its name; see `replaceable`."""
+    """Return the output's path with the shard in its name; see `replaceable`."""
     index, count = options.share
     if count > 1:
         begin = len(output.name) - len(ending_of(output))
@@ -79,13 +69,8 @@ def check_output(input: Path, output: Path, options: FileOptions) -> Path:
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
     """Open a file of texts or requests.
 
-    Args:
-        fields: names of further fields or columns.
-        request: fields of JSON lines that are requests; None for texts.
-
     Raises:
-        ValueError, MissingExtra: as `check_source`; or the file cannot hold texts.
-        OSError: it cannot be read.
+        ValueError, MissingExtra: as `check_source`, or the file cannot hold texts.
     """
 
     ending = check_source(path, request is not None)
@@ -110,7 +95,7 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
-    """Return the class of an output's format: JSON lines for an unknown ending."""
+    """Return the class of an output's format; JSON lines by default."""
     ending = ending_of(path)
     if ending == ".parquet":
         from hybridlm.score_files.parquet import ParquetScores
@@ -123,7 +108,7 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
 
 def format_version(path: Path) -> str:
-    """Return the format of an output, and the version of a library in its bytes."""
+    """Return the format of an output, with the version of a library in its bytes."""
     ending = ending_of(path)
     if ending == ".parquet":
         return f"{ending} by pyarrow {version('pyarrow')}"

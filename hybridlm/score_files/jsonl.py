@@ -14,16 +14,7 @@ from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, O
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; see `TextLines`.
-
-    Args:
-        path: the file; with the ending .gz it is compressed.
-        reader: makes rows of objects.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: damaged gzip.
-    """
+    """A file of JSON objects, one per line; see `TextLines`."""
 
     def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
@@ -37,13 +28,7 @@ class JsonLines(TextLines):
 
 
 class JsonScores:
-    """One line per row: id and fields, or id and error.
-
-    Args:
-        ids: ignored; lines hold ids of all kinds.
-        columns: names of the fields.
-        gzipped: compress the output.
-    """
+    """One line per row: id and fields, or id and error; ids of all kinds."""
 
     several = True
 
@@ -52,7 +37,6 @@ class JsonScores:
         self._columns, self._gzipped = columns, gzipped
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return rows as lines of JSON."""
         lines = [
             {"id": row.id, "error": row.error} if row.fields is None else {"id": row.id, **self._object(row.fields)}
             for row in rows
@@ -68,7 +52,7 @@ class JsonScores:
         }
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield the lines of all parts in the order of the input."""
+        """Yield the lines of all parts in the input's order."""
         for contents, order in parts:
             lines = (line for content in contents for line in content().splitlines(keepends=True))
             if order is not None:
@@ -91,7 +75,7 @@ class JsonScores:
 
 
 def json_value(value: Any, kind: Kind | None) -> Any:
-    """Return a value of a row as JSON; NaN, infinity and rank 0 become None."""
+    """Return a value as JSON; NaN, infinity and rank 0 become None."""
     if isinstance(value, Lists):
         entries = json_value(value.entries, None)
         return [entries[begin:end] for begin, end in itertools.pairwise(value.offsets.tolist())]

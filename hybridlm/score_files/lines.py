@@ -11,7 +11,7 @@ from hybridlm.score_files.rows import InputRow, Mark, TextSource
 
 BLOCK_BYTES = 1 << 16
 MAX_RECORD_BYTES = 1 << 26
-"""Maximum bytes of a line of a compressed file, and of a row of a CSV file; bounds the memory for a hostile file."""
+"""Bounds the memory for lines of compressed files and CSV rows."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -19,11 +19,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def open_lines(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading, and decompress .gz block by block.
 
-    Offsets count decompressed bytes. A seek in a compressed file reads the file from the beginning.
+    Offsets count decompressed bytes; a seek in a compressed file reads from its beginning.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: a file with the ending .gz is not gzip, cut off or damaged.
+        ValueError: damaged gzip.
     """
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
@@ -47,15 +46,7 @@ def content_end(file: BinaryIO) -> int:
 
 
 class TextLines(TextSource):
-    """A file of texts, one per line; blank lines at its end do not count.
-
-    Args:
-        path: the file; with the ending .gz it is compressed.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: damaged gzip.
-    """
+    """A file of texts, one per line; blank lines at its end do not count."""
 
     unit = "line"
 
@@ -66,7 +57,7 @@ class TextLines(TextSource):
             self._end = content_end(file)
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every line from `start` on, with a fault for a line in another encoding."""
+        """Yield lines from `start` on, with a fault for another encoding."""
         number, offset = start
         with open_lines(self.path) as file:
             file.seek(offset)

@@ -6,12 +6,12 @@ from typing import TypedDict
 
 from hybridlm.engine.config import option
 from hybridlm.keywords import suggests_fields
-from hybridlm.progress import FileProgress
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
+from hybridlm.score_files.row_progress import FileProgress
 
 DEFAULT_WINDOW = 4096
-"""Rows that are computed together, if they are short."""
+"""Short rows that are computed together."""
 
 
 @suggests_fields
@@ -19,24 +19,19 @@ DEFAULT_WINDOW = 4096
 class FileOptions:
     """Options of a run over a file: keyword arguments of `LM.run_file` and `LM.score_file`.
 
-    A run that was killed continues when it is called again with the same arguments. Until all rows are done, finished
-    rows are in the folder `OUTPUT.parts`. The output has the bytes of an undisturbed run. It appears, or replaces an
-    older file, once it is complete.
+    A killed run continues when it is called again with the same arguments; finished rows are in `OUTPUT.parts`. The
+    output has the bytes of an undisturbed run and appears once it is complete.
 
     Attributes:
-        strict: raise at the first row that cannot be answered.
-        window: maximum number of rows that are computed together and saved as a part; long rows make smaller parts.
-            None for 4096, or for 16 per lane in a file of OpenAI Batch requests.
-        shard: "i/n", from "0/n" to "n-1/n": compute this share of the windows only. The name of the output gets the
-            shard.
-        restart: delete the parts of an earlier run and begin again.
-        progress: True shows a bar. "lines" prints a line every 30 seconds if standard error is no terminal. None shows
-            a bar if standard error is a terminal.
-        sort_window: bytes of consecutive rows that are sorted by their beginnings, so that a common beginning is
-            computed once. The output keeps the order of the input. 0 sorts nothing.
-
-    Raises:
-        ValueError: an option is wrong.
+        strict: raise at the first wrong row.
+        window: maximum rows of a part, which is computed and saved together; None for 4096, or 16 per lane for OpenAI
+            Batch requests.
+        shard: "i/n", from "0/n" to "n-1/n": compute this share of the windows; the output's name gets the shard.
+        restart: delete earlier parts and begin again.
+        progress: True shows a bar; "lines" prints a line every 30 seconds without a terminal; None shows a bar on a
+            terminal.
+        sort_window: bytes of consecutive rows that are sorted, so that common beginnings are computed once; the output
+            keeps the input's order. 0 sorts nothing.
     """
 
     strict: bool = option(False, "Stop at the first row that cannot be answered.")
@@ -62,7 +57,7 @@ class FileOptions:
 
     @property
     def share(self) -> tuple[int, int]:
-        """Index of the shard and number of shards; (0, 1) without a shard."""
+        """Index of the shard and number of shards; (0, 1) by default."""
         match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if self.shard is None else self.shard)
         if match is None or not int(match[1]) < int(match[2]):
             raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {self.shard!r}")

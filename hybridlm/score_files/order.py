@@ -1,7 +1,7 @@
 """Order of rows for scoring: rows with a common beginning are neighbours.
 
-Rows are sorted within a sort window, consecutive rows of a file, by the text that they begin with. A part of the output
-has a piece of the sorted rows; when the parts are joined the rows go back to their places.
+Consecutive rows (a sort window) are sorted by their beginnings. A part has a piece of the sorted rows; joining restores
+their order.
 """
 
 import json
@@ -24,16 +24,14 @@ from hybridlm.score_files.survey import Limits, RowWindow
 T = TypeVar("T")
 
 DEFAULT_SORT_WINDOW = 1 << 26
-"""Bytes of consecutive rows that are sorted together."""
 MIN_SAVED = 0.1
-"""Minimum share of common text in a sort window for sorting."""
+"""Share of common text that makes sorting worthwhile."""
 MAX_PART_WINDOWS = 8
-"""Maximum size of a part of sorted rows, in windows: each copy of a common beginning counts."""
+"""Windows of a part of sorted rows: each copy of a common beginning counts."""
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
 """Fields of a request's body with the beginning of its prompts."""
 FIRST_LEVEL, LEVELS = 64, 12
-"""Characters of the shortest beginning that is compared, and the number of beginnings, each twice as long as the last.
-"""
+"""Characters of the shortest compared beginning, and the number of beginnings; each is twice as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class SortWindow:
     """Parts of consecutive rows.
 
     Attributes:
-        parts: number of parts.
-        order: int64 [rows], the row in each place of the parts, counted from the first row; None if all are in order.
+        order: int64 [rows], row in each place of the parts, from the first row; None in order.
     """
 
     parts: int
@@ -50,7 +47,6 @@ class SortWindow:
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
-    """Yield the parts of each sort window, with its order."""
     first = 0
     for window in windows:
         yield parts[first : first + window.parts], window.order
@@ -58,14 +54,13 @@ def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[Sorte
 
 
 Planned = tuple[SortWindow, Iterator[list[InputRow]]]
-"""A sort window, and the rows of each of its parts."""
 
 
 def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
     """Yield the sort windows of consecutive windows of rows.
 
-    Rows with little in common stay in their windows and are never in memory together: the file is read twice, the first
-    time for the common share. Take the rows of a sort window before the next sort window.
+    The file is read twice, first for the common share: rows with little in common stay in their windows. Take the rows
+    of a sort window before the next.
     """
     if not windows:
         return
@@ -98,7 +93,7 @@ def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> It
 
 
 def beginning(row: InputRow) -> str:
-    """Return the text at the beginning of a row, "" with a fault."""
+    """Return the beginning of a row's text; "" with a fault."""
     if row.fault is not None:
         return ""
     item = row.item
@@ -117,7 +112,7 @@ def beginning(row: InputRow) -> str:
 
 
 def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
-    """Return the places of the rows of each part, int64, sorted by the rows' beginnings."""
+    """Return the places of the rows of each part, int64, sorted by beginnings."""
     begins = [beginning(row) for row in rows]
     order = sorted(range(len(rows)), key=begins.__getitem__)
     parts: list[np.ndarray] = []
@@ -136,7 +131,7 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
 
 
 def common_share(rows: Iterable[InputRow]) -> float:
-    """Return an estimate of the share of common text in rows."""
+    """Estimate the share of common text in rows."""
     sums = [array("I") for _ in range(LEVELS)]
     total = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Parquet files of texts, read in batches of rows, and of scores. Needs pyarrow."""
+"""Parquet files of texts and scores, in batches of rows. Needs pyarrow."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,18 +25,13 @@ from hybridlm.score_files.rows import (
 BATCH_ROWS = 1024
 MAX_GROUP_ROWS = 1 << 16
 MAX_GROUP_BYTES = 1 << 26
-"""Size of a row group of the output, gathered from parts."""
 
 
 class ParquetRows(TextSource):
     """A Parquet file with columns that `columns_of` accepts.
 
-    Args:
-        fields: names of further columns.
-
     Raises:
-        OSError: the file cannot be read.
-        ValueError: not a Parquet file, or a column is missing or of another type.
+        ValueError: not Parquet, or a column is missing or of another type.
     """
 
     unit = "row"
@@ -53,7 +48,7 @@ class ParquetRows(TextSource):
             raise ValueError(f"{path}: {error}") from None
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every row from `start` on; see `read_rows`."""
+        """Yield rows from `start` on; see `read_rows`."""
         number, first = 0, 0
         while first < len(self._groups) and number + self._groups[first] <= start.row:
             number, first = number + self._groups[first], first + 1
@@ -91,12 +86,8 @@ class ParquetRows(TextSource):
 class ParquetScores:
     """Columns id, fields and error; missing values are null.
 
-    Args:
-        ids: kinds of the ids.
-        columns: columns of the fields.
-
     Raises:
-        ValueError: ids that one column cannot hold, or fields that are any JSON.
+        ValueError: ids of several kinds, or fields of any JSON.
     """
 
     several = False
@@ -106,13 +97,12 @@ class ParquetScores:
         self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return rows as a Parquet file."""
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(rows, self._schema, self._columns), sink)
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the rows of all parts in the order of the input."""
+        """Write the rows of all parts in the input's order."""
         with pq.ParquetWriter(file, self._schema) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):
@@ -128,7 +118,6 @@ class ParquetScores:
 
 
 def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:
-    """Yield tables of the rows of all parts in order."""
     for contents, order in parts:
         tables = (pq.read_table(pa.BufferReader(content())) for content in contents)
         if order is None:

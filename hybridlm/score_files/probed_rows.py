@@ -14,7 +14,7 @@ from hybridlm.score_files.rows import Columns
 from hybridlm.scoring.items import ScoredIds
 
 MAX_CAPTURED_BYTES = 1 << 28
-"""Maximum bytes of the reads of a window of rows as long as the context; a single row may read more."""
+"""Reads of a window of rows as long as the context; a single row may read more."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,8 @@ class ProbedRows:
     """Reads and changes inside the model, the same for all rows or by row.
 
     Attributes:
-        sites: sites of the model.
-        capture: the arrays to read.
         positions: "last" or "all".
-        interventions: changes in all rows, or the name of the field with the changes of each row.
+        interventions: changes, or the field with the changes of each row.
     """
 
     sites: ProbeSites
@@ -42,17 +40,16 @@ class ProbedRows:
 
     @property
     def field(self) -> str | None:
-        """Field or column with the interventions of each row; None without it."""
+        """Field with the interventions of each row, or None."""
         return self.interventions if isinstance(self.interventions, str) else None
 
     @property
     def columns(self) -> Columns:
-        """Columns of the reads."""
         return {"positions": "ids", **dict.fromkeys(self._arrays(), "floats")} if self.capture.captures else {}
 
     @property
     def most_rows(self) -> int | None:
-        """Maximum number of rows of a window; None without reads."""
+        """Maximum rows of a window; None without reads."""
         if not self.capture.captures:
             return None
         numbers = sum(self._arrays().values())
@@ -61,28 +58,25 @@ class ProbedRows:
 
     @property
     def origin(self) -> dict[str, str | int]:
-        """Settings that the bytes of the output depend on."""
         reads = {"reads": f"{', '.join(self._arrays())} at {self.positions}"} if self.capture.captures else {}
         changes = f"field {self.interventions}" if isinstance(self.interventions, str) else digest(self.interventions)
         return {**reads, "interventions": changes}
 
     def _arrays(self) -> dict[str, int]:
-        """Return the names of the reads, and their count of numbers at a position."""
+        """Return read name -> count of numbers at a position."""
         hidden = {HIDDEN.format(i): self.sites.hidden for i in self.capture.hidden_states}
         return hidden | {
             site.name: int(np.prod(site.shape)) for site in self.sites.states.values() if self.capture.states
         }
 
     def probes(self, texts: Sequence[ScoredIds], field: Any, where: str) -> list[Probe | None]:
-        """Return the reads and changes in the texts of a row.
+        """Return the reads and changes in the texts of a row, one per completion.
 
         Args:
-            texts: one for each completion.
-            field: value of the row's field of interventions.
-            where: name of the text in messages.
+            field: value of the interventions field.
 
         Raises:
-            TypeError, ValueError: an intervention is wrong or does not fit, or there are several texts to read from.
+            TypeError, ValueError: a wrong intervention, or several texts to read from.
         """
         if self.capture.captures and len(texts) != 1:
             raise ValueError(f"{where}: expected one completion with hidden_states or states, got {len(texts)}")

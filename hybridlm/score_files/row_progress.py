@@ -1,19 +1,69 @@
-"""Progress over a file of texts, by bytes, and within a part by tokens."""
+"""Progress over a file of texts, by bytes, and within a part by tokens: a bar, or lines on standard error."""
 
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from hybridlm import progress
-from hybridlm.progress import FileProgress, Lines, Speed, Tokens, every, lines_or_bar, no_tokens, progress_bar
+from hybridlm.progress import progress_bar
+
+FileProgress = bool | Literal["lines"] | None
+"""Kind of progress: None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
+SECONDS_BETWEEN_LINES = 30.0
+"""Time between two lines of progress."""
+SECONDS_BETWEEN_RATES = 0.5
+"""Time between two updates of the number of tokens in a bar."""
+Tokens = Callable[[], int]
+"""Returns the number of tokens computed so far: parts of a file may take hours."""
+
+
+def no_tokens() -> int:
+    """Return 0, where tokens are not counted."""
+    return 0
+
+
+def progress_line(description: str, count: int, total: int, seconds: float, stored: int = 0, tokens: int = 0) -> str:
+    """Return a line with the share of finished work and the remaining time.
+
+    Args:
+        description: description of the work.
+        seconds: seconds since the beginning of this run.
+        stored: finished amount of an earlier run.
+        tokens: tokens computed by this run; 0 if tokens are not counted.
+    """
+    seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
+    ahead = (
+        ""
+        if seconds_left is None
+        else f", {seconds_left // 3600}:{seconds_left // 60 % 60:02}:{seconds_left % 60:02} left"
+    )
+    computed = f", {tokens:,} tokens" if tokens else ""
+    return f"{description}: {100 * count // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
+
+
+@contextmanager
+def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+    """Call a function at intervals from a thread, also during a long part."""
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.wait(seconds):
+            tick()
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 class Amount(NamedTuple):
-    """Rows of a file and their size in bytes of text."""
-
     rows: int
     size: int
 
@@ -21,46 +71,43 @@ class Amount(NamedTuple):
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
-    Long and short rows count by their bytes. Within a part progress follows the computed tokens: as a share of the
-    part's tokens, or, where their number is not known, by the tokens for each byte in the parts before it.
+    Rows count by bytes. Within a part progress follows computed tokens, as a share of its tokens or, if unknown, by
+    tokens per byte of earlier parts.
 
     Args:
         bar: None for no bar.
-        lines: None for no lines.
+        lines: print a line for each call of `tick`, and one at the end.
         tokens: counts the computed tokens.
         verb: word for the computation.
     """
 
-    def __init__(self, bar: Progress | None, lines: Lines | None, tokens: Tokens, verb: str = "scoring"):
+    def __init__(self, bar: Progress | None, lines: bool, tokens: Tokens, verb: str = "scoring"):
         self._verb = verb
-        self._bar, self._lines, self._count, self._rate = bar, lines, tokens, Speed(tokens)
+        self._bar, self._lines, self._count = bar, lines, tokens
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="", rows="", left="")
         self._done = self._total = self._kept = self._part = Amount(0, 0)
+        self._start, self._start_tokens = 0.0, 0
         self._first = self._tokens = self._bytes = 0
         self._part_tokens: Tokens = no_tokens
         self._lock = threading.Lock()
 
     def read(self, rows: int) -> None:
-        """Show the number of rows of the first pass."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
     def begin(self, total: Amount, stored: Amount) -> None:
         """Begin the rows of a file, with the rows of an earlier run."""
+        self._start, self._start_tokens = time.monotonic(), self._count()
         self._done, self._kept, self._total = stored, stored, total
-        self._rate.begin()
-        if self._lines is not None:
-            self._lines.begin(stored.size, total.size, stored.size)
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=total.size, completed=stored.size, description=self._verb)
         self._show()
 
     def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
-        """Begin the rows of a part with `tokens()` tokens, 0 while unknown."""
+        """Begin a part; `tokens()` is 0 while unknown."""
         self._part, self._part_tokens, self._first = part, tokens, self._count()
 
     def end_part(self) -> None:
-        """Add the rows of the part."""
         with self._lock:
             self._tokens, self._bytes = self._tokens + self._count() - self._first, self._bytes + self._part.size
             self._done = Amount(self._done.rows + self._part.rows, self._done.size + self._part.size)
@@ -70,14 +117,12 @@ class RowProgress:
     def tick(self) -> None:
         """Show the current state: a part may take hours."""
         with self._lock:
-            if self.done < self._total.size:
-                self._show()
-            if self._lines is not None:
-                self._lines.tick()
+            if self.done < self._total.size:  # the total is 0 before it is known; the last line has been printed
+                self._show(line=True)
 
     @property
     def done(self) -> int:
-        """Finished bytes of text, within a part an estimate from its computed tokens."""
+        """Finished bytes of text; within a part an estimate."""
         total = self._part_tokens()
         size, tokens = (self._part.size, total) if total else (self._bytes, self._tokens)
         if not self._part.size or not tokens:
@@ -85,13 +130,16 @@ class RowProgress:
         estimate = (self._count() - self._first) * size // tokens
         return self._done.size + min(estimate, self._part.size - 1)
 
-    def _show(self) -> None:
-        size = self.done
-        if self._lines is not None:
-            self._lines.advance(size, self._total.size, self._kept.size)
-        if self._bar is not None and self._task is not None and self._total.rows:
-            rows, rest = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
-            self._bar.update(self._task, completed=size, rate=str(self._rate), rows=rows, left=rest)
+    def _show(self, line: bool = False) -> None:
+        size, total = self.done, self._total
+        seconds, tokens = time.monotonic() - self._start, self._count() - self._start_tokens
+        if self._lines and (line or size >= total.size):
+            text = progress_line(self._verb, size, total.size, seconds, self._kept.size, tokens)
+            print(text, file=sys.stderr, flush=True)
+        if self._bar is not None and self._task is not None and total.rows:
+            rows, rest = f"{self._done.rows:,} rows", f"{total.rows - self._done.rows:,} left"
+            rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+            self._bar.update(self._task, completed=size, rate=rate, rows=rows, left=rest)
 
 
 @contextmanager
@@ -106,11 +154,11 @@ def score_progress(show: FileProgress, verb: str, tokens: Tokens) -> Iterator[Ro
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    lines, show_bar = lines_or_bar(show)
-    with progress_bar(show_bar, *columns) as bar:
-        rows = RowProgress(bar, Lines(verb, tokens) if lines else None, tokens, verb)
+    lines = show == "lines" and not sys.stderr.isatty()
+    with progress_bar(not lines if show == "lines" else show, *columns) as bar:
+        rows = RowProgress(bar, lines, tokens, verb)
         if not lines and bar is None:
             yield rows
             return
-        with every(progress.SECONDS_BETWEEN_LINES if lines else progress.SECONDS_BETWEEN_RATES, rows.tick):
+        with every(SECONDS_BETWEEN_LINES if lines else SECONDS_BETWEEN_RATES, rows.tick):
             yield rows

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.files.json_lines import Id, read_id
 from hybridlm.files.parts import Contents
-from hybridlm.scoring.items import FORMS, MASK, form_of
+from hybridlm.scoring.items import FORMS, MASK, form_of, is_several
 
 
 class Mark(NamedTuple):
@@ -17,7 +17,7 @@ class Mark(NamedTuple):
 
     Attributes:
         row: rows before it.
-        offset: bytes before it, where the format has lines.
+        offset: bytes before it, in formats with lines.
     """
 
     row: int
@@ -28,12 +28,7 @@ START = Mark(0, 0)
 
 
 class RowFields(NamedTuple):
-    """Names of further fields or columns of rows; None for an absent field.
-
-    Attributes:
-        chosen: chosen ids of each row.
-        interventions: changes inside the model in each row.
-    """
+    """Names of the fields with chosen ids and interventions; None if absent."""
 
     chosen: str | None = None
     interventions: str | None = None
@@ -46,13 +41,12 @@ class InputRow(NamedTuple):
     """A row of the input.
 
     Attributes:
-        number: number of the row in messages; lines count from 1, rows of a table from 0.
-        id: None without an id.
-        key: the field of its text, token ids, prompt or messages.
-        item: the text or the token ids, or an object with the prompt or the messages, unchecked.
-        size: approximate number of bytes, a function of its content.
+        number: in messages; lines count from 1, rows of a table from 0.
+        key: field of its text, token ids, prompt or messages.
+        item: text, token ids, or an object with prompt or messages, unchecked.
+        size: approximate bytes, a function of its content.
         fault: reason of a row without an item.
-        chosen, interventions: chosen ids and changes inside the model, unchecked; None without them.
+        chosen, interventions: unchecked.
     """
 
     number: int
@@ -66,24 +60,24 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """True for a prompt or messages: only the last tokens are scored."""
+        """Whether only the last tokens are scored: a prompt or messages."""
         return self.key in ("prompt", "messages")
 
     @property
     def several(self) -> bool:
-        """True for a list of completions."""
-        completion = self.item.get("completion") if isinstance(self.item, dict) else None
-        return isinstance(completion, list) and not all(isinstance(token, int) for token in completion)
+        return isinstance(self.item, dict) and is_several(self.item.get("completion"))
 
 
 Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]
 Columns = Mapping[str, Kind]
-"""Names and kinds of the fields of an output. "float lists" and "id lists" are `Lists`, "object" is any JSON. NaN and
-rank 0 become null."""
+"""Names and kinds of output fields.
+
+"object" is any JSON; NaN and rank 0 become null.
+"""
 
 
 class Lists(NamedTuple):
-    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` belong to token t."""
+    """A list for each token: entries `offsets[t]` to `offsets[t + 1]`."""
 
     entries: np.ndarray
     offsets: np.ndarray
@@ -93,10 +87,8 @@ class OutputRow(NamedTuple):
     """A row of the output: its fields, or its error.
 
     Attributes:
-        fields: field -> value; lists are arrays. JSON lines have all fields, tables the columns.
-        tokens: number of tokens of its text.
-        shifted: number of completions scored from within the prompt.
-        generated: number of generated tokens.
+        fields: field -> value; lists are arrays. Tables omit fields without a column.
+        shifted: completions scored from within the prompt.
     """
 
     id: Id
@@ -111,8 +103,7 @@ class TextSource:
     """A file of texts.
 
     Attributes:
-        path: the file that is read.
-        unit: the word for a row in messages, "line" or "row".
+        unit: "line" or "row", in messages.
         id_name: field of the ids.
     """
 
@@ -121,7 +112,7 @@ class TextSource:
     id_name = "id"
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield the rows from a mark on, and the mark behind each, in bounded memory."""
+        """Yield rows from a mark on, and the mark behind each, in bounded memory."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -129,37 +120,31 @@ class TextSource:
 
 
 SortedParts = tuple[Contents, np.ndarray | None]
-"""Parts of consecutive rows, and the number of the row in each place; None for rows in order."""
+"""Parts of consecutive rows, and the row in each place; None in order."""
 
 
 class ScoreTarget(Protocol):
     """A format of scores. Its output is a function of the rows alone.
 
     Attributes:
-        several: True if a row can have several completions.
+        several: True if rows may have several completions.
     """
 
     several: bool
 
-    def part(self, rows: list[OutputRow]) -> bytes:
-        """Return a part of the output."""
-        ...
+    def part(self, rows: list[OutputRow]) -> bytes: ...
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the whole output.
-
-        Args:
-            parts: all parts, grouped by sort window; a few are in memory at a time.
-        """
+        """Write the whole output; a few parts of a sort window are in memory."""
         ...
 
 
 IdKinds = dict[str, int]
-"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row with the kind."""
+"""Kind of ids ("string", "whole number", ...) -> first row with it."""
 
 
 def require_one_kind(ids: IdKinds, format: str) -> None:
-    """Raise ValueError for ids that one column of a format cannot hold."""
+    """Raise ValueError for ids that one column cannot hold."""
     for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
         if kind in ids:
             place = f"id of row or line {ids[kind]}"
@@ -170,22 +155,17 @@ def require_one_kind(ids: IdKinds, format: str) -> None:
 
 
 COLUMNS = ("id", *FORMS, "completion", MASK)
-"""Columns of a table with a meaning for all tasks."""
+"""Table columns with a meaning for all tasks."""
 CHAT_FIELDS = ("tools", "chat_template_kwargs")
 """Further fields of objects with messages."""
 TEXT_COLUMNS = ("id", "text", "prompt", "completion")
-"""Columns with texts in CSV; the others hold JSON."""
+"""CSV columns with texts; others hold JSON."""
 
 
 def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[str]:
-    """Return the columns to read: some of `COLUMNS`, and the columns that the task names.
+    """Return the columns to read: of `COLUMNS` and of the task.
 
-    Args:
-        names: all columns of a table.
-        fields: columns with the chosen ids and the interventions of each row.
-
-    Raises:
-        ValueError: a column is missing or duplicate.
+    Raises ValueError for missing or duplicate columns.
     """
     duplicate = sorted({name for name in COLUMNS if names.count(name) > 1})
     if duplicate:
@@ -203,20 +183,14 @@ def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[s
 
 @dataclass(frozen=True)
 class TextObjects:
-    """Reader of objects with a text, token ids, a prompt, messages, or a request.
-
-    Attributes:
-        fields: names of the fields with chosen ids and interventions.
-        request: fields of an object that is a request; None for texts.
-        id_name: field of the ids.
-    """
+    """Reader of objects with a text, token ids, a prompt, messages, or a request."""
 
     fields: RowFields = NO_FIELDS
     request: tuple[str, ...] | None = None
     id_name = "id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; see `named_columns`."""
+        """Return the CSV columns to read, True for JSON; see `named_columns`."""
         columns = named_columns(names, self.fields)
         chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
         return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}

@@ -1,4 +1,4 @@
-"""A run over the rows of a file, part by part; a killed run continues."""
+"""A run over the rows of a file, part by part."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,26 +17,21 @@ from hybridlm.score_files.task import RowTask, run_rows
 from hybridlm.text_model import TokenCounts
 
 MAX_WINDOW_IDS = 1 << 24
-"""Maximum ids in the reports of a window with one byte for each token; more ids shorten windows."""
+"""Ids in the reports of a window, one byte for each token; more ids shorten windows."""
 MAX_SORT_IDS = 1 << 26
-"""Maximum ids in the reports of a sort window; its rows are in memory when they return to their places."""
+"""Ids in the reports of a sort window, whose rows are in memory when they are joined."""
 
 SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
-"""Fault of a row with several completions."""
 
 
 def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.PathLike[str], options: FileOptions) -> Any:
-    """Compute every row of a file; return the report of the task.
-
-    Args:
-        task: computes the rows.
+    """Compute every row of a file; return the task's report.
 
     Raises:
-        ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or
-            not a regular file; its parts belong to another process, or were made from another input, by
-            another model or with other settings.
+        ValueError: a wrong row if `strict`; an input without rows or of another format; the output is the input or no
+            regular file; its parts have another owner, input, model or settings.
         MissingExtra: Parquet without pyarrow.
-        OSError: a file cannot be read or written; parts that were written stay.
+        OSError: a file cannot be read or written; finished parts stay.
     """
     input, (index, count) = Path(input), options.share
     path = task.check(input, Path(output), options)
@@ -98,7 +93,7 @@ def _limits(task: RowTask, options: FileOptions) -> Limits:
 
 
 def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:
-    """Return everything that determines the bytes of the output."""
+    """Return everything that determines the output's bytes."""
     return {
         "input": f"sha256 {surveyed.sha256}",
         **task.origin,
@@ -111,14 +106,14 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
 
 
 def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """Return the same rows, with faults for several completions and repeated ids."""
+    """Return the rows, with faults for several completions and repeated ids."""
     faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
     faults |= {row.number: surveyed.repeated[row.number] for row in rows if row.number in surveyed.repeated}
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
 
 
 def _errors(rows: Sequence[InputRow], computed: Sequence[OutputRow]) -> list[str | None]:
-    """Return the errors of computed rows in the order of the input."""
+    """Return the errors of rows in the input's order."""
     pairs = sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)
     return [output.error for _, output in pairs]
 

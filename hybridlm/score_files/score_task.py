@@ -1,4 +1,4 @@
-"""The task of scores: log-probabilities of rows, distributions, and reads and changes inside the model."""
+"""The task of scores: log-probabilities, distributions, and reads and changes inside the model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ir_passes.files.strict_json import parse_json
 
 SCORES: dict[str, Kind] = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
 PROMPTS: dict[str, Kind] = {"boundary_shift": "count"}
-"""Further columns of a file with prompts or messages; null for a text."""
+"""Further columns with prompts or messages; null for a text."""
 DISTRIBUTIONS: dict[str, Kind] = {
     "ranks": "ranks",
     "entropy": "floats",
@@ -34,12 +34,10 @@ DISTRIBUTIONS: dict[str, Kind] = {
     "chosen_logprobs": "float lists",
     "chosen_ranks": "id lists",
 }
-"""A token without a prediction, or before `start`, has a null rank and entropy and empty lists. The ranks of the most
-likely ids are 1, 2, 3, ..."""
+"""Without a prediction, or before `start`, rank and entropy are null and lists empty."""
 
 
 def score_columns(settings: DistributionSettings) -> Columns:
-    """Return the columns of scores and of answers about the distributions."""
     if not settings.given:
         return SCORES
     groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
@@ -48,7 +46,7 @@ def score_columns(settings: DistributionSettings) -> Columns:
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """Return the columns of a score with a value; reads inside the model are flat."""
+    """Return the columns of a score; reads inside the model are flat."""
     fields: dict[str, Any] = {}
     if score.prefix_tokens:
         fields = {"prompt_tokens": score.prefix_tokens, "boundary_shift": score.boundary_shift}
@@ -69,14 +67,14 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def _ids(text: str) -> str | list[int]:
-    """Return the token ids of an option, or the name of their field."""
+    """Return an option's token ids, or the name of their field."""
     parts = text.split(",")
     numbers = all(part.strip().removeprefix("-").isdecimal() for part in parts)
     return [int(part) for part in parts] if numbers else text
 
 
 def _changes(text: str) -> str | list[Intervention]:
-    """Return the interventions of an option, or the name of their field."""
+    """Return an option's interventions, or the name of their field."""
     if not text.lstrip().startswith("["):
         return text
     try:
@@ -90,19 +88,17 @@ def _changes(text: str) -> str | list[Intervention]:
 class ScoreTask(Task):
     """Log-probability of every token of each row, as `LM.score` computes them.
 
-    Columns are "token_ids", "logprobs" (the first of a text is null), "sum_logprob", "perplexity", and "boundary_shift"
-    for an input with prompts.
+    Columns: "token_ids", "logprobs" (the first is null), "sum_logprob", "perplexity", and with prompts
+    "boundary_shift".
 
     Attributes:
-        token_ids: ids with log-probabilities and ranks in the output: a list for all positions of all rows, or the name
-            of the field or column with the ids of each row.
+        token_ids: chosen ids with log-probabilities and ranks: a list for all rows, or the field with the ids of each
+            row.
         top, start, temperature, entropy: as for `LM.score`, for all rows.
-        hidden_states, states, positions: as for `LM.score`, at the last token or at all tokens of each row: columns
-            "positions", "hidden_states[i]" and the names of the states, with the numbers of all positions one after
-            another. Not for lists of completions.
-        interventions: changes inside the model: a list for all rows, or the name of the field or column with the
-            changes of each row: objects with `kind` and the arguments of the method of `Intervention` with this name;
-            null for none. Rows with changes share no beginnings.
+        hidden_states, states, positions: as for `LM.score`, at the last or all tokens of each row: columns "positions",
+            "hidden_states[i]" and states, flat over positions. Not for lists of completions.
+        interventions: a list for all rows, or the field with objects of `kind` and arguments of this `Intervention`
+            method. Rows with changes share no beginnings.
     """
 
     token_ids: str | Sequence[int] | None = option(
@@ -130,7 +126,6 @@ class ScoreTask(Task):
     )
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model."""
         vocab_size = model.config.vocab_size
         settings = DistributionSettings(self.token_ids, self.top, self.start, self.temperature, self.entropy)
 
@@ -161,7 +156,7 @@ class ScoreTask(Task):
 
 
 class _ScoredRow(NamedTuple):
-    """Texts of a row, one per completion, with their questions and probes."""
+    """Texts of a row, one per completion, with questions and probes."""
 
     texts: list[ScoredIds]
     questions: list[TextQuestion]
@@ -181,15 +176,12 @@ def scored_rows(
     """Return the task of scores.
 
     Args:
-        encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
-            completion; raises ValueError or TypeError.
-        scores: (token ids, questions, reads and changes inside the model) -> scores, in order, a function of their
-            order and content.
-        origin: everything that the scores depend on in addition to the settings.
-        settings: questions about the distributions; its `token_ids` may be the name of a field of the rows.
-        vocab_size: chosen ids are below it.
-        probed: reads and changes inside the model; None for none.
-        **fields: other fields of `RowTask`.
+        encode: (item, name in messages) -> token ids of each completion; raises ValueError or TypeError.
+        scores: (token ids, questions, probes) -> scores, a function of order and content.
+        origin: everything else that scores depend on.
+        settings: questions; `token_ids` may name a field.
+        probed: probes, or None.
+        **fields: of `RowTask`.
     """
     chosen = settings.token_ids
     field = chosen if isinstance(chosen, str) else None

@@ -13,7 +13,7 @@ from hybridlm.files.json_lines import Id
 from hybridlm.score_files.rows import START, IdKinds, Mark, TextSource
 
 MAX_WINDOW_BYTES = 1 << 20
-"""Size at which a window ends; bounds the loss of a kill."""
+"""Bytes of a window; bounds the loss of a kill."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,8 @@ class Limits:
     """Sizes of parts and of sort windows.
 
     Attributes:
-        rows: maximum rows of a part.
-        bytes: size at which a part ends; common beginnings count once.
-        sorted: size at which a sort window ends; 0 sorts nothing.
+        bytes: size of a part; common beginnings count once.
+        sorted: size of a sort window; 0 sorts nothing.
     """
 
     rows: int
@@ -33,13 +32,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RowWindow:
-    """Rows that are scored together.
-
-    Attributes:
-        start: start of the first row.
-        rows: number of rows.
-        size: size of all rows in bytes.
-    """
+    """Rows that are scored together: first mark, count and bytes."""
 
     start: Mark
     rows: int
@@ -51,11 +44,8 @@ class Survey:
     """Result of the first pass over a file.
 
     Attributes:
-        sha256: of all its bytes.
-        windows: in order; they cover all rows.
-        repeated: number of a row with a repeated id -> its fault.
-        ids: kinds of the ids.
-        prompts: True if a row has a prompt or messages.
+        sha256: of the file.
+        repeated: row with a repeated id -> fault.
     """
 
     sha256: str
@@ -70,18 +60,10 @@ def survey(
 ) -> Survey:
     """Read a file once, and again if hashes of ids collide.
 
-    Memory: 9 bytes for each id, a few hundred for each window and each duplicate id.
-
-    Args:
-        path: name of the file in messages.
-        limits: sizes at which a window ends.
-        strict: raise at the first row with a fault.
-        report: called at the end of a window with the number of rows so far.
-        rows: plural word for rows in messages.
+    Memory: 9 bytes per id, a few hundred per window and duplicate id.
 
     Raises:
         ValueError: no rows, a row with a fault if `strict`.
-        OSError: it cannot be read.
     """
     with source.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -120,7 +102,6 @@ def _encodable(text: str) -> bool:
 
 
 def _twice(hashes: "array[int]") -> set[int]:
-    """Return the repeated values."""
     if len(hashes) < 2:
         return set()
     values = np.frombuffer(hashes, np.int64)
@@ -142,6 +123,6 @@ def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return a value that changes with the content of a file."""
+    """Return a value that changes with a file's content."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

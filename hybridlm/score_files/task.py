@@ -21,15 +21,15 @@ class ScoreFileReport:
     """Result of a run over the rows of a file, as of `LM.score_file`.
 
     Attributes:
-        output: the file that was written; the name includes the shard.
-        texts: rows that were computed.
-        errors: rows that have an error instead.
+        output: written file, with the shard in its name.
+        texts: computed rows.
+        errors: rows with an error.
         tokens: tokens of the texts.
-        kept: number of these rows that an earlier, interrupted run had finished.
-        prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
-        shifted: completions that are scored from within the prompt, because a token spans both.
-        step_tokens: tokens that the steps consumed, by earlier runs too; not compared.
-        step_places: places for tokens in these steps, lanes x chunk each; not compared.
+        kept: rows that an interrupted run had finished.
+        prefix_tokens_saved: tokens that common beginnings saved, by earlier runs too.
+        shifted: completions scored from within the prompt, because a token spans both.
+        step_tokens: tokens that steps consumed, by earlier runs too.
+        step_places: token places of these steps, lanes x chunk each.
     """
 
     output: Path
@@ -44,23 +44,17 @@ class ScoreFileReport:
 
     @property
     def token_share(self) -> float | None:
-        """Share of tokens among the computed places, the rest is padding; None without a step."""
+        """Share of tokens among computed places; None without a step."""
         return self.step_tokens / self.step_places if self.step_places else None
 
 
 def total(parts: Parts, *names: str) -> list[int]:
-    """Return sums over all parts of fields of their records."""
+    """Return the sums of fields over all parts."""
     return [sum(getattr(part, name) for part in parts.done) for name in names]
 
 
 def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileReport:
-    """Return the report of a run.
-
-    Args:
-        output: the written file.
-        parts: all parts of the output.
-        earlier_rows: rows that an earlier run had finished.
-    """
+    """Return the report of a run."""
     rows, tokens, errors, *counts = total(
         parts, "rows", "tokens", "errors", "saved", "shifted", "step_tokens", "step_places"
     )
@@ -71,10 +65,8 @@ class RowValues(NamedTuple):
     """Values of one row.
 
     Attributes:
-        fields: field -> value.
-        tokens: number of tokens of the text.
-        wrong: index of the first token with NaN or infinity; such fields have no meaning.
-        shifted: number of completions scored from within the prompt.
+        wrong: first token with NaN or infinity; fields are then meaningless.
+        shifted: completions scored from within the prompt.
     """
 
     fields: Mapping[str, Any]
@@ -84,13 +76,7 @@ class RowValues(NamedTuple):
 
 
 def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
-    """Return a row of the output.
-
-    Args:
-        row: row of the input.
-        name: name of the row in messages; None for messages without names.
-        result: values of the row, or its fault.
-    """
+    """Return an output row: the values of a row, or its fault."""
     if isinstance(result, RowValues):
         if result.wrong is None:
             return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
@@ -100,29 +86,29 @@ def output_row(row: InputRow, name: str | None, result: RowValues | str) -> Outp
 
 @dataclass(frozen=True, kw_only=True)
 class RowTask:
-    """A task with its model, for a run over rows.
+    """A task with its model.
 
     Attributes:
         columns: fields of the output.
-        read: row of the input -> work; raises ValueError or TypeError for a wrong row.
-        run: works of several rows -> results of each, a function of their order and content.
-        origin: everything that determines the output, except the input and the options of the run.
-        prompt_columns: further fields, for an input with prompts or messages.
-        request: fields of the input's objects if each is one request; None for texts and token ids.
-        row_fields: further fields or columns of the rows.
-        ids: number of reported ids for each position, at least 1; they are in memory until the part is written.
-        most_rows: maximum number of rows of a window; None for no limit.
-        window: default of the option.
-        window_bytes: size at which a window ends; None for 1 MiB.
-        counts: returns the tokens and places so far.
-        during: context of the computation of a part.
-        check: (input, output, options) -> path of the output; checks that need no model.
-        open: (input, names of fields, fields of requests) -> rows of the input.
-        output: (row, its name, result or fault) -> row of the output.
-        format: version of the output's rows; None for rows of scores.
-        rows: plural word for rows in messages.
-        verb: word for progress.
-        report: (output, parts, rows of an earlier run) -> result of the run.
+        read: input row -> work; raises ValueError or TypeError.
+        run: works -> results, a function of order and content.
+        origin: everything that determines the output, except input and run options.
+        prompt_columns: further fields with prompts or messages.
+        request: fields of requests; None for texts and token ids.
+        row_fields: further input fields.
+        ids: reported ids per position, at least 1; in memory until the part is written.
+        most_rows: maximum rows of a window.
+        window: its default.
+        window_bytes: bytes of a window; None for 1 MiB.
+        counts: returns tokens and places so far.
+        during: context around a part.
+        check: (input, output, options) -> output path; checks without a model.
+        open: (input, field names, request fields) -> input rows.
+        output: (row, name, result or fault) -> output row.
+        format: version of output rows; None for scores.
+        rows: plural in messages.
+        verb: in progress.
+        report: (output, parts, earlier rows) -> result.
     """
 
     columns: Columns
@@ -148,7 +134,7 @@ class RowTask:
 
 
 class Task(ABC):
-    """Settings of a task, for any model: `LM.run_file` and `hybridlm.ray.score_dataset` take one."""
+    """Settings of a task, for any model; `LM.run_file` and `hybridlm.ray.score_dataset` take one."""
 
     check: ClassVar[Any] = staticmethod(check_file)
 
@@ -157,7 +143,7 @@ class Task(ABC):
         """Return the task with a model.
 
         Raises:
-            TypeError, ValueError: a setting is wrong, or the model cannot do the task.
+            TypeError, ValueError: wrong settings, or a model that cannot do the task.
         """
 
 
@@ -169,15 +155,7 @@ def text_task(
     origin: Origin,
     **fields: Any,
 ) -> RowTask:
-    """Return a task on texts and token ids.
-
-    Args:
-        model: computes the values.
-        columns, run: as for `RowTask`.
-        encode: (text, token ids or object, name in messages) -> work.
-        origin: settings that determine the output, without the model.
-        **fields: other fields of `RowTask`.
-    """
+    """Return a task on texts and token ids; `origin` are the settings that determine the output."""
     return RowTask(
         columns=columns,
         read=lambda row: encode(row.item, row.key),
@@ -190,13 +168,7 @@ def text_task(
 
 
 def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Return the rows of the output, in order, with the error of each wrong row.
-
-    Args:
-        task: computes all rows in one call.
-        rows: rows of the input, unchecked.
-        unit: the word before a row's number in messages; None for messages without numbers.
-    """
+    """Return the output rows in order, with the error of each wrong row; one call computes all."""
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]
     works = [_read(task, row, name) for row, name in zip(rows, names, strict=True)]
     results = iter(task.run([work for work, fault in works if fault is None]))
@@ -207,7 +179,7 @@ def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[
 
 
 def _read(task: RowTask, row: InputRow, name: str | None) -> tuple[Any, str | None]:
-    """Return the work of a row, and the fault of a wrong row."""
+    """Return the work of a row, or its fault."""
     fault = row.fault
     if fault is None:
         try:

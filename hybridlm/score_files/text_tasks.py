@@ -1,4 +1,4 @@
-"""Tasks of texts other than scores: embeddings, classes and decisions."""
+"""Tasks of embeddings, classes and decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,8 @@ class EmbedTask(Task):
     """A vector for each row, as `LM.embed` computes them: the column "embedding".
 
     Attributes:
-        pooling: "last" or "first" for the vector of the last or the first token, "mean" for the mean of all.
-        normalised: divide each vector by its length, so that products of vectors are cosines.
-
-    Raises:
-        ValueError: there is no such pooling.
+        pooling: "last" or "first" token, or "mean" of all.
+        normalised: divide by the length, so that products are cosines.
     """
 
     pooling: Pooling = option("last", "Vector of the last or the first token, or the mean of all: last, first or mean.")
@@ -37,8 +34,6 @@ class EmbedTask(Task):
         check_pooling(self.pooling)
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model."""
-
         def run(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
             size = model.config.hidden_size
             vectors, wrong = pooled(model.engine, ids, size, self.pooling, self.normalised, full_lanes=True)
@@ -52,12 +47,11 @@ class EmbedTask(Task):
 class ClassifyTask(Task):
     """Classes or the reward of each row, as `LM.classify` computes them.
 
-    Columns are "logits", one for each label; with several labels also "label", the most likely one, and
-    "probabilities".
+    Columns: "logits"; with several labels also "label", the most likely one, and "probabilities".
     """
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model; raises ValueError without a head of texts."""
+        """Return the task; raises ValueError without a head of texts."""
         classifier = model.require_classifier("classify_file")
         columns: Columns = {"logits": "floats"}
         if len(classifier.labels) > 1:
@@ -79,14 +73,13 @@ class ClassifyTask(Task):
 class DecideTask(Task):
     """Answers to the typed questions of each row, as `LM.decide` computes them.
 
-    Files are JSON lines. A row has "state" and "questions". The field "answers" has the fields of `Answer.to_dict` by
-    the name of a question.
+    Files are JSON lines with "state" and "questions"; "answers" has `Answer.to_dict` by question.
     """
 
     check: ClassVar[Any] = staticmethod(partial(check_file, requests=True))
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model; raises CheckpointError for faulty decision files."""
+        """Return the task; raises CheckpointError for faulty decision files."""
         decider = model.decider(full_lanes=True)
 
         def run(requests: Sequence[list[Prompt]]) -> list[RowValues]:

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
-from hybridlm.scoring.items import own, read_pair
+from hybridlm.scoring.items import ItemReader, own
 from hybridlm.scoring.scorer import checked
 
 By = Literal["sum", "token", "byte"]
@@ -19,12 +18,10 @@ class Choice:
     """Options that continue one context, with their log-likelihoods.
 
     Attributes:
-        options: as given.
-        token_ids: the scored tokens of each option; they hold the whole option.
-        logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
-        greedy: for each option, whether every token of it is the most likely one.
-        boundary_shift: for each option, the number of tokens that the boundary moved into the context, because a
-            token spans both; the scored tokens then begin within the context.
+        token_ids: scored tokens of each option, which contain it.
+        logprobs: float32 [T] for each option, natural.
+        greedy: per option, whether every token is the most likely.
+        boundary_shift: per option, tokens by which the boundary moved into the context, because a token spans both.
     """
 
     options: list[Any]
@@ -35,20 +32,20 @@ class Choice:
 
     @property
     def sums(self) -> list[float]:
-        """Log-likelihood of each option, summed in float64."""
+        """Log-likelihood of each option, in float64."""
         return [float(np.sum(logprobs, dtype=np.float64)) for logprobs in self.logprobs]
 
     @property
     def per_token(self) -> list[float]:
-        """Log-likelihood of each option over its number of tokens."""
+        """Log-likelihood of each option per token."""
         return [total / len(ids) for total, ids in zip(self.sums, self.token_ids, strict=True)]
 
     @property
     def per_byte(self) -> list[float]:
-        """Log-likelihood of each option over the bytes of its text in UTF-8.
+        """Log-likelihood of each option per UTF-8 byte.
 
         Raises:
-            ValueError: options are token ids or an empty text, which have no bytes.
+            ValueError: an option is token ids or empty.
         """
         if not all(isinstance(option, str) for option in self.options):
             raise ValueError("per byte: the options are token ids, which have no bytes; take per_token or sums")
@@ -60,7 +57,7 @@ class Choice:
         """Return the indices of the options, the most likely first; ties keep their order.
 
         Args:
-            by: "sum" (lm_eval's acc), "token" or "byte" (its acc_bytes): see `sums`, `per_token`, `per_byte`.
+            by: "sum" (lm_eval's acc), "token" or "byte" (its acc_bytes).
         """
         measures = {"sum": lambda: self.sums, "token": lambda: self.per_token, "byte": lambda: self.per_byte}
         if by not in measures:
@@ -70,21 +67,17 @@ class Choice:
 
     @property
     def best(self) -> int:
-        """Index of the most likely option, by the sum."""
+        """Index of the most likely option by sum."""
         return self.ranking()[0]
 
 
 def choose(
-    context: Any,
-    options: Any,
-    inputs: Inputs,
-    prefix: Callable[[], int],
-    score: Callable[[Sequence[tuple[int, ...]]], list[Score]],
+    context: Any, options: Any, reader: ItemReader, score: Callable[[Sequence[tuple[int, ...]]], list[Score]]
 ) -> Choice:
-    """Score every option as the continuation of the context; see `LM.choose`."""
+    """See `LM.choose`."""
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
-    pairs = [read_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
+    pairs = [reader.pair(context, option, "context", f"options[{i}]") for i, option in enumerate(options)]
     scores = checked(score([ids.token_ids for ids in pairs]), "options[{}]".format)
     parts = [own(text, ids) for text, ids in zip(scores, pairs, strict=True)]
     return Choice(

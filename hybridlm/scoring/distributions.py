@@ -1,4 +1,4 @@
-"""Questions about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
+"""Questions about each position's distribution: chosen ids, most likely ids, ranks, entropy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from hybridlm.requests.validation import is_whole
 from hybridlm.scoring.items import ScoredIds
 
 MAX_IDS = 1 << 14
-"""Maximum number of ids reported at a position."""
+"""Maximum ids reported at a position."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,27 +18,23 @@ class TextQuestion:
     """Positions and ids of one text to report on.
 
     Attributes:
-        first: index of the first token to report on, among all tokens that the model reads.
-        ids: int32 [C], the same for every token from `first` on; or one such array for each of them.
+        first: first token to report on, among all that the model reads.
+        ids: int32 [C] for every token from `first` on, or an array for each.
     """
 
     first: int
     ids: np.ndarray | list[np.ndarray]
 
     def at(self, token: int) -> np.ndarray:
-        """Return the chosen ids of a token."""
         return self.ids if isinstance(self.ids, np.ndarray) else self.ids[token - self.first]
 
     @property
     def width(self) -> int:
-        """Maximum number of chosen ids of a token."""
+        """Maximum chosen ids of a token."""
         return len(self.ids) if isinstance(self.ids, np.ndarray) else max(map(len, self.ids), default=0)
 
     def key(self, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return the key of the question about tokens `begin` to `end`; None without a question.
-
-        Equal questions have equal keys.
-        """
+        """Return the key of the question about tokens `begin` to `end`: equal for equal questions, None without one."""
         if end <= self.first:
             return None
         tokens = range(max(begin, self.first), end)
@@ -58,12 +54,8 @@ class Question:
     """Questions about every text of a call.
 
     Attributes:
-        top: number of most likely tokens to report at each position.
-        width: chosen ids of a position in a step: the length of the longest list, rounded up.
-        temperature: divides the logits.
-        entropy: whether to report it.
-        chosen: whether ids were chosen.
-        texts: for each text, its positions and ids.
+        top: most likely tokens to report at each position.
+        width: chosen ids of a position in a step: longest list, rounded up.
     """
 
     top: int
@@ -74,7 +66,7 @@ class Question:
     texts: list[TextQuestion]
 
     def key(self, text: int, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return the key of a text's question; see `TextQuestion.key`."""
+        """See `TextQuestion.key`."""
         return self.texts[text].key(begin, end)
 
 
@@ -82,16 +74,15 @@ class Question:
 class DistributionSettings:
     """Questions about the distribution of each position: arguments of `LM.score`.
 
-    With one of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks.
+    With any of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks.
 
     Attributes:
-        token_ids: ids with log-probabilities and ranks in `Score.chosen`: a list for all positions, or one list for
-            each score. The list of a score has ids for all its positions, or a list of ids for each position with a
-            prediction, from `start` on.
-        top: number of most likely ids to report at each position (`Score.top`), as arrays.
-        start: first token of a text, or of a completion, to report on; one number, or one for each score.
-        temperature: divides the logits; log-probabilities, ranks and entropies follow from the quotient.
-        entropy: report the entropy of the distribution at each position (`Score.entropy`).
+        token_ids: ids of `Score.chosen`: a list for all positions, or one for each score. A score's list has ids for
+            all its positions, or a list of ids for each position with a prediction, from `start` on.
+        top: most likely ids to report at each position (`Score.top`).
+        start: first reported token of a text or completion; one number, or one for each score.
+        temperature: divides the logits before log-probabilities, ranks and entropies.
+        entropy: report the entropy at each position (`Score.entropy`).
     """
 
     token_ids: Any = None
@@ -106,11 +97,7 @@ class DistributionSettings:
         return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or bool(self.entropy)
 
     def check(self, vocab_size: int) -> None:
-        """Check the settings that do not depend on texts.
-
-        Raises:
-            TypeError, ValueError: a setting is wrong, or `start` has nothing to begin.
-        """
+        """Check the settings that do not depend on texts."""
         limit = min(vocab_size, MAX_IDS)
         if not is_whole(self.top) or not 0 <= self.top <= limit:
             raise ValueError(f"top: expected 0..{limit}, got {self.top!r}")
@@ -123,13 +110,7 @@ class DistributionSettings:
             raise ValueError("start: expected token_ids, top, entropy or temperature with it, got none of them")
 
     def of_file(self, vocab_size: int) -> "DistributionSettings":
-        """Return the checked settings for rows of a file.
-
-        `token_ids` are ids for all rows, or the name of a field.
-
-        Raises:
-            TypeError, ValueError: a setting is wrong.
-        """
+        """Return the checked settings for rows of a file; `token_ids` may name a field."""
         self.check(vocab_size)
         if self.start is not None and (not is_whole(self.start) or self.start < 0):
             raise ValueError(f"start: expected a whole number of at least 0, got {self.start!r}")
@@ -138,14 +119,10 @@ class DistributionSettings:
         return replace(self, token_ids=tuple(ids_of(self.token_ids, "token_ids", vocab_size).tolist()))
 
     def question(self, texts: Sequence[ScoredIds], vocab_size: int) -> Question:
-        """Return the questions about texts.
-
-        Args:
-            texts: token ids; positions count from the end of each prompt.
-            vocab_size: ids are below it.
+        """Return the questions about texts; positions count from the end of each prompt.
 
         Raises:
-            TypeError, ValueError: a setting does not fit the texts; the message names it.
+            TypeError, ValueError: names a setting that does not fit the texts.
         """
         self.check(vocab_size)
         starts = self.start if isinstance(self.start, list | tuple | np.ndarray) else [self.start] * len(texts)
@@ -168,7 +145,7 @@ class DistributionSettings:
         )
 
     def together(self, questions: Sequence[TextQuestion]) -> Question:
-        """Return the questions about all texts of a call from the question about each text."""
+        """Combine the questions about each text."""
         longest = max((question.width for question in questions), default=0)
         # Few programs for many lengths.
         width = 1 << (longest - 1).bit_length() if longest else 0
@@ -183,14 +160,8 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
     """Return the question about one text.
 
     Args:
-        text: token ids of the text.
-        start: first token to report on, behind its prompt; None for the first with a prediction.
-        ids: its ids, one list or one for each position.
-        where: name of the ids in messages.
-        vocab_size: ids are below it.
-
-    Raises:
-        TypeError, ValueError: `start` or the ids do not fit the text.
+        start: first reported token behind the prompt; None for the first with a prediction.
+        ids: one list or one for each position.
     """
     length = len(text.token_ids) - text.prompt
     start = 0 if start is None else start
@@ -201,7 +172,6 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
 
 
 def _chosen_ids(ids: Any, where: str, positions: int, vocab_size: int) -> np.ndarray | list[np.ndarray]:
-    """Return the chosen ids of one text: one list, or a list for each position."""
     if _flat(ids):
         return ids_of(ids, where, vocab_size)
     if not isinstance(ids, list | tuple | np.ndarray):
@@ -215,7 +185,7 @@ def _chosen_ids(ids: Any, where: str, positions: int, vocab_size: int) -> np.nda
 
 
 def ids_of(ids: Any, where: str, vocab_size: int) -> np.ndarray:
-    """Return token ids as int32 [C]; raise TypeError or ValueError with their name."""
+    """Return token ids as int32 [C]; raises TypeError or ValueError."""
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise TypeError(f"{where}: expected a list of token ids, got {ids!r}"[:300])
@@ -227,7 +197,6 @@ def ids_of(ids: Any, where: str, vocab_size: int) -> np.ndarray:
 
 
 def _flat(ids: Any) -> bool:
-    """Return True for one list of ids."""
     if isinstance(ids, np.ndarray):
         return ids.ndim == 1 and ids.dtype != object
     return isinstance(ids, list | tuple) and all(map(is_whole, ids))

@@ -1,4 +1,4 @@
-"""Comparison of two models: distances of their distributions at each position of texts."""
+"""Comparison of two models: distances of their distributions at each position."""
 
 import weakref
 from collections.abc import Sequence
@@ -23,21 +23,18 @@ from ir_passes.rewrites import DropDead
 
 @dataclass(frozen=True)
 class Divergence:
-    """Distance between two models on texts.
+    """Distance between two models on texts, over the whole vocabulary.
 
-    Entries `offsets[i]` to `offsets[i + 1]` belong to text i.
-
-    An entry compares the distributions over the whole vocabulary at one token. Nothing predicts the first token of a
-    text: its numbers are nan, and its `same_top` is False.
+    Entries `offsets[i]` to `offsets[i + 1]` belong to text i. The first token of a text has nan and a False `same_top`.
 
     Attributes:
-        token_ids: int32 [E], the tokens of all texts.
-        kl: float32 [E], KL(P || Q) in nats, where P is this model's distribution, Q the other model's.
+        token_ids: int32 [E].
+        kl: float32 [E], KL(P || Q) in nats; P is this model, Q the other.
         reverse_kl: float32 [E], KL(Q || P) in nats.
         js: float32 [E], Jensen-Shannon divergence in nats, at most log 2.
-        same_top: bool [E], whether both have the same most likely token.
+        same_top: bool [E], equal most likely tokens.
         offsets: int64 [texts + 1].
-        certificate: certificate of the comparing step; None without a step.
+        certificate: of the comparing step; None without a step.
     """
 
     token_ids: np.ndarray
@@ -50,33 +47,33 @@ class Divergence:
 
     @cached_property
     def predicted(self) -> np.ndarray:
-        """Indices of the entries of predicted tokens: all but the first of each text."""
+        """Indices of predicted tokens: all but the first of each text."""
         first = np.zeros(len(self.token_ids), bool)
         first[self.offsets[:-1]] = True
         return np.flatnonzero(~first)
 
     @property
     def mean_kl(self) -> float | None:
-        """Mean of `kl` over the predicted tokens, in float64; None without any."""
+        """Mean of `kl` over predicted tokens, in float64; None without any."""
         return self._mean(self.kl)
 
     @property
     def mean_reverse_kl(self) -> float | None:
-        """Mean of `reverse_kl` over the predicted tokens."""
+        """Mean of `reverse_kl` over predicted tokens."""
         return self._mean(self.reverse_kl)
 
     @property
     def mean_js(self) -> float | None:
-        """Mean of `js` over the predicted tokens."""
+        """Mean of `js` over predicted tokens."""
         return self._mean(self.js)
 
     @property
     def agreement(self) -> float | None:
-        """Share of the predicted tokens with the same most likely token in both models."""
+        """Share of predicted tokens with equal most likely tokens."""
         return self._mean(self.same_top)
 
     def of(self, text: int) -> dict[str, Any]:
-        """Return the arrays of one text, and the means over its predicted tokens."""
+        """Return one text's arrays and means over its predicted tokens."""
         span = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
         arrays = {name: getattr(self, name)[span] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
         single = Divergence(**arrays, offsets=np.array([0, span.stop - span.start]))
@@ -93,13 +90,7 @@ ComparedModel = tuple[Engine, Structure]
 
 @dataclass(eq=False)
 class ComparedText(QueuedText):
-    """A text of the first model, with a twin in the second model's same lane.
-
-    Attributes:
-        question, query: None; all texts have the same results.
-        twin: the text in a row of the second model.
-        distances: arrays of its tokens.
-    """
+    """A text of the first model, with a twin in the second model's same lane."""
 
     question: None = None
     query: None = None
@@ -112,17 +103,14 @@ class ComparedText(QueuedText):
 
     @property
     def copies(self) -> Sequence[QueuedText]:
-        """The text in the rows of both models."""
         return self, self.twin
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
-        """Store `count` positions of a lane's outputs from position `first` on."""
         self.check([numbers[lane, :count] for numbers in outputs[:3]], first)
         for array, lanes in zip(self.distances, outputs, strict=True):
             array[first : first + count] = lanes[lane, :count]
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name."""
         return self.distances._asdict()
 
     def finish(self) -> None:
@@ -134,21 +122,20 @@ class ComparedText(QueuedText):
 
 
 _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.WeakKeyDictionary()
-"""Compiled comparisons, by the first model's engine and the types of all arguments."""
+"""Compiled comparisons, by the first model's engine and all argument types."""
 
 
 def compare(
     sides: Sequence[ComparedModel], texts: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
-    """Return the distances of two models, and the first token without finite numbers by text.
+    """Return the distances, and by text the first token without finite numbers.
 
-    Each text has the same lane in both models; the first model sets the widths of steps. A common prefix of several
-    texts is prefilled once in both, in whole steps. A text has the same bits alone, in steps of this shape.
+    A text has the same lane in both models; the first model sets the step widths. Common prefixes are prefilled once,
+    in whole steps. A text has the same bits alone, in steps of this shape.
 
     Args:
-        sides: the models, on the same devices.
-        texts: token ids that fit the context of both.
-        full_lanes: use all lanes for any number of texts.
+        sides: on the same devices.
+        texts: fit the context of both.
 
     Raises:
         IsolationError, AuditError, HloError: a step is refused (see `compile_step`).
@@ -185,13 +172,11 @@ def _joined(
 
 
 def _empty(count: int) -> Divergences:
-    """Return host arrays for the results of a text before its first step."""
     numbers: list[Any] = [np.full(count, np.nan, np.float32) for _ in range(3)]
     return Divergences._make([*numbers, np.zeros(count, bool)])
 
 
 def _program(sides: Sequence[ComparedModel], arguments: tuple[Any, ...]) -> CompiledStep:
-    """Return the compiled comparison of these arguments."""
     leaves, tree = jax.tree.flatten(arguments)
     (engine, structure), (_, other) = sides
     key = (structure, other, tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))

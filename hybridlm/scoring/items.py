@@ -12,11 +12,11 @@ from hybridlm.requests.validation import located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
 FORMS = ("text", "token_ids", "input_ids", "prompt", "messages")
-"""Fields of an object, one for each form of an item; `completion` belongs to `prompt`."""
+"""Fields of an object by form; `completion` belongs to `prompt`."""
 MASK = "attention_mask"
-"""Field of tokenizers for `input_ids`: 0 marks padding."""
+"""Field of tokenizers for `input_ids`; 0 is padding."""
 _SHORT = reprlib.Repr()
-"""Texts and token ids in messages."""
+"""Characters of texts and token ids in messages."""
 _SHORT.maxstring, _SHORT.maxlist = 100, 20
 
 
@@ -31,11 +31,7 @@ def own(score: Score, ids: ScoredIds) -> Score:
 
 
 def form_of(fields: Mapping[str, Any]) -> str:
-    """Return the form of an object's item; null fields do not count.
-
-    Raises:
-        ValueError: no form or several, half of a pair, or `input_ids` with padding.
-    """
+    """Return the form of an object without nulls; raises ValueError unless it has one complete form without padding."""
     present = [name for name in FORMS if fields.get(name) is not None]
     if not present:
         raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got none of them")
@@ -52,14 +48,14 @@ def form_of(fields: Mapping[str, Any]) -> str:
     return present[0]
 
 
+def is_several(completion: Any) -> bool:
+    """Whether it is a list of completions: a list of whole numbers is one, of token ids."""
+    return isinstance(completion, list | tuple) and not all(isinstance(token, int) for token in completion)
+
+
 @dataclass(frozen=True)
 class ItemReader:
-    """A reader of items for one model.
-
-    Attributes:
-        inputs: limits of the model.
-        prefix: returns the token before a completion with an empty prompt.
-    """
+    """A reader of items for one model."""
 
     inputs: Inputs
     prefix: Callable[[], int]
@@ -68,11 +64,10 @@ class ItemReader:
         """Return the token ids of an item, for each completion of a prompt.
 
         Args:
-            item: a text, token ids, or an object with `prompt` and `completion` or with `messages`.
-            where: name of the item in messages.
+            item: text, token ids, or an object with `prompt` and `completion` or `messages`.
 
         Raises:
-            TypeError, ValueError: it is wrong or does not fit the context; the message names it.
+            TypeError, ValueError: a wrong item, or one beyond the context.
         """
         if not isinstance(item, Mapping):
             return [ScoredIds(self.inputs.encode(item, where))]
@@ -81,22 +76,16 @@ class ItemReader:
             return [self._chat(item, where)]
         if form != "prompt":
             return [ScoredIds(self.inputs.encode(item[form], form))]
-        completions = item["completion"]
-        # A list of whole numbers is one completion, of token ids.
-        several = isinstance(completions, list | tuple) and not all(isinstance(token, int) for token in completions)
-        if not several:
-            return [read_pair(item["prompt"], completions, "prompt", "completion", self.inputs, self.prefix)]
-        names = [f"completion[{i}]" for i in range(len(completions))]
-        return [
-            read_pair(item["prompt"], completion, "prompt", name, self.inputs, self.prefix)
-            for completion, name in zip(completions, names, strict=True)
-        ]
+        prompt, completions = item["prompt"], item["completion"]
+        if not is_several(completions):
+            return [self.pair(prompt, completions, "prompt", "completion")]
+        return [self.pair(prompt, completion, "prompt", f"completion[{i}]") for i, completion in enumerate(completions)]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat with its last answer scored to the end token.
+        """Return the tokens of a chat; the last answer is scored up to the end token.
 
-        The prompt is the template's text of the earlier messages with a generation prompt. With the answer, the
-        template may replace that generation prompt, but it has to repeat the text of the earlier messages.
+        The prompt is the earlier messages with a generation prompt. With the answer, the template may replace the
+        generation prompt only.
         """
         tokenizer, messages = self.inputs.tokenizer, fields["messages"]
         if tokenizer is None:
@@ -126,52 +115,46 @@ class ItemReader:
         ends = {*self.inputs.eos_token_ids, tokenizer.eos_token_id}
         last = max((i for i, token in enumerate(ids) if token in ends and i >= prompt), default=len(ids) - 1)
         scored_ids = ScoredIds(ids[: last + 1], prompt, shift)
-        _check(scored_ids, where, self.inputs, start, messages[-1].get("content"), "text of the earlier messages")
+        self._check(scored_ids, where, start, messages[-1].get("content"), "text of the earlier messages")
         return scored_ids
 
+    def pair(self, prompt: Any, completion: Any, prompt_name: str, where: str) -> ScoredIds:
+        """Return the token ids of a prompt with its completion.
 
-def read_pair(
-    prompt: Any, completion: Any, prompt_name: str, where: str, inputs: Inputs, prefix: Callable[[], int]
-) -> ScoredIds:
-    """Return the token ids of a prompt with its completion.
+        Args:
+            prompt, completion: both texts or both token ids.
 
-    Args:
-        prompt, completion: both texts or both token ids, unchecked.
-        prompt_name, where: names of both in messages.
-        inputs: limits of the model.
-        prefix: returns the token that is put before a text.
+        Raises:
+            TypeError, ValueError: wrong items, a completion without tokens, or both beyond the context.
+        """
+        inputs = self.inputs
+        if isinstance(prompt, str) != isinstance(completion, str):
+            raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
+        if isinstance(prompt, str):
+            if inputs.tokenizer is None:
+                raise ValueError(
+                    f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
+                )
+            ids = join_texts(prompt, completion, inputs.tokenizer, self.prefix())
+        else:
+            prompt_ids = inputs.encode(prompt, prompt_name)
+            completion_ids = inputs.token_ids(completion, where, continues=True)
+            ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
+        self._check(ids, where, prompt, completion, prompt_name)
+        return ids
 
-    Raises:
-        TypeError, ValueError: one of them is wrong, the completion adds no token, or both do not fit the context.
-    """
-    if isinstance(prompt, str) != isinstance(completion, str):
-        raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
-    if isinstance(prompt, str):
-        if inputs.tokenizer is None:
-            raise ValueError(
-                f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
-            )
-        ids = join_texts(prompt, completion, inputs.tokenizer, prefix())
-    else:
-        prompt_ids = inputs.encode(prompt, prompt_name)
-        completion_ids = inputs.token_ids(completion, where, continues=True)
-        ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
-    _check(ids, where, inputs, prompt, completion, prompt_name)
-    return ids
-
-
-def _check(ids: ScoredIds, where: str, inputs: Inputs, prompt: Any, completion: Any, prompt_name: str) -> None:
-    """Check the number of scored tokens and the context; raises ValueError with both texts."""
-    if ids.prompt >= len(ids.token_ids):
-        raise ValueError(f"{where}: {_SHORT.repr(completion)} adds no token to the {prompt_name} {_SHORT.repr(prompt)}")
-    try:
-        inputs.encode(ids.token_ids, where)
-    except ValueError as error:
-        raise ValueError(f"{error} ({prompt_name} {_SHORT.repr(prompt)}, then {_SHORT.repr(completion)})") from error
+    def _check(self, ids: ScoredIds, where: str, prompt: Any, completion: Any, prompt_name: str) -> None:
+        """Check scored tokens and context; raises ValueError with both texts."""
+        texts = _SHORT.repr(prompt), _SHORT.repr(completion)
+        if ids.prompt >= len(ids.token_ids):
+            raise ValueError(f"{where}: {texts[1]} adds no token to the {prompt_name} {texts[0]}")
+        try:
+            self.inputs.encode(ids.token_ids, where)
+        except ValueError as error:
+            raise ValueError(f"{error} ({prompt_name} {texts[0]}, then {texts[1]})") from error
 
 
 def _difference(expected: str, got: str) -> str:
-    """Return the first difference between two texts, for a message."""
     place = len(os.path.commonprefix([expected, got]))
     excerpts = (text[max(0, place - 20) : place + 60] for text in (expected, got))
     return "{!r}, got {!r}".format(*excerpts)
@@ -180,13 +163,7 @@ def _difference(expected: str, got: str) -> str:
 def score_items(
     reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], name: str
 ) -> list[Score]:
-    """Return the scores of items, in order; each completion of a prompt has a score.
-
-    A common beginning of items is computed once.
-
-    Raises:
-        TypeError, ValueError: an item is wrong; the message has its number.
-    """
+    """Score items in order, with a score for each completion; common beginnings are computed once."""
     texts: list[ScoredIds] = []
     for i, item in enumerate(items):
         where = f"{name}[{i}]"

@@ -1,9 +1,8 @@
 """Tokenize a prompt with its completion and find the boundary.
 
-A prompt and its completion are tokenized together. The scored tokens begin at the first token that differs from the ids
-of the prompt alone. They contain the whole completion, and the end of the prompt if one token spans both. lm_eval
-splits at the number of the prompt's tokens and can lose the first characters of a completion; only `hybridlm eval`
-splits in the same way.
+Both are tokenized together. Scored tokens begin at the first token that differs from the prompt's ids, and contain the
+whole completion. lm_eval splits at the number of the prompt's tokens and can lose the beginning of a completion; only
+`hybridlm eval` does so, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ class ScoredIds(NamedTuple):
     """Token ids of a text, with the scored tokens at its end.
 
     Attributes:
-        prompt: number of tokens before the scored tokens; 0 for a text without a prompt.
-        shift: number of tokens of the prompt alone after the boundary. `token_ids` has other tokens in their place.
+        prompt: tokens before the scored tokens.
+        shift: tokens of the prompt's ids after the boundary, replaced in `token_ids`.
     """
 
     token_ids: tuple[int, ...]
@@ -29,9 +28,9 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
     """Return joined ids, scored from the first token that differs from the prompt.
 
     Args:
-        prompt: token ids of the prompt alone.
-        joined: token ids of the prompt and its completion together.
-        prefix: returns the token before the joined ids; called only if their first token is scored.
+        prompt: ids of the prompt alone.
+        joined: ids of both together.
+        prefix: returns the token before them; called if their first token is scored.
     """
     pairs = zip(prompt, joined, strict=False)
     boundary = next(
@@ -44,16 +43,13 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
 
 
 def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) -> ScoredIds:
-    """Return the token ids of a prompt and a completion; the completion is scored.
+    """Tokenize a prompt and a completion, which is scored.
 
-    Tokens that the tokenizer appends to every text are omitted: they belong neither to the prompt nor to the
-        completion.
+    Tokens that the tokenizer appends to every text are omitted.
 
     Args:
-        prompt: text of the prompt; the prefix replaces an empty prompt.
-        completion: text after the prompt.
-        tokenizer: tokenizer of the checkpoint.
-        prefix: id of the token before a text.
+        prompt: the prefix replaces an empty prompt.
+        prefix: token before a text.
     """
     add_special_tokens = not _begins_with(prompt or completion, tokenizer, prefix)
     prompt_ids = tokenizer.encode_open(prompt, add_special_tokens)
@@ -64,38 +60,24 @@ def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) 
 
 
 def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
-    """Return token ids with special tokens, unless the text begins with the prefix.
-
-    Args:
-        text: any text. A chat template, for example, writes the first token as text.
-        tokenizer: tokenizer of the checkpoint.
-        prefix: id of the token before a text.
-    """
+    """Return token ids with special tokens, after the prefix unless the text writes it, as chat templates do."""
     return tokenizer.encode(text, add_special_tokens=not _begins_with(text, tokenizer, prefix))
 
 
 def _begins_with(text: str, tokenizer: Tokenizer, prefix: int) -> bool:
-    """Return True if a text begins with the prefix, decoded as text."""
+    """Whether a text begins with the decoded prefix."""
     name = tokenizer.decode([prefix], skip_special_tokens=False)
     return bool(name) and text.startswith(name)
 
 
 def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of a context and a continuation, split like lm_eval.
+    """Split a context and a continuation like lm_eval (`lm_eval.api.model.TemplateLM`).
 
-    Source: `lm_eval.api.model.TemplateLM`. Only `hybridlm eval` uses this function.
+    Only `hybridlm eval` uses this function.
 
-    White space at the end of the context moves to the continuation, because most vocabularies have words that begin
-    with a space. Context and continuation are then tokenized together. With n tokens of the context alone, the first n
-    joined tokens are the context, also if a token spans the boundary. The other tokens are the continuation, which may
-    be empty. Without tokens of a context, the prefix precedes the continuation, unless the continuation begins with the
-    prefix.
-
-    Args:
-        context: text of the context; may be empty.
-        continuation: text after the context.
-        tokenizer: tokenizer of the checkpoint.
-        prefix: id of the token before a text.
+    White space at the end of the context moves to the continuation. With n tokens of the context alone, the first n
+    joint tokens are the context, also if a token spans the boundary; the rest, perhaps empty, is the continuation.
+    Without context tokens, the prefix precedes a continuation that does not begin with it.
     """
     stripped = context.rstrip()
     context_ids = encode_text(stripped, tokenizer, prefix) if stripped else []

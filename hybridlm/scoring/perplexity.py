@@ -23,11 +23,7 @@ class TextWindow(NamedTuple):
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """Return the token before a text: tokenizer's BOS, its EOS, or model's first EOS.
-
-    Raises:
-        ValueError: no such token.
-    """
+    """Return the token before a text: the tokenizer's BOS or EOS, or the model's first EOS; raises ValueError."""
     special = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
     token = next((token for token in (*special, *eos_token_ids) if token is not None), None)
     if token is None:
@@ -43,14 +39,14 @@ def first_token(tokenizer: Tokenizer | None) -> int | None:
 
 
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextWindow]:
-    """Return windows that predict every token of a text once: lm_eval's `loglikelihood_rolling`.
+    """Return windows that predict every token once: lm_eval's `loglikelihood_rolling`.
 
-    A window predicts as many tokens as fit behind the last token of the previous window. The last window predicts the
-    rest and begins with earlier tokens of the text.
+    A window predicts the tokens that fit behind the last token of the previous one; the last window begins with earlier
+    tokens.
 
     Args:
-        prefix: put before the first token.
-        size: maximum number of tokens of a window, at least 2; lm_eval's `max_length` is one less.
+        prefix: before the first token.
+        size: tokens of a window, at least 2; lm_eval's `max_length` is one less.
     """
     text = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
@@ -63,10 +59,10 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextW
 def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
     """Return windows `stride` tokens apart for transformers' recipe: new tokens count.
 
-    The first token of a text has no prediction, nor has the first token of a window at the end of the previous one.
+    A text's first token has no prediction, nor a window's first token at the end of the previous window.
 
     Args:
-        size: maximum number of tokens of a window, at least 2.
+        size: tokens of a window, at least 2.
         stride: 1 to `size`; a shorter one gives each token more context.
     """
     windows, last_end = [], 0
@@ -82,12 +78,12 @@ def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextW
 
 
 def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[TextWindow]:
-    """Return adjacent windows for llama.cpp's `llama-perplexity`: second halves count.
+    """Return adjacent windows of llama.cpp's `llama-perplexity`: second halves count.
 
     Args:
-        tokens: the text; a rest that does not fill a window is left out.
-        size: tokens of a window (its `--ctx-size`), at least 2. Token `size // 2 + 1` is the first that counts.
-        first: replaces the first token of each window, if the tokenizer puts such a token before texts.
+        tokens: an incomplete window is left out.
+        size: its `--ctx-size`, at least 2; token `size // 2 + 1` is the first that counts.
+        first: replaces each window's first token, if the tokenizer adds one.
     """
     windows = []
     for start in range(0, len(tokens) - size + 1, size):
@@ -104,11 +100,7 @@ def windows_of(
     tokenizer: Tokenizer | None,
     eos_token_ids: Sequence[int],
 ) -> Callable[[Sequence[int]], list[TextWindow]]:
-    """Return the function from a text to its windows; arguments as for `LM.perplexity`.
-
-    Raises:
-        ValueError: an unknown convention, impossible windows, or no token to put before a text.
-    """
+    """Return the function from a text to its windows; see `LM.perplexity`."""
     if convention not in CONVENTIONS:
         raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
     size = context if window is None else window
@@ -132,11 +124,10 @@ def windows_of(
 def corpus_perplexity(
     windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], batch_size: int
 ) -> float:
-    """Return exp of the mean negative log-probability of the counted tokens, summed in float64.
+    """Return exp of the mean negative log-probability of counted tokens, in float64.
 
     Raises:
-        ValueError: no token counts, or the result is beyond the range of a float.
-        NumericalError: a log-probability is not finite.
+        ValueError: no token counts, or the result overflows.
     """
     iterator, total, count = iter(windows), 0.0, 0
     while part := list(islice(iterator, batch_size)):
@@ -157,12 +148,7 @@ def corpus_perplexity(
 
 
 def read_files(texts: Any) -> Any:
-    """Return texts with the content of a file in place of each path.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is not UTF-8.
-    """
+    """Return texts with the UTF-8 content of files in place of paths."""
     if isinstance(texts, os.PathLike):
         return [_read(texts)]
     if isinstance(texts, list | tuple):

@@ -1,7 +1,4 @@
-"""Final residual streams at some places of texts; embeddings and classes.
-
-Common beginnings are read once.
-"""
+"""Final residual streams at places of texts; embeddings and classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +13,7 @@ from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.operands import StepInputs
 
 BEHIND = 0
-"""Token behind every text: a queue prefills all tokens but the last, and here every token has to be prefilled."""
+"""Token behind every text: a queue does not prefill the last token."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +21,8 @@ class Reading:
     """Places of all texts of a call.
 
     Attributes:
-        texts: for each text, indices of the tokens that keep their vectors, in order.
-        size: width of the residual stream.
-        summed: also add up the vectors of all tokens.
+        texts: per text, indices of tokens with stored vectors.
+        summed: also sum the vectors of all tokens.
     """
 
     texts: Sequence[tuple[int, ...]]
@@ -34,7 +30,7 @@ class Reading:
     summed: bool = False
 
     def key(self, text: int, begin: int, end: int) -> tuple[int, ...]:
-        """Return the places of a text among the tokens that predict tokens `begin` to `end`."""
+        """Return a text's places among the tokens that predict tokens `begin` to `end`."""
         return tuple(token for token in self.texts[text] if begin - 1 <= token < end - 1)
 
 
@@ -43,9 +39,8 @@ class ReadText(QueuedText):
     """A text with reads of its residual stream; `BEHIND` follows its tokens.
 
     Attributes:
-        question, query: places of all texts, and of this text.
-        vectors: float32 [place, hidden], at the places among its tokens.
-        total: float64 [hidden], the sum over all tokens if `summed`.
+        vectors: float32 [place, hidden].
+        total: float64 [hidden], sum over all tokens if `summed`.
     """
 
     question: Reading = field(kw_only=True)
@@ -74,7 +69,6 @@ class ReadText(QueuedText):
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name."""
         return {"vectors": self.vectors, "total": self.total}
 
     def finish(self) -> None:
@@ -92,17 +86,14 @@ def read_hidden(
     summed: bool = False,
     full_lanes: bool = False,
 ) -> list[ReadText]:
-    """Return texts in order, with the residual stream after the final norm at some places.
+    """Return texts in order, with the residual stream after the final norm at `places`.
 
     A text has the same vectors alone, in steps of this shape.
 
     Args:
-        engine: runs the steps.
-        texts: token ids, at least one and as many as fit the context.
-        places: for each text, indices of the tokens with stored vectors, in order.
-        size: width of the residual stream.
-        summed: also add up the vectors of all tokens.
-        full_lanes: use all lanes for any number of texts.
+        texts: at least one token, within the context.
+        places: per text, ascending indices of tokens.
+        summed: also sum the vectors of all tokens.
     """
     if not texts:
         return []
@@ -124,8 +115,8 @@ class Classification:
     """Classes of texts by a sequence-classification or reward head.
 
     Attributes:
-        logits: float32 [texts, labels]; of a reward model the rewards, with one label.
-        labels: name of each label, from `id2label` of config.json.
+        logits: float32 [texts, labels]; rewards of a reward model, with one label.
+        labels: from `id2label` of config.json.
     """
 
     logits: np.ndarray
@@ -136,7 +127,7 @@ class Classification:
         """Softmax of the logits over the labels, float64 [texts, labels].
 
         Raises:
-            ValueError: one label: its logit is a reward or a value, not a probability.
+            ValueError: one label, which is a reward.
         """
         if len(self.labels) < 2:
             raise ValueError("probabilities: expected at least two labels, this head has one; use logits")
@@ -153,18 +144,10 @@ def pooled(
     normalised: bool,
     full_lanes: bool = False,
 ) -> tuple[np.ndarray, dict[int, int]]:
-    """Return a vector for each text: its residual stream after the final norm, pooled.
+    """Return a vector for each text: the pooled residual stream after the final norm.
 
-    The vectors are float32 [texts, hidden]. Also return the index of the first token with numbers that are not finite,
-    by the number of its text. A text has the same vector alone, in steps of this shape.
-
-    Args:
-        engine: runs the steps.
-        texts: token ids, which fit the context.
-        size: width of the residual stream.
-        pooling: "last" or "first" for the vector of that token, "mean" for the mean over all tokens.
-        normalised: divide each vector by its length.
-        full_lanes: use all lanes for any number of texts.
+    Vectors are float32 [texts, hidden]. Also return, by text, the first token with numbers that are not finite. A text
+    has the same vector alone, in steps of this shape.
     """
     mean = pooling == "mean"
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
@@ -179,7 +162,6 @@ def pooled(
 
 
 def check_pooling(pooling: object) -> None:
-    """Raise ValueError if a pooling does not exist."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 
@@ -187,14 +169,7 @@ def check_pooling(pooling: object) -> None:
 def classes(
     engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier, full_lanes: bool = False
 ) -> tuple[Classification, dict[int, int]]:
-    """Classify texts by their last tokens; also return the wrong tokens of `pooled`.
-
-    Args:
-        engine: runs the steps.
-        texts: token ids, which fit the context.
-        head: head of the checkpoint.
-        full_lanes: use all lanes for any number of texts.
-    """
+    """Classify texts by their last tokens; also return the wrong tokens of `pooled`."""
     vectors, wrong = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)
     logits = class_logits(head.weight, vectors)
     overflown = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
@@ -202,12 +177,7 @@ def classes(
 
 
 def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Return the logits of texts, float32 [texts, labels], summed in float64.
-
-    Args:
-        weight: float32 [labels, hidden].
-        vectors: float32 [texts, hidden].
-    """
+    """Return logits, float32 [texts, labels], summed in float64."""
     wide = weight.astype(np.float64)
     logits = np.zeros((len(vectors), len(weight)), np.float32)
     with np.errstate(all="ignore"):  # the caller checks the logits

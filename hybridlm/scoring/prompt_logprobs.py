@@ -1,7 +1,4 @@
-"""Log-probabilities of the prompts of requests (`prompt_logprobs`), by the scorer.
-
-The scorer reads all prompts, also those in the prefix cache: cached states have no log-probabilities.
-"""
+"""Log-probabilities of request prompts, by the scorer; cached states have none."""
 
 from collections.abc import Sequence
 
@@ -12,14 +9,10 @@ from hybridlm.scoring.scorer import scores
 
 
 def prompt_logprobs(engine: Engine, requests: Sequence[Request]) -> dict[int, PromptLogprobs | int]:
-    """Return the log-probabilities of prompts by number of the request.
+    """Return the log-probabilities of prompts by request number.
 
-    Equal prompts are scored once, and common beginnings too. For a prompt without finite numbers the value is the index
-    of its first wrong token.
-
-    Args:
-        engine: runs the steps.
-        requests: each has `prompt_logprobs`.
+    Equal prompts and common beginnings are scored once. A prompt without finite numbers has the index of its first
+    wrong token.
     """
     results: dict[int, PromptLogprobs | int] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):

@@ -1,6 +1,6 @@
-"""Order of the texts of a call to `score`, with each common prefix prefilled once.
+"""Order of the texts of a scoring call; common prefixes are prefilled once.
 
-`shared_prefixes` finds where texts begin alike; `ScoringQueue` has the next text or prefix.
+`shared_prefixes` finds common prefixes; `ScoringQueue` has the next text or prefix.
 """
 
 from collections import deque
@@ -19,25 +19,21 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import QueuedText, ScoredText, T
 
 Questions = Any
-"""Questions about the texts of a call, a `Question` or a `Reading`: `texts` has the question about each text, and
-`key(text, begin, end)` returns the question about some of its tokens, equal for shared tokens."""
+"""A `Question` or `Reading`: `key(text, begin, end)` is equal for tokens with equal questions."""
 
 
 class ScoringQueue(Generic[T]):
     """Texts and shared prefixes that wait for a lane.
 
-    A text that continues a shared prefix waits until the prefix has been prefilled, and then goes first, so that the
-    prefix's state is released soon. Prefixes may hold `limit` states at a time; one of them is reserved for nested
-    prefixes. A nested prefix can always begin, and no prefix waits for the texts after it, so there is no deadlock.
+    Texts wait until their shared prefix has been prefilled, and then go first, so that its state is released soon.
+    Prefixes hold at most `limit` states; one is reserved for nested prefixes. A nested prefix can always begin and no
+    prefix waits for later texts, so there is no deadlock.
 
     Args:
-        texts: token ids by the number of the text.
-        prefix: a common beginning of all texts, prefilled by the caller.
-        widths: widths of all steps, the widest first; shared prefixes are whole steps.
-        limit: maximum number of states that shared prefixes hold, at least 2; 0 to prefill every text alone.
-        question: questions about the texts, by their numbers; None without questions.
-        make: class of the texts.
-        probes: reads and changes in the texts, by their numbers; None without probes.
+        texts: by number.
+        prefix: common beginning of all texts, prefilled by the caller.
+        widths: descending; shared prefixes are whole steps.
+        limit: maximum states of shared prefixes, at least 2; 0 shares none.
     """
 
     def __init__(
@@ -80,24 +76,29 @@ class ScoringQueue(Generic[T]):
         self._left = len(waiting)
 
     def __bool__(self) -> bool:
-        """Whether something has not begun."""
         return self._left > 0
 
-    def take(self) -> T | None:
-        """Return the next text or prefix; None if all wait for prefixes in lanes."""
+    def take(self, fits: Callable[[T], Sequence[int]]) -> T | None:
+        """Return the next text or prefix; None if no device has room for it.
+
+        None, too, if all wait for prefixes in lanes.
+
+        Args:
+            fits: text -> devices with a row and pages for it.
+        """
+        following = self._texts
         if not (self._texts and self._texts[0].parent is not None) and self._prefixes:
             room = self._most - self._held - (self._prefixes[0].parent is None)
             if room > 0:
-                self._held += 1
-                self._left -= 1
-                return self._prefixes.popleft()
-        if not self._texts:
+                following = self._prefixes
+        if not following or not fits(following[0]):
             return None
+        self._held += following is self._prefixes
         self._left -= 1
-        return self._texts.popleft()
+        return following.popleft()
 
     def begun(self, text: T) -> None:
-        """Release the state of a shared prefix after its last child, `text`, has copied it."""
+        """Release a shared prefix's state after its last child, `text`, has copied it."""
         if text.parent is not None:
             text.parent.children.remove(text)
             if not text.parent.children:
@@ -106,7 +107,7 @@ class ScoringQueue(Generic[T]):
                 self._held -= 1
 
     def prefilled(self, shared: T) -> None:
-        """Let the children of a shared prefix begin: its state exists."""
+        """Let the children of a prefilled prefix begin."""
         self._texts.extendleft(text for text in reversed(shared.children) if text.index is not None)
         self._prefixes.extendleft(text for text in reversed(shared.children) if text.index is None)
 
@@ -115,9 +116,9 @@ class SharedPrefix(NamedTuple):
     """A common beginning of several texts.
 
     Attributes:
-        tokens: those that are prefilled, from the first one on, and the one that the last of them predicts.
-        parent: index of the shared prefix that it continues; None if it begins with the first token.
-        first: index of the first text that begins with it.
+        tokens: prefilled tokens from the first on, and the next token.
+        parent: index of the shared prefix that it continues, or None.
+        first: index of its first text.
     """
 
     tokens: tuple[int, ...]
@@ -133,18 +134,16 @@ def shared_prefixes(
 ) -> tuple[list[SharedPrefix], list[int | None]]:
     """Find common prefixes of two or more texts, in whole steps.
 
-    A text is divided into the same steps as without sharing. Its texts have the tokens of a prefix in common, and the
-    token after them, so that the prefix's predictions hold for all of them. Every text keeps something to prefill. If
-    prefixes are nested, the outermost and the innermost are kept, so that two states at a time are enough.
+    Steps are the same as without sharing. Texts share a prefix's tokens and the next one, which it predicts; each text
+    has more to prefill. Of nested prefixes the outermost and the innermost are kept, so that two states suffice.
 
     Args:
-        texts: token ids.
-        widths: widths of all steps, the widest first.
-        begin: where the first step begins, behind the same tokens in all texts.
-        keys: for each text, (first token, end) -> what else has to be equal about tokens to be shared.
+        widths: descending.
+        begin: start of the first step, behind the same tokens in all texts.
+        keys: per text, (first token, end) -> key that must be equal, too.
 
     Returns:
-        The prefixes, each behind its parent, and for each text the index of its prefix.
+        Prefixes, each behind its parent, and the prefix index of each text.
     """
     # A radix tree over the numbers of steps, each with the token behind it. The state of a node: texts that end there.
     numbers: dict[Any, int] = {}
@@ -193,9 +192,7 @@ class TextPart(NamedTuple, Generic[T]):
     """Part of a text in one step.
 
     Attributes:
-        first, count: `count` predicted tokens from token `first` on; the step begins with the token before `first`.
-        reads: reads inside the model; None without reads.
-        last: whether the text ends with this part.
+        first, count: `count` predicted tokens from `first` on; the step begins one token earlier.
     """
 
     lane: int
@@ -207,29 +204,48 @@ class TextPart(NamedTuple, Generic[T]):
 
 
 def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int, list[T | None]]:
-    """Return the width of the widest next step and its texts by lane.
-
-    Args:
-        lanes: texts by lane, at least one text.
-        widths: widths of all steps, the widest first.
-    """
+    """Return the width of the widest next step and its texts by lane."""
     width = max(text.width(widths) for text in lanes if text is not None)
     return width, [None if text is None or text.width(widths) < width else text for text in lanes]
 
 
 def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bool:
-    """Return True if texts may take the free lanes: all texts take widest steps.
+    """Return whether texts may take free lanes: all texts take widest steps.
 
-    A text that begins has the widest steps ahead, and lanes at narrower ones would be idle meanwhile.
+    A new text has the widest steps ahead; lanes at narrower steps would be idle meanwhile.
     """
     return all(text is None or text.width(widths) == widths[0] for text in lanes)
 
 
+def max_held(engine: Engine, lanes: int) -> int:
+    """Return the maximum number of states of shared prefixes.
+
+    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
+    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
+    on texts and settings alone.
+    """
+    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
+
+
+def devices_for(models: Models, text: QueuedText) -> list[int]:
+    """Return the devices with a row and pages for a text in each model.
+
+    Without any text in the lanes there is one: longer texts have been refused.
+    """
+    devices, *others = (pool.devices_for(copy.end) for (_, pool), copy in zip(models, text.copies, strict=True))
+    ready = [device for device in devices if all(device in other for other in others)]
+    return ready if models[0][1].owner.held else ready or [0]
+
+
 def enter(models: Models, text: QueuedText) -> int:
-    """Acquire a text's row of each model, restore its state, and return its lane."""
-    lanes = set[int]()
+    """Acquire a text's row of each model, restore its state, and return its lane.
+
+    Raises:
+        SlotsExhausted: a row or pages are missing.
+    """
+    lanes, (device, *_) = set[int](), devices_for(models, text)
     for (engine, pool), copy in zip(models, text.copies, strict=True):
-        copy.slot = pool.acquire()
+        copy.slot = pool.acquire(copy.end, device)
         if copy.start is not None:
             copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
         lanes.update(pool.rows_of([copy.slot]))
@@ -247,6 +263,6 @@ def leave(models: Models, text: QueuedText) -> None:
             copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
             # Each restore adds the whole prefix to the statistic, but it was computed once.
             engine.stats["prefix_tokens_saved"] -= copy.consumed
-        pool.owner.release(copy.slot)
+        pool.release(copy.slot)
         copy.slot = None
         engine.runner.forget(copy)

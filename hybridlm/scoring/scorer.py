@@ -1,14 +1,13 @@
 """Scoring: log-probabilities of texts (prompt logprobs).
 
-Texts are prefilled in a pool with a row for each lane.
-
-The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
-lanes with the widest next step run first, so that all lanes of a step are in use.
+A pool has a row for each lane. The number of a text's tokens determines its step widths. Lanes with the widest next
+step run first, so that all lanes of a step are in use.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -21,7 +20,18 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.queue import Models, Questions, ScoringQueue, TextPart, enter, leave, may_begin, widest_step
+from hybridlm.scoring.queue import (
+    Models,
+    Questions,
+    ScoringQueue,
+    TextPart,
+    devices_for,
+    enter,
+    leave,
+    max_held,
+    may_begin,
+    widest_step,
+)
 from hybridlm.scoring.text import ScoredText, T, keep, restored
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
@@ -35,31 +45,62 @@ def scores(
     probing: TextProbing | None = None,
     full_lanes: bool = False,
 ) -> list[Score]:
-    """Return the scores of all texts in order, unchecked; arguments as for `score`."""
+    """Score every token of every text; return the scores in order, unchecked.
+
+    The longest texts begin. Common prefixes are prefilled once, in whole steps. A text has the same numbers alone, in
+    steps of this shape.
+
+    Args:
+        texts: token ids within the context.
+        top: most likely tokens to report at each position.
+        prefix: of all texts.
+        question: about distributions, with `top` 0.
+        probing: probed texts share no beginnings.
+        full_lanes: use all lanes, so that bits do not depend on the number of texts.
+    """
+
+    def has_steps(i: int) -> bool:
+        probe = None if probing is None else probing.probes[i]
+        return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
+
+    predicted = {i: text for i, text in enumerate(texts) if has_steps(i)}
+    queries = [None] * len(texts) if question is None else question.texts
     results: dict[int | None, Score] = {}
+    for i, text in enumerate(texts):
+        if i not in predicted:  # nothing predicts a single token
+            results[i] = _score_of(ScoredText(i, text, prefix, question=question, query=queries[i]), top > 0)
     arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
     with engine.decisions.command("score", **arguments):
-        for text in score(engine, texts, top, prefix, question, probing, full_lanes):
-            begin, distributions = text.before, text.distributions
-            result = Score(
-                list(text.tokens[begin:]),
-                text.logprobs,
-                text.greedy,
-                text.top_logprobs if top else None,
-                begin,
-                captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
-                first_wrong=text.first_wrong,
+        if predicted:
+            step = TextStep(
+                lambda batch, lanes, feeds: _scoring_inputs(batch, lanes, feeds, question),
+                top if question is None else question.top,
             )
-            if distributions is not None:
-                result = replace(
-                    result,
-                    ranks=distributions.ranks[begin:],
-                    entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
-                    top=distributions.top(begin),
-                    chosen=distributions.chosen(begin),
-                )
-            results[text.index] = result
+            for text in prefilled([engine], predicted, step, ScoredText, prefix, question, probing, full_lanes):
+                results[text.index] = _score_of(text, top > 0)
     return [results[index] for index in range(len(texts))]
+
+
+def _score_of(text: ScoredText, with_top: bool) -> Score:
+    begin, distributions = text.before, text.distributions
+    result = Score(
+        list(text.tokens[begin:]),
+        text.logprobs,
+        text.greedy,
+        text.top_logprobs if with_top else None,
+        begin,
+        captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
+        first_wrong=text.first_wrong,
+    )
+    if distributions is None:
+        return result
+    return replace(
+        result,
+        ranks=distributions.ranks[begin:],
+        entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
+        top=distributions.top(begin),
+        chosen=distributions.chosen(begin),
+    )
 
 
 def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
@@ -77,53 +118,13 @@ def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format
     return scores
 
 
-def score(
-    engine: Engine,
-    texts: Sequence[tuple[int, ...]],
-    top: int = 0,
-    prefix: Prefix | None = None,
-    question: Question | None = None,
-    probing: TextProbing | None = None,
-    full_lanes: bool = False,
-) -> Generator[ScoredText, None, None]:
-    """Score every token of every text; yield each text after its last step.
-
-    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps. A text has the same
-    numbers alone, in steps of this shape.
-
-    Args:
-        engine: runs the steps.
-        texts: token ids, at most as many as the context holds.
-        top: number of most likely tokens to report for each position.
-        prefix: common beginning of all texts.
-        question: questions about the distributions of the texts, with `top` 0; None without questions.
-        probing: reads and changes inside the model; None without probes. Probed texts share no beginnings.
-        full_lanes: use all lanes for any number of texts, so that the bits of a text do not depend on that number.
-    """
-
-    def has_steps(i: int) -> bool:
-        probe = None if probing is None else probing.probes[i]
-        return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
-
-    predicted = {i: text for i, text in enumerate(texts) if has_steps(i)}
-    for i, text in enumerate(texts):
-        if i not in predicted:  # nothing predicts a single token
-            yield ScoredText(i, text, prefix, question=question, query=None if question is None else question.texts[i])
-    if predicted:
-        step = TextStep(
-            lambda batch, lanes, feeds: _scoring_inputs(batch, lanes, feeds, question),
-            top if question is None else question.top,
-        )
-        yield from prefilled([engine], predicted, step, ScoredText, prefix, question, probing, full_lanes)
-
-
 class TextStep(NamedTuple, Generic[T]):
     """A step over texts.
 
     Attributes:
-        inputs: (batch, texts in lanes, their feeds) -> inputs.
-        top: number of most likely tokens to report; None for a step without them.
-        combine: outputs of the step of each model -> outputs; None with one model.
+        inputs: (batch, texts in lanes, feeds) -> inputs.
+        top: most likely tokens to report, or None.
+        combine: outputs of each model -> outputs; None with one model.
     """
 
     inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs]
@@ -143,17 +144,9 @@ def prefilled(
 ) -> Generator[T, None, None]:
     """Prefill all tokens but the last; yield each text after its last step.
 
-    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps.
-
     Args:
-        engines: run the steps of models in lockstep; the first engine has the widths and the statistics.
-        texts: token ids of at least two tokens by the number of the text.
-        step: inputs and outputs of the steps.
-        make: class of the texts.
-        prefix: common beginning of all texts.
-        question: questions about the texts; None without questions.
-        probing: reads and changes inside the model; None without probes.
-        full_lanes: use all lanes for any number of texts.
+        engines: run models in lockstep; the first has widths and statistics.
+        texts: at least two tokens, by number.
     """
     first = engines[0]
     finished = None if probing is not None else first.finished
@@ -187,18 +180,8 @@ def prefilled(
             engine.give_back(pool)
 
 
-def max_held(engine: Engine, lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes.
-
-    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
-    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
-    on texts and settings alone.
-    """
-    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
-
-
 def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None) -> Iterator[T]:
-    """Dispatch steps, one ahead of the outputs that are read, until every text is done."""
+    """Dispatch steps, one ahead of the read outputs, until every text is done."""
     engine, pool = models[0]
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
@@ -206,7 +189,7 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
-        while begins and pool.owner.free and (text := waiting.take()) is not None:
+        while begins and pool.owner.free and (text := waiting.take(partial(devices_for, models))) is not None:
             if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)
@@ -248,15 +231,16 @@ def _dispatch(
     lane_map: LaneMap,
     probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
-    """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
-    batch = Batch.of(feeds, width, lane_map.slots)
+    batch = Batch.of(feeds, width, lane_map.slots, None)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape, counts = Shape.of(inputs, len(active), step.top), np.asarray(batch.lengths)
-    outputs = []
+    counts, outputs = np.asarray(batch.lengths), []
+    used = {lane for lane, text in enumerate(active) if text is not None}  # a row for each lane
     for i, (engine, pool) in enumerate(models):
+        inputs = inputs._replace(batch=batch._replace(pages=pool.table(range(len(active)), used)))
+        shape = Shape.of(inputs, len(active), pool.pages, step.top)
         owners = [None if text is None else text.copies[i] for text in active]
         outputs.append(engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts))
     stepped = [
@@ -282,7 +266,6 @@ def _dispatch(
 def _scoring_inputs(
     batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
 ) -> StepInputs:
-    """Return the inputs of a scoring step, with targets."""
     targets = np.zeros(batch.tokens.shape, np.int32)
     chosen = np.zeros((*targets.shape, 0 if question is None else question.width), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):

@@ -22,20 +22,17 @@ from ir_passes.host.slot_owner import Slot
 
 @dataclass(eq=False)
 class QueuedText:
-    """A text or shared prefix, with a lane during the prefill of its tokens.
+    """A text or shared prefix, with a lane while it is prefilled.
 
     Attributes:
-        index: number of the text in its call; None for a shared prefix.
-        tokens: token ids of the text, with `prefix`; the last token is not prefilled.
-        prefix: the user's prefix before the text; results begin behind it.
-        parent: the shared prefix before the text, with the results of the first tokens.
-        consumed: tokens in the lane's state after all dispatched steps.
-        slot: row of the text; None without a row.
-        snapshot: state after a shared prefix, from the end of its prefill until no text waits for it.
-        children: waiting texts and prefixes that continue a shared prefix.
-        probe: reads and changes inside the model; None without a probe.
-        recorder: recorder of the reads; None without reads.
-        first_wrong: index of the first token with results that are not finite; None if all are finite.
+        index: number in its call; None for a shared prefix.
+        tokens: token ids, with `prefix`; the last is not prefilled.
+        prefix: user's prefix; results begin behind it.
+        parent: shared prefix, with the results of the first tokens.
+        consumed: tokens of the state after all dispatched steps.
+        snapshot: state after a shared prefix, while texts wait for it.
+        children: texts and prefixes that wait for a shared prefix.
+        first_wrong: first token with results that are not finite, or None.
     """
 
     index: int | None
@@ -52,12 +49,11 @@ class QueuedText:
 
     @property
     def copies(self) -> "Sequence[QueuedText]":
-        """The text in the rows of each model; one model by default."""
+        """The text in the rows of each model."""
         return (self,)
 
     @property
     def before(self) -> int:
-        """Number of tokens of `prefix`."""
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
@@ -68,29 +64,26 @@ class QueuedText:
 
     @property
     def done(self) -> bool:
-        """Whether every token that is prefilled has been."""
         return self.consumed >= self.end
 
     @property
     def start(self) -> Snapshot | None:
-        """State that it continues; None if it begins at the first token."""
+        """State that it continues, or None."""
         if self.parent is not None:
             return self.parent.snapshot
         return None if self.prefix is None else self.prefix.snapshot
 
     def width(self, widths: tuple[int, ...]) -> int:
-        """Return the width of the next step among `widths`, the widest first."""
+        """Return the width of the next step among descending `widths`."""
         return next_width(self.end - self.consumed, widths)
 
     def feed(self, width: int) -> Feed:
-        """Return the next tokens to prefill, at most `width`."""
         end = min(self.end, self.consumed + width)
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
         return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens."""
         raise NotImplementedError
 
     def results(self) -> dict[str, np.ndarray]:
@@ -98,22 +91,16 @@ class QueuedText:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Copy the results of the first tokens from the shared prefix, after all steps."""
+        """Copy the first tokens' results from the shared prefix, after all steps."""
         if self.parent is not None and self.parent.first_wrong is not None:
             self.first_wrong = self.parent.first_wrong
 
     def check(self, arrays: Sequence[Any], first: int) -> None:
-        """Record the first token without finite results.
-
-        Args:
-            arrays: results of consecutive tokens, [token, ..] each; None is skipped.
-            first: index of the first of these tokens.
-        """
+        """Record the first token, counted from `first`, without finite results in arrays [token, ..]."""
         wrong = first_not_finite(arrays)
         self.mark_wrong(None if wrong is None else first + wrong)
 
     def mark_wrong(self, token: int | None) -> None:
-        """Record the index of a token without finite results; None for none."""
         if token is not None and (self.first_wrong is None or token < self.first_wrong):
             self.first_wrong = token
 
@@ -123,14 +110,12 @@ T = TypeVar("T", bound=QueuedText)
 
 @dataclass(eq=False)
 class ScoredText(QueuedText):
-    """A text with a score for each token; the last token is not prefilled.
+    """A text with a score for each token.
 
     Attributes:
-        question, query: questions about the distributions of all texts, and of this text; None without questions.
-        distributions: the answers; None without questions.
-        logprobs: float32 [T]; NaN for the first token of a text without a prefix.
+        logprobs: float32 [T]; NaN for a first token without a prefix.
         greedy: bool [T]; False for that token.
-        top_logprobs: per token, the most likely tokens and their log-probabilities; empty for that token.
+        top_logprobs: per token, the most likely tokens; empty for that token.
     """
 
     question: Question | None = None
@@ -149,7 +134,6 @@ class ScoredText(QueuedText):
             self.distributions = TextDistributions(self.question, self.query, len(self.tokens))
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
         numbers = outputs.logprob, outputs.top_logprobs, outputs.entropy, outputs.chosen_logprobs
         self.check([None if array is None else array[lane, :count] for array in numbers], first)
         if self.distributions is not None:
@@ -169,7 +153,6 @@ class ScoredText(QueuedText):
         return {"logprobs": self.logprobs, "greedy": self.greedy, **arrays}
 
     def finish(self) -> None:
-        """Copy the results of the first tokens from the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
@@ -186,13 +169,11 @@ def restored(
     """Return the finished texts of an earlier run, by number.
 
     Args:
-        finished: results of the part that the call belongs to.
-        call: number of the scorer's call.
-        texts: token ids by number.
-        make: number of a text -> the text without results.
+        call: of the scorer.
+        make: number -> text without results.
 
     Raises:
-        ValueError: the stored results are of other texts.
+        ValueError: stored results of other texts.
     """
     stored: dict[int, T] = {}
     for number in texts:
@@ -205,7 +186,6 @@ def restored(
 
 
 def keep(finished: FinishedTexts, call: int, text: QueuedText) -> None:
-    """Add the results of a finished text."""
     assert text.index is not None, "results of a shared prefix belong to its texts"
     wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
     finished.add(call, text.index, {**text.results(), "first_wrong": wrong})

@@ -1,4 +1,4 @@
-"""Arrays about the distributions of one text, filled step by step."""
+"""Arrays about one text's distributions, filled step by step."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,18 +10,16 @@ from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.steps.score import Scored
 
 _BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
-"""Arrays that begin at the first token to report on."""
+"""Arrays that begin at the first reported token."""
 
 
 @dataclass(eq=False)
 class TextDistributions:
-    """Ranks, entropies and log-probabilities of one text, filled step by step.
+    """Ranks, entropies and log-probabilities of one text.
 
     Attributes:
-        question: questions of the call.
-        query: question about the text.
-        length: number of its tokens, with everything before them.
-        ranks, entropy: of each of its tokens; 0 and nan before the first token to report on.
+        length: tokens, with everything before them.
+        ranks, entropy: per token; 0 and nan before the first reported token.
     """
 
     question: Question
@@ -40,11 +38,10 @@ class TextDistributions:
         self._chosen_ranks = np.zeros((count, question.width), np.int32)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays by name."""
         return {name: getattr(self, name) for name in ("ranks", "entropy", *_BY_POSITION)}
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
+        """Store a step's NumPy results for `count` tokens from `first` on."""
         skipped = max(self.query.first - first, 0)
         if skipped >= count:
             return
@@ -64,7 +61,7 @@ class TextDistributions:
             )
 
     def copy_from(self, shared: "TextDistributions") -> None:
-        """Copy the results of the first tokens from a shared prefix with the same question."""
+        """Copy the first tokens' results from a shared prefix with the same question."""
         first, end = self.query.first, shared.length
         if end <= first:
             return
@@ -74,7 +71,7 @@ class TextDistributions:
             getattr(self, name)[: end - first] = getattr(shared, name)
 
     def top(self, begin: int) -> TokenLogprobs | None:
-        """Return the most likely tokens of each token behind `begin`; None with `top` 0."""
+        """Return the most likely tokens behind `begin`; None with `top` 0."""
         count = self.question.top
         if not count:
             return None
@@ -84,7 +81,7 @@ class TextDistributions:
         return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
 
     def chosen(self, begin: int) -> TokenLogprobs | None:
-        """Return the chosen ids of each token behind `begin`; None without chosen ids."""
+        """Return the chosen ids of tokens behind `begin`, or None."""
         if not self.question.chosen:
             return None
         ids = self.query.ids

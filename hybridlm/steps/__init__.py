@@ -1,5 +1,5 @@
 """Step functions over all lanes, their inputs and their contract.
 
-Imports `sampling`. Begin with `operands` (the inputs, made on the host for every step), `structure` and `contract`,
-then `generate`; `score`, `verify` and `hidden` have the same form.
+Imports `sampling`. Begin with `operands`, `structure` and `contract`, then `generate`; `score`, `verify` and `hidden`
+have the same form.
 """

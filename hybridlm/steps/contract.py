@@ -1,19 +1,22 @@
 """The contract of every step, with the declarations of the kernels for CPUs.
 
-All steps find the rows of their lanes by one slot map of the group of the state.
+All steps find the rows of their lanes by one slot map, and the pages of KV caches by one page table.
 """
 
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from hybridlm.devices.mesh import DATA
 from hybridlm.steps.operands import Batch, StepInputs
-from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, rowwise
+from ir_passes import Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotMap, rowwise
 from models.ops import decode_attention_cpu, expert_dot, packed_product, quantised_experts, row_product
-from models.ops.kernels import PoolKernel, pool_target
+from models.ops.kernels import PagedKernel, PoolKernel, pool_target
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 
-STATE = Pool("state")
+STATE, PAGES = Pool("state"), Pool("pages")
+"""Entries of arrays with rows, and of KV caches, which have pages."""
 _LANE: Any = Lane()
 _LENGTH: Any = Lane(role="length")
 _SHARED: Any = Shared()
@@ -31,7 +34,22 @@ def slot_map(rows: int, devices: int = 1) -> SlotMap:
     return SlotMap(STATE.group, rows // devices, null=False, local=DATA if devices > 1 else None)
 
 
-def _inputs(slots: SlotMap) -> StepInputs:
+def page_table(pages: int, devices: int = 1) -> PageTable:
+    """Return the page table of the lanes.
+
+    Args:
+        pages: pages of the pool, with the null page of each device.
+        devices: devices along the data axis, each with as many pages; entries are page numbers of a device.
+    """
+    return PageTable(PAGES.group, pages // devices, local=DATA if devices > 1 else None)
+
+
+def pools_of(arrays: Any) -> Any:
+    """Return the entry of each array of the rows, given a `StateArray` for each."""
+    return jax.tree.map(lambda array: PAGES if array.grows else STATE, arrays)
+
+
+def _inputs(slots: SlotMap, pages: PageTable | None) -> StepInputs:
     """Return the contract entries of a step's inputs.
 
     An entry of an absent part stands for no array.
@@ -40,8 +58,9 @@ def _inputs(slots: SlotMap) -> StepInputs:
     of which each token has its own.
     """
     rows: Any = slots
+    table: Any = pages
     return StepInputs(
-        Batch(tokens=_LANE, lengths=_LENGTH, positions=_LANE, slots=rows, kv_blocks=_SHARED),
+        Batch(tokens=_LANE, lengths=_LENGTH, positions=_LANE, slots=rows, kv_blocks=_SHARED, pages=table),
         drafts=_LANE,
         sampling=_LANE,
         sampling_mode=_SHARED,
@@ -56,28 +75,31 @@ def _entries(operands: str) -> tuple[Any, ...]:
     return tuple({"lane": _LANE, "length": _LENGTH, "shared": _SHARED}[operand] for operand in operands.split())
 
 
-def _opaque(call: PoolKernel, slots: SlotMap | None) -> Opaque:
-    operands = (_SHARED if slots is None else slots, *_entries(call.operands))
-    pools = tuple(replace(STATE, dims=tuple(dims.split())) for dims in call.pools)
-    successors = pools if call.writes else ()
+def _opaque(call: PoolKernel | PagedKernel, by: Any, pool: Pool) -> Opaque:
+    operands = (by, *_entries(call.operands))
+    pools = tuple(replace(pool, dims=tuple(dims.split())) for dims in call.pools)
+    fresh, writes = (call.fresh, call.writes) if isinstance(call, PoolKernel) else (None, True)
+    successors = pools if writes else ()
     aliases = {len(operands) + number: 1 + number for number in range(len(successors))}
-    fresh = None if call.fresh is None else 1 + call.fresh
-    return Opaque((*operands, *pools), (_LANE, *successors), aliases, fresh=fresh)
+    return Opaque((*operands, *pools), (_LANE, *successors), aliases, fresh=None if fresh is None else 1 + fresh)
 
 
-def kernel_calls(slots: SlotMap | None = None) -> dict[str, Opaque]:
+def kernel_calls(slots: SlotMap | None = None, pages: PageTable | None = None) -> dict[str, Opaque]:
     """Return the declarations of CPU kernels with pools as operands.
 
     Other kernels are row-wise.
 
     Args:
         slots: entry of the rows of the lanes; None for calls without slots, with row i of lane i.
+        pages: entry of the pages of the lanes; None without calls of paged kernels.
     """
-    return {
-        pool_target(target, slots): _opaque(call, slots)
-        for module in (recurrent_step_cpu, conv_step_cpu, decode_attention_cpu)
+    by_slot = {
+        pool_target(target, slots): _opaque(call, _SHARED if slots is None else slots, STATE)
+        for module in (recurrent_step_cpu, conv_step_cpu)
         for target, call in module.POOL_KERNELS.items()
     }
+    paged = decode_attention_cpu.PAGED_KERNELS if pages is not None else {}
+    return by_slot | {target: _opaque(call, pages, PAGES) for target, call in paged.items()}
 
 
 for _module in (expert_dot, quantised_experts, row_product, packed_product):
@@ -85,12 +107,14 @@ for _module in (expert_dot, quantised_experts, row_product, packed_product):
         rowwise(_kernel.function, _entries(_kernel.operands), static=_kernel.static)
 
 
-def step_contract(verifying: bool, slots: SlotMap) -> LaneContract:
+def step_contract(verifying: bool, arrays: Any, slots: SlotMap, pages: PageTable | None) -> LaneContract:
     """Return the contract of a step.
 
     Args:
         verifying: the step returns `((accepted, outputs), rows)`, with the number of accepted tokens of each lane.
+        arrays: a `StateArray` for each array of the rows.
         slots: entry of the rows of the lanes.
+        pages: entry of their pages; None for arrays without KV caches.
     """
-    outputs = (Lane(role="accepted"), Lane()) if verifying else Lane()
-    return LaneContract((Shared(), STATE, _inputs(slots)), (outputs, STATE), opaque=kernel_calls(slots))
+    outputs, rows = (Lane(role="accepted"), Lane()) if verifying else Lane(), pools_of(arrays)
+    return LaneContract((Shared(), rows, _inputs(slots, pages)), (outputs, rows), opaque=kernel_calls(slots, pages))

@@ -1,6 +1,5 @@
 """Names of pool dimensions in contracts, from the state of the model's layers."""
 
-from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,12 @@ POSITION = "position"
 """Name of the positions of a cache in the proof: no program has a constant position."""
 
 
-def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Container[str] = ()) -> LaneContract:
+def name_pool_dims(contract: LaneContract, arrays: Any) -> LaneContract:
     """Return the contract with a name for every dimension of its pools.
 
     Args:
         contract: contract of a step with these arrays in its pools, arguments and results.
         arrays: a `StateArray` for each.
-        positions_first: groups of pools with the position axis right after the row axis.
     """
 
     def entry(role: Any) -> Any:
@@ -27,15 +25,11 @@ def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Contain
             role = jax.tree.map(lambda array: role, arrays)
         elif jax.tree.structure(role) != jax.tree.structure(arrays):
             return role
-        return jax.tree.map(
-            lambda pool, array: replace(pool, dims=_names(array, pool.group in positions_first)), role, arrays
-        )
+        return jax.tree.map(lambda pool, array: replace(pool, dims=_names(array)), role, arrays)
 
     return replace(contract, inputs=tuple(map(entry, contract.inputs)), outputs=tuple(map(entry, contract.outputs)))
 
 
-def _names(array: StateArray, positions_first: bool) -> tuple[str, ...]:
-    names = [POSITION if size is None else name for name, size in array.sizes]
-    if positions_first and POSITION in names:
-        names = [POSITION, *(name for name in names if name != POSITION)]
-    return ("row", *names)
+def _names(array: StateArray) -> tuple[str, ...]:
+    names = (POSITION if size is None else name for name, size in array.sizes)
+    return ("page" if array.grows else "row", *names)

@@ -1,6 +1,6 @@
-"""The stateless step that compares distributions of two models, and its contract.
+"""Stateless step that compares two models' distributions, and its contract.
 
-Both heads are applied to a block of tokens at a time, so that two sets of logits are held for a block only.
+Heads are applied block by block, so that only a block's logits are in memory.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ MAX_SERIES = 0.25
 
 
 class Divergences(NamedTuple):
-    """Outputs of the comparing step per position, in nats; meaningless at padding.
+    """Outputs per position, in nats; meaningless at padding.
 
     Attributes:
-        kl: KL(P || Q), of the first model's distribution P from the second one's Q.
+        kl: KL(P || Q), P of the first model, Q of the second.
         reverse_kl: KL(Q || P).
-        js: Jensen-Shannon divergence, with logarithms to the base e: at most log 2.
-        same_top: whether both have the same most likely token.
+        js: Jensen-Shannon divergence, at most log 2.
+        same_top: equal most likely tokens.
     """
 
     kl: Float32[Array, "lane token"]
@@ -40,11 +40,7 @@ DIVERGENCE_CONTRACT = LaneContract(inputs=(Shared(), Shared(), Lane(), Lane()), 
 
 
 def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[Divergences]]:
-    """`step(first params, second params, first hidden, second hidden) -> (Divergences,)`.
-
-    Args:
-        first, second: structures of two models with one vocabulary, on the same devices.
-    """
+    """`step(first params, second params, first hidden, second hidden) -> (Divergences,)`."""
 
     def step(
         params: tuple[Any, ...],
@@ -83,8 +79,7 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
     """Return the terms of KL(P || Q), at least 0.
 
-    A term is `p * log(p/q) - p + q`.
-    As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
+    A term is `p * log(p/q) - p + q`: since both sum to 1, rounding of a normalization cancels to second order.
     """
     p, q, d = jnp.exp(log_p), jnp.exp(log_q), log_p - log_q
     small = jnp.abs(d) < MAX_SERIES
@@ -99,9 +94,8 @@ def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slic
 def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
     """Return the terms of the Jensen-Shannon divergence.
 
-    Each is half of p * log(p / m) + q * log(q / m), with m = (p + q) / 2.
-
-    With t = (p - q) / (p + q) that is half of m * ((1 + t) * log(1 + t) + (1 - t) * log(1 - t)).
+    Half of p * log(p / m) + q * log(q / m) with m = (p + q) / 2; with t = (p - q) / (p + q), half of m * ((1 + t) *
+    log(1 + t) + (1 - t) * log(1 - t)).
     """
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     mean = 0.5 * (p + q)

@@ -1,6 +1,6 @@
-"""The step that scales or replaces states in one layer per lane, between model steps.
+"""Step that scales or replaces states in one layer per lane, between model steps.
 
-It reads and writes the lanes' rows alone. A lane that changes nothing keeps its row, bit for bit.
+A lane without changes keeps its row, bit for bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,33 +21,26 @@ from models.state.rows import put_rows, take_rows
 from models.state.state import Role, StateArray, name_dims
 
 EDITED: tuple[Role, ...] = ("recurrent", "conv")
-"""Roles of the arrays of a layer's state that can be changed."""
+"""Roles of state arrays that can be changed."""
 
 NOT_EDITED = Pool("unchanged")
-"""Entry of the other arrays: no row of them is written, while a step writes the lanes' rows in all pools of a group."""
+"""Entry of other arrays: no row is written, while a step writes lanes' rows in all pools of a group."""
 
 
 def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:
-    """Return the contract of the step.
-
-    Args:
-        structure: structure of the model.
-        slots: entry of the rows of the lanes, as for `step_contract`.
-    """
+    """Return the contract of the step."""
     pools = jax.tree.map(lambda array: STATE if array.role in EDITED else NOT_EDITED, structure.arrays)
     groups = dict.fromkeys(pool.group for pool in jax.tree.leaves(pools))
     return LaneContract(inputs=(pools, replace(slots, groups=tuple(groups)), Lane()), outputs=(pools,))
 
 
 class StateEdit(NamedTuple):
-    """Changes of the arrays of one name, in one layer of each lane.
+    """Changes of equally named arrays, in one layer of each lane.
 
     Attributes:
-        layer: number of the layer; -1 for no change.
-        unit: indices along the first dimension of the array that are changed: heads, or taps of a convolution.
-        replaced: whether the value replaces the array; otherwise the array is multiplied by the factor.
-        factor: the factor.
-        value: the value.
+        layer: -1 for no change.
+        unit: changed indices of the first dimension: heads, or taps.
+        replaced: the value replaces the array; otherwise the factor multiplies it.
     """
 
     layer: Int32[Array | np.ndarray, "lane"]
@@ -58,7 +51,7 @@ class StateEdit(NamedTuple):
 
 
 def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, StateEdit]:
-    """Return an operand without changes: host arrays for the types by name."""
+    """Return host arrays without changes, by name."""
 
     def none(kind: jax.ShapeDtypeStruct) -> StateEdit:
         unit, value = np.zeros((lanes, kind.shape[0]), bool), np.zeros((lanes, *kind.shape), kind.dtype)
@@ -68,14 +61,12 @@ def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
 
 
 class StateSite(NamedTuple):
-    """An array of a layer's state that can be read and changed.
+    """A state array that can be read and changed.
 
     Attributes:
-        layer: number of the layer.
-        array: name of its field in the state of the layer.
-        place: index among the arrays of a row.
-        name: in contracts, without the argument: "layers[3][0].recurrent".
-        state: description of the array.
+        array: field in the layer's state.
+        place: index among a row's arrays.
+        name: in contracts: "layers[3][0].recurrent".
     """
 
     layer: int
@@ -86,23 +77,20 @@ class StateSite(NamedTuple):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of the dimensions."""
         return tuple(name for name, _ in self.state.sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sequence's array."""
         return self.state.of(1, 1, np.float32).shape[1:]
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the array."""
         assert self.state.dtype is not None, f"{self.name}: the description leaves the dtype to the cache"
         return np.dtype(self.state.dtype)
 
 
 def state_sites(structure: Structure) -> list[StateSite]:
-    """Return the arrays of a row that can be changed; except a multi-token-prediction head."""
+    """Return a row's changeable arrays, without an MTP head's."""
     sites = []
     for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
@@ -112,19 +100,14 @@ def state_sites(structure: Structure) -> list[StateSite]:
 
 
 def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the type of one row's editable array by name, over all devices."""
+    """Return name -> type of a row's changeable array, over all devices."""
     leaves = jax.tree.leaves(rows.layers)
     types = {site.array: leaves[site.place] for site in state_sites(structure)}
     return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in types.items()}
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
-    """Make `step(rows, slots, edits) -> (rows,)`; `edits` has a `StateEdit` per array name.
-
-    Args:
-        structure: structure of the model.
-        devices: devices of the model. Units and values are of all devices, one after another.
-    """
+    """Make `step(rows, slots, edits) -> (rows,)`; `edits` has a `StateEdit` per array name."""
     sites = state_sites(structure)
 
     def step(rows: Rows, slots: Int32[Array, "lane"], edits: dict[str, StateEdit]) -> tuple[Rows]:
@@ -140,7 +123,7 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
 
 
 def _own_part(edit: StateEdit, dim: int, shape: tuple[int, ...]) -> StateEdit:
-    """Return the change of this device's part of a dimension of the array."""
+    """Return this device's part of a change."""
     first = lax.axis_index(MODEL) * shape[dim]
 
     def own(x: Any) -> Array:

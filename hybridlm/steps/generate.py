@@ -69,13 +69,13 @@ def generate_step(
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        tokens, lengths, positions, slots, kv_blocks, pages = inputs.batch
         tokens = jnp.where(tokens == LAST_SAMPLED, take_rows(rows.token, slots), tokens)
         devices = model.config.devices
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         probes = inputs.probes
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices, last)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots, pages=pages)
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 

@@ -19,8 +19,10 @@ def hidden_step(structure: Structure) -> Step:
     def step(
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[Float32[Array, "lane token hidden"], Rows]:
-        tokens, lengths, positions, slots, kv_blocks = inputs.batch
-        hidden, layers = structure.rebuild(params)(tokens, lengths, positions, rows.layers, kv_blocks, slots=slots)
+        tokens, lengths, positions, slots, kv_blocks, pages = inputs.batch
+        hidden, layers = structure.rebuild(params)(
+            tokens, lengths, positions, rows.layers, kv_blocks, slots=slots, pages=pages
+        )
         return hidden, with_layers(rows, layers, slots)
 
     return step

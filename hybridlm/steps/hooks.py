@@ -1,6 +1,6 @@
-"""Hooks of a step: hidden states read or changed, heads and experts ablated.
+"""Hooks of a step: reads and changes of hidden states, ablations of heads and experts.
 
-Every operand belongs to a lane. A lane without a token in a slot keeps its numbers.
+A lane without a token in a slot keeps its numbers.
 """
 
 from typing import NamedTuple
@@ -14,13 +14,12 @@ from models.sharding.devices import MODEL, Devices
 from models.state.shapes import Activations, HeadKind, Hooks
 
 SITE_KINDS = ("attention", "recurrent", "expert")
-"""Kinds of what can be ablated in a layer; an ablation's `site` is `layer * len(SITE_KINDS)` plus the index of one."""
+"""Kinds of ablated units; `site` is `layer * len(SITE_KINDS)` plus an index."""
 EMPTY_SLOT = -1
-"""Index or site of a slot that does nothing."""
+"""Index or site of an unused slot."""
 
 
 def site_of(layer: int, kind: str) -> int:
-    """Return the number of a kind of heads, or of the experts, of a layer."""
     return layer * len(SITE_KINDS) + SITE_KINDS.index(kind)
 
 
@@ -28,8 +27,8 @@ class ProbeShape(NamedTuple):
     """Part of the compilation key of a step with `ProbeInputs`.
 
     Attributes:
-        hidden_states: slots of each lane for those that are returned.
-        places: tokens of a lane with returned hidden states; of a generating step 1, the last.
+        hidden_states: slots of each lane.
+        places: tokens of a lane with returned hidden states; in a generating step 1, the last.
         vectors, ablations: slots of each lane.
     """
 
@@ -48,10 +47,9 @@ class Vectors(NamedTuple):
     """Vectors added to the residual stream, or replacing it, in slot order.
 
     Attributes:
-        index: index of the hidden states that a vector changes: 0 after the embedding, i after layer i - 1.
-        first, end: positions from `first` on and before `end`.
-        replaces: whether a vector takes the place of the hidden states, and is not added to them.
-        vector: the vectors.
+        index: of hidden states: 0 after the embedding, i after layer i - 1.
+        first, end: positions in [first, end).
+        replaces: replace the hidden states instead of adding.
     """
 
     index: Int32[Array | np.ndarray, "lane slot"]
@@ -65,9 +63,9 @@ class Ablations(NamedTuple):
     """Heads and experts with outputs replaced by zero.
 
     Attributes:
-        site: layer and kind, by `site_of`.
-        unit: number of the head or the expert.
-        first, end: positions from `first` on and before `end`.
+        site: by `site_of`.
+        unit: head or expert.
+        first, end: positions in [first, end).
     """
 
     site: Int32[Array | np.ndarray, "lane slot"]
@@ -80,10 +78,9 @@ class ProbeInputs(NamedTuple):
     """Operands of reads and changes inside the model; None for absent parts.
 
     Attributes:
-        places: tokens of each lane with returned hidden states; T for no token, with entries of zero. None returns the
-            hidden states of the last token.
-        layers: index of the hidden states that each slot returns, as in `LM.forward`: 0 after the embedding.
-        vectors, ablations: the changes.
+        places: tokens with returned hidden states; T for none, with zeros. None: the last token.
+        layers: index per slot, as in `LM.forward`: 0 after the embedding.
+        vectors, ablations: changes.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
@@ -93,7 +90,6 @@ class ProbeInputs(NamedTuple):
 
     @property
     def shape(self) -> ProbeShape:
-        """Return the part of the compilation key."""
         hidden_states = 0 if self.layers is None else self.layers.shape[1]
         places = min(hidden_states, 1) if self.places is None else self.places.shape[1]
         vectors, ablations = self.vectors, self.ablations
@@ -106,23 +102,17 @@ class ProbeInputs(NamedTuple):
 
 
 HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
-"""Hidden states of some tokens of each lane, one after another, by slot. No array of a state has this shape: XLA would
-write the hidden states in its place."""
+"""Hidden states of some tokens of each lane, by slot.
+
+No state array has this shape: XLA would write hidden states in its place.
+"""
 
 
 class ProbeHooks(Hooks):
     """Hooks of one step.
 
-    Args:
-        probes: operands.
-        positions: position of each lane's first token.
-        tokens: T.
-        devices: number of devices that share the model.
-        last: each lane's last token, read if the operands have no places.
-
     Attributes:
-        hidden_states: hidden states of the layers so far, by slot, zeros where a slot is empty or a place is T; None if
-            the step returns no hidden states.
+        hidden_states: so far, by slot, zeros in empty slots and places; None if not returned.
     """
 
     def __init__(
@@ -139,7 +129,6 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
-        """Read and change the residual stream after the embedding or a layer."""
         vectors = self._probes.vectors
         if vectors is not None:
             hit = self._hit(vectors.index, index, vectors.first, vectors.end)
@@ -164,7 +153,7 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Zero the outputs of a layer's ablated heads on this device."""
+        """Zero the outputs of ablated heads on this device."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.
@@ -175,12 +164,12 @@ class ProbeHooks(Hooks):
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
-        """Zero the weights of ablated experts of a layer."""
+        """Zero the weights of ablated experts."""
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
     def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
-        """Return whether a slot is meant at each token, bool [lane, token, slot]."""
+        """Whether a slot is meant at each token, bool [lane, token, slot]."""
         token = self._at[:, :, None]
         is_unit = (jnp.asarray(index) == value)[:, None]
         return is_unit & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])

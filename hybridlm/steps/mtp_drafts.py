@@ -59,7 +59,7 @@ def propose_mtp_drafts(
         hidden, token = lax.optimization_barrier((hidden, token))
         position = start + place
         residual, rows = model.mtp_forward(
-            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks, slots
+            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks, slots, inputs.batch.pages
         )
         hidden = residual[:, 0]
         logits = vocabulary.whole(model.logits(hidden))

@@ -32,6 +32,8 @@ class Batch(NamedTuple):
         slots: row of each lane, all different; the row of an idle lane, which may be another sequence's, keeps its
             bits. On a mesh, row numbers of the lane's device.
         kv_blocks: number of KV cache blocks that hold every position of the step.
+        pages: page table of the KV caches: entry b is the lane's page of positions from b * `KV_BLOCK` on, and 0, the
+            null page, behind its last page. On a mesh, page numbers of the lane's device. None without KV caches.
     """
 
     tokens: Int32[Any, "lane token"]
@@ -39,10 +41,13 @@ class Batch(NamedTuple):
     positions: Int32[Any, "lane"]
     slots: Int32[Any, "lane"]
     kv_blocks: Int32[Any, ""]
+    pages: Int32[Any, "lane block"] | None = None
 
     @staticmethod
-    def of(feeds: Sequence[Feed | None], tokens: int, slots: Sequence[int] | np.ndarray) -> "Batch":
-        """Build the batch of these lanes and rows; a lane without feed is idle."""
+    def of(
+        feeds: Sequence[Feed | None], tokens: int, slots: Sequence[int] | np.ndarray, pages: np.ndarray | None
+    ) -> "Batch":
+        """Build the batch of these lanes, rows and pages; a lane without feed is idle."""
         end = max((feed.position + len(feed.tokens) for feed in feeds if feed is not None), default=0)
         batch = Batch(
             np.zeros((len(feeds), tokens), np.int32),
@@ -50,6 +55,7 @@ class Batch(NamedTuple):
             np.zeros(len(feeds), np.int32),
             np.array(slots, np.int32),
             blocks_for(end),
+            pages,
         )
         for lane, feed in enumerate(feeds):
             if feed is not None:

@@ -57,11 +57,11 @@ def score_step(structure: Structure, top: int) -> Step:
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        tokens, lengths, positions, slots, kv_blocks, pages = inputs.batch
         devices, probes = model.config.devices, inputs.probes
         assert inputs.targets is not None, "a step that scores has targets"
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots, pages=pages)
         scored = score_tokens(model, hidden, inputs.targets, top, inputs.chosen)
         if hooks is not None:
             scored = scored._replace(hidden_states=hooks.hidden_states)

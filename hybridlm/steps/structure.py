@@ -18,10 +18,10 @@ from models.state.state import state_array
 
 
 class Rows(NamedTuple):
-    """The arrays of a pool: everything that sequences own on the device, one row each.
+    """The arrays of a pool: everything that sequences own on the device, a row or several pages each.
 
     Attributes:
-        layers: state of the model's layers.
+        layers: state of the model's layers; KV caches have pages, all other arrays rows.
         token: the token sampled last.
     """
 

@@ -42,9 +42,11 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        tokens, lengths, positions, slots, kv_blocks, pages = inputs.batch
         tokens = jnp.where(tokens == LAST_SAMPLED, take_rows(rows.token, slots), tokens)
-        hidden, pending = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True, slots=slots)
+        hidden, pending = model(
+            tokens, lengths, positions, rows.layers, kv_blocks, verifying=True, slots=slots, pages=pages
+        )
         sampled = _sample_after_each(model, hidden, tokens, inputs, top, processor)
         assert inputs.drafts is not None, "a step that verifies has drafts"
         accepted = accept(tokens, sampled.token, lengths, inputs.drafts)

@@ -1,8 +1,7 @@
-"""Costs of a model's steps on an absent machine, and whether it fits there.
+"""Costs of a model's steps on an absent machine, and its fit there.
 
-Imports the engine and everything below it. Begin with `target_report`, which compiles every step for the target and
-combines the parts: `step_report` (one step, and lower bounds for every program), `fit` (weights, rows and scratch
-compared with the memory).
+Imports the engine and everything below it. Begin with `target_report`; `step_report` has one step and its lower bounds,
+`fit` the memory.
 """
 
 from hybridlm.target_report.fit import Fit

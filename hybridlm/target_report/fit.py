@@ -1,18 +1,18 @@
-"""Whether a model fits into a device's memory; maximum lanes and maximum context."""
+"""Fit of a model into a device's memory; most lanes, longest context, largest KV cache."""
 
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridlm.devices.placement import bytes_on_a_device
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.memory import format_bytes, pool_rows
+from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
-"""Upper bound of the search for the most lanes that fit."""
 GPU_SHARE = 0.75
-"""Share of a GPU's memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
+"""Share of GPU memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,18 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: bytes of the device's memory.
-        weights: bytes of the parameters.
-        rows: bytes of the pool, and of the pool of a call that scores.
-        padding: bytes that the device's layouts add to weights and rows.
-        scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
-        left: remaining memory; negative if the step does not fit.
-        lanes, context: as asked for.
-        most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
-        longest_context: longest context that fits with these lanes; 0 for none.
-        share: share of the memory that JAX takes by default.
+        memory: of the device.
+        weights: of the parameters.
+        rows: of the pool with its KV cache, and of a scoring call's pool.
+        padding: added by device layouts.
+        scratch: of the largest step, with results without pools; None without a compiled step.
+        left: negative if the step does not fit.
+        lanes, context: as requested.
+        positions: of the KV cache, on all devices.
+        most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
+        longest_context: longest context with these lanes; 0 for none.
+        most_positions: largest KV cache with these lanes at this context; 0 for none.
+        share: memory share that JAX takes by default.
     """
 
     memory: int
@@ -40,13 +42,14 @@ class Fit:
     left: int
     lanes: int
     context: int
+    positions: int
     most_lanes: int
     longest_context: int
+    most_positions: int
     share: float
 
     @property
     def fits(self) -> bool:
-        """Whether weights, rows and scratch fit into the memory."""
         return self.left >= 0
 
     @property
@@ -60,7 +63,12 @@ class Fit:
         lines = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
         lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
         context = f"a context of {self.longest_context}" if self.longest_context else "no context"
-        lines.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
+        line = f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes"
+        if self.positions:
+            line += (
+                f"; KV cache of {self.positions:,} positions, at most {self.most_positions:,} with {self.lanes} lanes"
+            )
+        lines.append(line)
         if self.fits and self.memory - self.left > self.share * self.memory:
             lines.append(
                 f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
@@ -73,41 +81,44 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        engine: engine of the model, on the target.
-        memory: bytes of each device.
-        platform: platform of the target.
-        scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
-        resident: bytes of weights and rows as XLA lays them out; None if unknown.
+        memory: of each device.
+        scratch: of the largest step, besides weights and rows; None if unknown.
+        resident: weights and rows in XLA's layout; None if unknown.
     """
     weights = engine.parameters_on_a_device[1]
 
-    def rows(lanes: int, context: int) -> int:
-        devices = engine.placement.data
-        row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
-        return pool_rows(lanes // devices, engine.prefill_lanes // devices) * row
+    devices = engine.placement.data
 
-    row_bytes = rows(engine.lanes, engine.context)
+    def rows(lanes: int, context: int, page_limit: int | None) -> int:
+        blocks, total = engine.row_arrays.blocks(context), 0
+        for count in (lanes, min(lanes, engine.prefill_lanes)):
+            pages = devices * pool_pages(count // devices, blocks, page_limit)
+            total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
+        return total
+
+    row_bytes = rows(engine.lanes, engine.context, engine.page_limit)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)
     padded = 1 + padding / (weights + row_bytes)
 
-    def free(lanes: int, context: int) -> int:
+    def free(lanes: int, context: int, page_limit: int | None) -> int:
         needed = (scratch or 0) * max(1.0, lanes / engine.lanes)
-        return memory - int(padded * (weights + rows(lanes, context)) + needed)
+        return memory - int(padded * (weights + rows(lanes, context, page_limit)) + needed)
 
-    step = engine.placement.data
-    lanes = step * _most(MAX_LANES // step, lambda count: free(count * step, engine.context) >= 0)
+    lanes = devices * _most(
+        MAX_LANES // devices, lambda count: free(count * devices, engine.context, engine.page_limit) >= 0
+    )
     limit = engine.row_arrays.model.config.max_position_embeddings // KV_BLOCK
-    blocks = _most(limit, lambda count: free(engine.lanes, count * KV_BLOCK) >= 0)
+    blocks = _most(limit, lambda count: free(engine.lanes, count * KV_BLOCK, engine.page_limit) >= 0)
+    pages = engine.lanes // devices * engine.blocks
+    pages = _most(pages, lambda page_limit: free(engine.lanes, engine.context, page_limit) >= 0)
     share = GPU_SHARE if platform == "gpu" else 1.0
     return Fit(
         memory, weights, row_bytes, padding, scratch, memory - weights - row_bytes - padding - (scratch or 0),
-        engine.lanes, engine.context, lanes, blocks * KV_BLOCK, share,
+        engine.lanes, engine.context, engine.cache_positions, lanes, blocks * KV_BLOCK, devices * pages * KV_BLOCK,
+        share,
     )  # fmt: skip
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, or 0.
-
-    All smaller numbers must fit if it fits.
-    """
+    """Return the largest number up to a limit that fits, or 0; smaller numbers must fit, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

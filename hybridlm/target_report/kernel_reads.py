@@ -1,7 +1,7 @@
-"""Reads of a step's GPU kernels at given lengths, in place of declared reads."""
+"""Reads and writes of a step's GPU kernels at given lengths, in place of declared ones."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,19 @@ import numpy as np
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import StepInputs, blocks_for
-from ir_passes.kernels.reads import KernelReads, kernel_reads
+from ir_passes.kernels.reads import KernelReads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 
 CALL = "/pallas_call"
-"""End of JAX's name of a kernel, behind the kernel's own."""
+"""End of JAX's name of a kernel."""
 
 
 def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list[Any]:
-    """Return the lengths, positions and sampling settings among a step's inputs, None for all others.
+    """Return lengths, positions and sampling settings among a step's inputs; None for others.
 
     Args:
-        shape: shape of the step.
-        arguments: example arguments: parameters, rows, `StepInputs`.
-        context: positions of each lane after the step; prompts and texts begin at 0.
+        arguments: parameters, rows, `StepInputs`.
+        context: positions after the step; prompts and texts begin at 0.
     """
     *leading, inputs = arguments
     assert isinstance(inputs, StepInputs)
@@ -42,45 +41,30 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
 
 
 def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
-    """Return lanes times key/value heads on a device, for each KV cache size.
-
-    Args:
-        arguments: example arguments of the step.
-        lanes: of the step, on all devices.
-    """
+    """Return lanes times key/value heads on a device, for each KV cache size."""
     sizes = set[int]()
     for path, leaf in jax.tree.leaves_with_path(arguments):
         if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:
             sharding = getattr(leaf, "sharding", None)
-            rows, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-            sizes.add(max(1, lanes * rows // leaf.shape[0]) * heads)
+            pages, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+            sizes.add(max(1, lanes * pages // leaf.shape[0]) * heads)
     return sizes
 
 
-def counted_kernels(
-    kernels: Kernels, program: Any, values: Sequence[Any], cache: int
-) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with counted reads of GPU kernels, and names of uncounted kernels.
+def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
+    """Return operations with counted reads and writes of GPU kernels, and names of uncounted kernels.
 
-    An uncounted kernel keeps the bytes that it declares.
+    Kernels with equal names and operands have the mean of their counts. An uncounted kernel keeps the bytes that it
+    declares.
 
     Args:
         kernels: operations of the compiled step.
-        program: jaxpr of the step.
-        values: as `known_inputs`.
+        reads: of the kernels in the jaxpr of the step.
         cache: bytes of the device's cache.
     """
-    return with_reads(kernels, kernel_reads(program, values), cache)
-
-
-def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with mean counted reads for equal kernel names and operands.
-
-    The second result has the names of kernels without a count.
-    """
-    counted: dict[Any, list[int]] = defaultdict(list)
+    counted: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for kernel in reads:
-        counted[kernel.name, kernel.shapes].append(kernel.read(cache))
+        counted[kernel.name, kernel.shapes].append((kernel.read(cache), kernel.written))
 
     operations, uncounted = list[ScheduledKernel](), dict[str, None]()
     for kernel in kernels.kernels:
@@ -88,5 +72,8 @@ def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tu
         counts = counted.get((name, kernel.shapes)) if kernel.shapes else None
         if kernel.shapes and counts is None:
             uncounted[name] = None
-        operations.append(replace(kernel, read=sum(counts) // len(counts)) if counts else kernel)
+        if counts:
+            read, written = (sum(sizes) // len(counts) for sizes in zip(*counts, strict=True))
+            kernel = replace(kernel, read=read, written=written)
+        operations.append(kernel)
     return Kernels(tuple(operations)), tuple(uncounted)

@@ -1,9 +1,8 @@
 """One step on a target: certificate, bytes, arithmetic, and floor.
 
-Floor: a step reads each weight once, and the rows of its tokens in the embedding. It reads and writes the fixed-size
-state of every lane, reads the keys and values of earlier positions and writes the keys and values of its tokens. The
-number of experts that it reads is the expected number for tokens that are routed uniformly; the model's routing may use
-fewer. Products are matrix products; attention, recurrences, norms and sampling are left out.
+Floor: a step reads each weight and its tokens' embedding rows once, reads and writes the fixed-size states, reads
+earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing; a model may
+use fewer. Only matrix products with weights count as arithmetic.
 """
 
 import math
@@ -15,8 +14,9 @@ from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
-from hybridlm.target_report.kernel_reads import cache_heads, counted_kernels, known_inputs
+from hybridlm.target_report.kernel_reads import cache_heads, known_inputs, with_reads
 from ir_passes import Certificate, CompiledStep
+from ir_passes.kernels.reads import kernel_reads
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK, Decoder, kv_blocks
@@ -32,7 +32,7 @@ class Floor:
 
     Attributes:
         moved: bytes read and written.
-        flops: operations of products with the weights.
+        flops: of products with weights.
     """
 
     moved: int
@@ -40,12 +40,12 @@ class Floor:
 
 
 def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype: Any, context: int) -> Floor | None:
-    """Return the floor of a step of a model; None for moves of rows.
+    """Return a step's floor; None for moves of rows.
 
     Args:
-        model: the model on one device; its parameters may be abstract.
-        cache_dtype: dtype of convolution states and KV cache.
-        context: positions of each lane after a step that generates or verifies; prompts and texts begin at 0.
+        model: on one device; parameters may be abstract.
+        cache_dtype: of convolution states and KV cache.
+        context: positions after a generating or verifying step; prompts and texts begin at 0.
     """
     if not isinstance(shape, Shape):
         return None
@@ -78,7 +78,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
 
 
 def _met(layer: Moe, rows: int) -> float:
-    """Return the fraction of experts that uniformly routed tokens use."""
+    """Return the fraction of experts of uniformly routed tokens."""
     router = layer.config.router
     return 1.0 - (1.0 - router.per_token / router.experts) ** rows
 
@@ -88,50 +88,48 @@ def _params(model: Decoder) -> list[Any]:
 
 
 def _array(param: Any) -> Any:
-    """The array of a parameter, its type, or a packed weight of either."""
+    """Return a parameter's array, type, or packed weight."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
 
 
 def _row_bytes(weight: Any) -> int:
-    """Bytes of one whole row of a matrix."""
     return sum(array.shape[-1] * array.dtype.itemsize for array in jax.tree.leaves(weight))
 
 
 def _numbers(weight: Any) -> int:
-    """Numbers that a device has of a weight."""
     stored = weight.codes if isinstance(weight, QuantisedWeight) else weight
     return numbers_on_a_device(stored) * weight.shape[-1] // stored.shape[-1]
 
 
 MAX_LARGEST = 20
-"""Kernels that a report lists: those that move most."""
+"""Kernels that a report lists."""
 BYTES_OF = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-"""XLA's names of dtypes -> names in a target's peaks."""
+"""XLA's dtype names -> names in a target's peaks."""
 
 
 @dataclass(frozen=True)
 class StepReport:
     """One step on each device of a target.
 
-    Times are lower bounds, in seconds; None if a figure is unknown.
+    Times are lower bounds in seconds; unknown figures are None.
 
     Attributes:
-        name: name of the shape.
-        lanes, tokens: of the step; 0 for moves of states.
-        failed: why XLA did not compile it; None if it did.
-        certificate: certificate of the compiled step.
-        kernels: runs of operations outside loops with a data-dependent number of iterations.
-        repeated: runs of operations in those loops, in all iterations.
-        turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
-            passes over the experts are left out: tokens that are routed uniformly need none.
-        moved, flops: bytes moved and operations of products, with this many iterations.
-        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of states.
-        floor_seconds: the longer of both at the device's bandwidth and peak.
-        moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
-        tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
-        largest: the operations that move most.
-        uncounted: GPU kernels whose reads are as declared, because the lengths do not determine their loops.
-        reused: the report was kept from an earlier compilation.
+        name: of the shape.
+        lanes, tokens: 0 for moves of states.
+        failed: reason of XLA without a program.
+        certificate: of the compiled step.
+        kernels: operations outside data-dependent loops.
+        repeated: operations in these loops, in all iterations.
+        turns: iterations of each such loop over KV cache blocks at the report's context; uniform routing needs no
+            further passes over experts.
+        moved, flops: bytes and operations of products, with these iterations.
+        floor_moved, floor_flops: lower bounds for every program; None for moves of states.
+        floor_seconds: at the device's bandwidth and peak.
+        moved_seconds: `moved` at the device's bandwidth, without caches.
+        tokens_per_second: at most, of all lanes.
+        largest: operations that move most.
+        uncounted: GPU kernels with declared reads, because lengths do not determine their loops.
+        reused: report of an earlier compilation.
     """
 
     name: str
@@ -155,7 +153,7 @@ class StepReport:
 
     @property
     def scratch(self) -> int:
-        """Bytes that it needs in addition to weights and rows."""
+        """Bytes besides weights and rows."""
         if self.certificate is None:
             return 0
         memory = self.certificate.memory
@@ -163,7 +161,6 @@ class StepReport:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Everything that is wrong with it."""
         if self.failed is not None or self.certificate is None:
             return (self.failed or "not compiled",)
         return tuple(map(str, self.certificate.faults))
@@ -186,14 +183,15 @@ def step_report(
     """Return the report of a compiled step.
 
     Args:
-        step: compiled for the target.
-        floor: floor of the step; None for moves of states.
-        context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
-        arguments: example arguments of the step.
+        step: for the target.
+        floor: None for moves of states.
+        context: positions of each lane, for loops and kernel reads.
+        arguments: examples.
     """
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
-        kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
+        reads = kernel_reads(step.jaxpr, known_inputs(shape, arguments, context))
+        kernels, uncounted = with_reads(kernels, reads, target.cache)
     blocks = cache_positions(context) // KV_BLOCK
     all_heads = cache_heads(arguments, lanes)
     visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)
@@ -219,7 +217,7 @@ def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | N
 
 
 def _peak(kernels: Kernels, target: Target) -> float | None:
-    """The highest peak of the dtypes that the program multiplies in."""
+    """Return the highest peak among the dtypes of the program's products."""
     dtypes = {BYTES_OF.get(kernel.dtype, "") for kernel in kernels.kernels if kernel.flops}
     peaks = [target.flops[name] for name in dtypes if name in target.flops]
     return max(peaks, default=max(target.flops.values(), default=math.nan)) if target.flops else None

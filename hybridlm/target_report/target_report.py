@@ -1,7 +1,4 @@
-"""The report on a model on a target: proof, audit and costs of every step.
-
-The report also tells whether the model fits into the memory.
-"""
+"""Report on a model on a target: proof, audit and costs of every step, and the fit."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +17,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.target_report.fit import Fit, fit_of
 from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
 from ir_passes import CertificationWarning
@@ -30,7 +27,7 @@ from ir_passes.files.trust import UntrustedError
 from ir_passes.targets import Target, TargetError
 
 TARGETS = "targets"
-"""Name of the subfolder of the cache of compiled steps for reports on steps."""
+"""Subfolder of the step cache for reports."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,8 @@ class TargetReport:
 
     Attributes:
         target, device, devices: name, device kind and number of devices.
-        mesh: sizes of the mesh axes; empty on one device.
-        family, dtype: of the model, and of its matrices.
-        lanes, context, chunk: as of `load`.
-        fit: None where the memory of the device is unknown.
+        mesh: axis sizes; empty on one device.
+        fit: None if the memory is unknown.
     """
 
     target: str
@@ -59,11 +54,9 @@ class TargetReport:
 
     @property
     def good(self) -> bool:
-        """Whether no step has a fault and everything fits."""
         return (self.fit is None or self.fit.fits) and not any(step_report.faults for step_report in self.steps)
 
     def to_json(self) -> str:
-        """Return it as JSON."""
         return to_json(self)
 
 
@@ -76,18 +69,17 @@ def target_engine(
     mesh: dict[str, int] | None = None,
     recipe: Recipe | None = None,
 ) -> Engine:
-    """Return an engine that compiles its steps for a target; no weight is read.
+    """Return an engine that compiles steps for a target without reading weights.
 
     Args:
-        target: not the local devices.
-        options: as of `abstract_engine`, without a mesh.
-        model: checkpoint directory, GGUF file or id on the hub: its configuration, dtype and packed forms are used.
-        config: a config.json, in place of a model.
-        mesh: sizes of the axes; None splits lanes over all devices.
-        recipe: recipe of quantised weights, as of `abstract_engine`; weights of a quantised model are packed.
+        options: as for `abstract_engine`, without a mesh.
+        model: checkpoint directory, GGUF file or Hub id, for configuration, dtype and packed forms.
+        config: config.json, instead of a model.
+        mesh: axis sizes; None splits lanes over all devices.
+        recipe: of quantised weights; weights of a quantised model are packed.
 
     Raises:
-        TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
+        TargetError: no compiler for the target, or another number of devices than the mesh.
     """
     devices = target.devices
     sizes = {"data": target.count} if mesh is None else mesh
@@ -108,19 +100,17 @@ def target_engine(
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:
-    """Return the steps of the report: the steps of all lanes."""
+    """Return the steps of all lanes."""
     return all_shapes(engine, only_full=True, drafts=True)
 
 
 def report_on(
     engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda count, name: None
 ) -> TargetReport:
-    """Report on an engine's steps, compiled for its target or loaded from storage.
+    """Report on steps, compiled for the target or loaded from storage.
 
     Args:
-        engine: result of `target_engine`.
-        shapes: the steps, from `shapes_of`.
-        step_done: called with the number of finished steps and the name of the next.
+        step_done: called with finished steps and the next name.
     """
     target = engine.placement.target
     assert target is not None
@@ -144,7 +134,7 @@ def report_on(
 
 
 def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore | None) -> StepReport:
-    """Report on one step; without a fault the report is stored for other processes."""
+    """Report on one step; a report without faults is stored for other processes."""
     name = None
     if store is not None and (key := engine.programs.key(shape, engine.example_arguments(shape))) is not None:
         name = f"{key}-{engine.context}.json"
@@ -171,12 +161,12 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Return the bytes of weights, the pool and a scoring call's pool in XLA's layout.
+    """Return the bytes of weights, pool and scoring pool in XLA's layout.
 
-    They follow from the arguments of a decode and of a scoring step, which have pools of different sizes.
+    Arguments of a decode and a scoring step have pools of different sizes.
     """
     scoring = engine.prefill_lanes
-    shapes = engine.generating(engine.lanes, 1), Shape("score", scoring, engine.chunk, scoring, 0)
+    shapes = engine.generating(engine.lanes, 1), engine.scoring(scoring, engine.chunk)
     reports = [steps[shape].certificate for shape in shapes if shape in steps]
     arguments = [certificate.memory.arguments for certificate in reports if certificate is not None]
     if len(arguments) < len(shapes):

@@ -1,4 +1,4 @@
-"""Special and added tokens of a tokenizer, as the files of a checkpoint declare them."""
+"""Special and added tokens of a tokenizer, from a checkpoint's files."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,9 +9,8 @@ from tokenizers import AddedToken
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NAMED = "model_specific_special_tokens"
-"""Key of special tokens that have a name of the model's own."""
 ADDED, SPECIAL = "added_tokens", "added_tokens_special"
-"""Keys of the content of added_tokens.json, and of the special tokens among it."""
+"""Keys of the content of added_tokens.json and its special tokens."""
 _FLAGS = ("lstrip", "rstrip", "single_word", "special", "normalized")
 
 Token = str | AddedToken
@@ -20,12 +19,8 @@ Token = str | AddedToken
 def special_tokens(settings: Mapping[str, Any], defaults: Mapping[str, str | None]) -> dict[str, Token]:
     """Return the named tokens: bos_token, eos_token, ..., image_token, ...
 
-    Args:
-        settings: settings of the checkpoint's files.
-        defaults: tokens where these do not say anything.
-
     Raises:
-        ValueError: one is no token.
+        ValueError: a wrong entry.
     """
     tokens: dict[str, Token] = {}
     named = {role: settings.get(role, defaults.get(role)) for role in ROLES} | settings.get(NAMED, {})
@@ -44,16 +39,13 @@ def add_tokens(
     """Add missing tokens in the order of transformers, so that their ids are equal.
 
     Args:
-        backend: backend of the checkpoint.
-        settings: settings of its files.
-        named: special tokens that have a name.
-        written: added tokens of tokenizer.json, which count if tokenizer_config.json lists none.
+        written: added tokens of tokenizer.json, used if tokenizer_config.json lists none.
 
     Returns:
         All special tokens, in order.
 
     Raises:
-        ValueError: a token has another id than the one that the files give it.
+        ValueError: a token has another id than in the files.
     """
     declared = _declared(settings)
     if "added_tokens_decoder" not in settings:
@@ -92,7 +84,6 @@ def add_tokens(
 
 
 def _declared(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return the added tokens that the files give an id."""
     declared = settings.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
         raise ValueError("added_tokens_decoder: expected an object of token id -> token")
@@ -111,17 +102,16 @@ def _declared(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def str_of(token: Token) -> str:
-    """Return the text of a token."""
     return token if isinstance(token, str) else token.content
 
 
 def is_token(value: Any) -> bool:
-    """Whether a value of tokenizer files is an added token: an object with its content."""
+    """Whether a value of tokenizer files is an object with the content of a token."""
     return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 
 def token_of(value: Any, where: str) -> Token | Any:
-    """Return a token written as text or as the object of an AddedToken."""
+    """Return a token from text or an AddedToken object."""
     if isinstance(value, str):
         return value
     if not is_token(value):

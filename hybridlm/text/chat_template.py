@@ -1,7 +1,6 @@
-"""Chat templates: jinja2 in its immutable sandbox, with the functions that Hugging Face templates use.
+"""Chat templates: jinja2's immutable sandbox with Hugging Face's functions.
 
-Templates come with checkpoints and are untrusted code. The sandbox keeps them from Python's internals and from changing
-their input; it does not limit their time or memory.
+Templates are untrusted code. The sandbox protects Python's internals and their input; it does not limit time or memory.
 """
 
 import json
@@ -10,18 +9,18 @@ from typing import Any
 
 
 class ChatTemplateError(ValueError):
-    """A chat template that is missing, unusable, or refuses the messages."""
+    """A missing or unusable chat template, or one that refuses the messages."""
 
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning, in the order of precedence of transformers."""
+"""Names of reasoning, in transformers' order of precedence."""
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Mark behind the message that is continued, the one of transformers: templates see the same text."""
+"""Mark behind the continued message, as in transformers."""
 MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_url"})
 
 
 def faults_of_tools(tools: Sequence[Any]) -> list[str]:
-    """Return the faults of tools: each needs OpenAI's form."""
+    """Return the faults of tools that lack OpenAI's form."""
     expected = 'expected {"type": "function", "function": {...}}'
     return [
         f"tools[{index}]: {expected}, got {tool!r:.200}"
@@ -35,15 +34,8 @@ def faults_of_tools(tools: Sequence[Any]) -> list[str]:
 class CompiledTemplate:
     """A compiled template.
 
-    Args:
-        source: text of the template.
-        where: its name in messages.
-
     Attributes:
-        variables: names that it reads.
-
-    Raises:
-        ChatTemplateError: wrong syntax.
+        variables: its free names.
     """
 
     def __init__(self, source: str, where: str) -> None:
@@ -58,7 +50,7 @@ class CompiledTemplate:
         self._source, self._where, self.variables = source, where, frozenset(names)
 
     def text(self, variables: Mapping[str, Any]) -> str:
-        """Return the text of the template; raise ChatTemplateError for an error in it."""
+        """Return the rendered text, or raise ChatTemplateError."""
         try:
             return self._template.render(**variables)
         except Exception as error:
@@ -67,7 +59,7 @@ class CompiledTemplate:
 
 
 class ChatTemplate(CompiledTemplate):
-    """A compiled chat template; it raises ChatTemplateError for a source without `messages`."""
+    """A compiled chat template; a source without `messages` raises ChatTemplateError."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source, "chat template")
@@ -80,16 +72,14 @@ class ChatTemplate(CompiledTemplate):
         """Return the text of a conversation.
 
         Args:
-            messages: {"role": ..., "content": ...} in order; keys with value None are removed, as in transformers.
-                Reasoning is known to the template by each of its names, whichever the message has.
-            continue_final_message: end within the last message, in its content or in the field of this name.
-            variables: other variables of the template; JSON values.
+            messages: {"role": ..., "content": ...} in order; as in transformers, None values are removed and reasoning
+                has each of its names.
+            continue_final_message: end within the last message, in its content or this field.
+            variables: other JSON variables.
 
         Raises:
             ChatTemplateError: no messages, a message without a role or with parts that are not text, a last message
-                that cannot be continued, or an error in the template, also from its `raise_exception` or from the
-                sandbox.
-            TypeError: a message or value that is not plain data.
+                that cannot be continued, or an error of template or sandbox.
         """
         if isinstance(messages, str | Mapping):
             raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")
@@ -110,9 +100,9 @@ class ChatTemplate(CompiledTemplate):
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Join lists of text parts by line ends if the template takes no lists.
 
-        This is as in vLLM.
+        As in vLLM.
 
-        It takes none if it raises, or writes Python's form of the list into the prompt.
+        It takes none if it raises or renders the list as Python does.
         """
         listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
         if not listed or not all(_is_text_part(part) for content in listed for part in content):
@@ -132,7 +122,7 @@ class ChatTemplate(CompiledTemplate):
     def _with_known_arguments(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return arguments of tool calls as objects if the template rejects or drops strings."""
+        """Return tool-call arguments as objects if the template rejects or drops strings."""
         places = [
             (i, j, function)
             for i, message in enumerate(messages)
@@ -151,7 +141,6 @@ class ChatTemplate(CompiledTemplate):
         return _with_arguments(messages, {id(function): _arguments(i, j, function) for i, j, function in places})
 
     def _continued(self, messages: list[dict[str, Any]], field: str, variables: Mapping[str, Any]) -> str:
-        """Return the text up to the end of a field of the last message."""
         content = messages[-1].get(field)
         fields = [name for name in REASONING if messages[-1].get(name) == content] if field in REASONING else [field]
         if content is None:
@@ -182,7 +171,7 @@ class ChatTemplate(CompiledTemplate):
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under the names that templates read, as in transformers."""
+    """Return a message with its reasoning under every name, as in transformers."""
     reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -192,7 +181,6 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the functions of a message's tool calls; the key "function" is optional."""
     calls = message.get("tool_calls")
     functions = (
         [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
@@ -201,7 +189,7 @@ def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_arguments(messages: list[dict[str, Any]], arguments: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """Return the messages with other arguments, by the id() of each function."""
+    """Return the messages with other arguments, by id() of the function."""
 
     def changed(call: Any) -> Any:
         if id(call) in arguments:

@@ -1,7 +1,7 @@
-"""Control tokens in users' texts, separate from the template's control tokens.
+"""Control tokens in users' texts, apart from the template's.
 
-Control tokens in users' texts are marked before a template is rendered; marked parts of its text are encoded as plain
-text. The marks are the private characters of transformers, so that texts have the same ids there.
+They are marked before a template is rendered and encoded as plain text. The marks are transformers' private characters,
+for equal ids.
 """
 
 import re
@@ -11,16 +11,13 @@ from typing import Any
 from hybridlm.text.tokenizer import Tokenizer
 
 BEGIN, END = "\U000f0000", "\U000f0001"
-"""Characters before each character of a marked token, and behind it.
-
-A template that cuts texts can so leave no token whole that was marked.
-"""
+"""Marks before each character of a token, and behind it, so that a cut text has no complete token."""
 
 
 def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
-    """Return the tokens reserved for a template: special tokens, and added tokens in its source.
+    """Return a template's reserved tokens: special tokens, and added tokens in its source.
 
-    A checkpoint may name the latter instead (`chat_control_tokens` in tokenizer_config.json).
+    `chat_control_tokens` in tokenizer_config.json replaces the latter.
     """
     from hybridlm.text.sandbox import literal_text  # jinja2 takes a while to import
 
@@ -35,11 +32,7 @@ def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
 
 
 class ControlTokens:
-    """Marks control tokens and encodes marked texts.
-
-    Args:
-        tokens: those that only a template may write.
-    """
+    """Marks control tokens and encodes marked texts."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[str]):
         self._tokenizer = tokenizer
@@ -48,7 +41,7 @@ class ControlTokens:
         self._line = tokenizer.encode("\n", add_special_tokens=False)
 
     def mark(self, value: Any) -> Any:
-        """Return a JSON value with marks around every control token, also in field names."""
+        """Return a JSON value with marked control tokens, also in field names."""
         if isinstance(value, str):
             # Marks in the text itself could forge one.
             return self._any.sub(lambda match: _marked(match[0]), value.replace(BEGIN, "").replace(END, ""))
@@ -59,7 +52,7 @@ class ControlTokens:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered text, without BOS or EOS of the tokenizer.
 
-        A template that cuts texts may leave a part of a mark: it is dropped, and still divides the text.
+        A partial mark of a cut text is dropped, and divides the text.
 
         Raises:
             ValueError: the tokenizer makes a control token of plain text.
@@ -78,8 +71,6 @@ class ControlTokens:
         return ids
 
     def _encode_piece(self, piece: str, plain: bool) -> list[int]:
-        """Return the token ids of a text within another one."""
-
         def encode(text: str) -> list[int]:
             if plain:
                 return self._tokenizer.encode_plain(text)
@@ -96,5 +87,5 @@ def _marked(token: str) -> str:
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Return an expression of any token, longest first; without tokens it never matches."""
+    """Return an expression of any token, longest first; never matches without tokens."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

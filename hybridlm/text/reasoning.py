@@ -6,15 +6,15 @@ from typing import NamedTuple
 from hybridlm.text.tokenizer import Tokenizer
 
 _LOOK_BACK = 32
-"""Number of last tokens of a prompt that are searched for a start marker."""
+"""Last prompt tokens that are searched for a start marker."""
 
 
 class Thoughts(NamedTuple):
     """The two parts of a completion.
 
     Attributes:
-        reasoning: the thoughts without their markers and without white space around them; None without thoughts.
-        answer: the text after the thoughts, without white space before it; "" while the thoughts have not ended.
+        reasoning: stripped thoughts without markers; None without thoughts.
+        answer: text after the thoughts; "" before their end.
     """
 
     reasoning: str | None
@@ -25,8 +25,8 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
     """Return the markers before and after thoughts; None without markers.
 
     Args:
-        tokenizer: has one of `THINK_MARKERS` as a token, or in a chat template.
-        think_end: another end marker; the start marker is the same without its "/".
+        tokenizer: with `THINK_MARKERS` as tokens or in a chat template.
+        think_end: another end marker, which has "/".
     """
     if think_end is None:
         return tokenizer.think_markers
@@ -34,7 +34,6 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
 
 
 def opens_thoughts(tokenizer: Tokenizer, prompt: Sequence[int], markers: tuple[str, str]) -> bool:
-    """Return True if a prompt ends with the start marker of thoughts."""
     return tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False).rstrip().endswith(markers[0])
 
 
@@ -47,15 +46,14 @@ def split_thoughts(
     skip_special_tokens: bool = True,
     keep_tool_markers: bool = False,
 ) -> Thoughts:
-    """Split a completion where its thoughts end.
+    """Split a completion at the end of its thoughts.
 
     Args:
-        tokenizer: tokenizer of the completion.
-        text: decoded, with the options below; it may end before the last tokens, at a stop string.
-        token_ids: the completion, for markers that the text leaves out.
+        text: decoded with the options below; may end at a stop string.
+        token_ids: for markers that the text lacks.
         markers: see `markers_of`.
-        opened: the prompt ended within thoughts; otherwise they are what follows a start marker at the beginning.
-        skip_special_tokens, keep_tool_markers: how the text was decoded.
+        opened: the prompt ended within thoughts.
+        skip_special_tokens, keep_tool_markers: of the text.
     """
     if markers is None:
         return Thoughts(None, text)
@@ -72,18 +70,9 @@ def split_thoughts(
 
 
 class ThinkingBudget:
-    """Counts the tokens of a sequence's thoughts.
-
-    Attributes:
-        end_ids: tokens of the end marker.
-    """
+    """Counts the tokens of a sequence's thoughts."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], budget: int, think_end: str | None):
-        """Begin a sequence.
-
-        Raises:
-            ValueError: the tokenizer has no end marker.
-        """
         markers = markers_of(tokenizer, think_end)
         if markers is None:
             raise ValueError("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
@@ -93,7 +82,7 @@ class ThinkingBudget:
         self.end_ids = tokenizer.encode(markers[1], add_special_tokens=False)
 
     def spent(self, token: int) -> bool:
-        """Add a token; return whether the thoughts have to end now."""
+        """Add a token; return whether the thoughts must end now."""
         if self._budget < 0:
             return False
         self._text += self._stream.push(token)
@@ -111,7 +100,7 @@ class ThinkingBudget:
 
 
 class ThoughtsEnd:
-    """Finds the end marker in the tokens that follow a prompt within thoughts."""
+    """End marker search in tokens after a prompt with open thoughts."""
 
     def __init__(self, tokenizer: Tokenizer, end: str):
         self._stream, self._end, self._text = tokenizer.stream(skip_special_tokens=False), end, ""
@@ -126,14 +115,14 @@ class ThoughtsEnd:
         return None if place < 0 else text[place + len(self._end) :]
 
     def before_end(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that are certainly thoughts; markers may span tokens."""
+        """Return the number of leading tokens that are surely thoughts; markers may span tokens."""
         if self._end_id is None:
             return 0
         return tokens.index(self._end_id) if self._end_id in tokens else len(tokens)
 
 
 def thoughts_end(tokenizer: Tokenizer, prompt: Sequence[int], think_end: str | None) -> ThoughtsEnd | None:
-    """Return a finder of the end of thoughts; None for a prompt without open thoughts."""
+    """Return a finder of the end of thoughts; None without open thoughts."""
     markers = markers_of(tokenizer, think_end)
     if markers is None or not opens_thoughts(tokenizer, prompt, markers):
         return None

@@ -1,4 +1,4 @@
-"""jinja2's immutable sandbox as chat templates need it: stricter about names, with Hugging Face's functions."""
+"""jinja2's immutable sandbox: stricter about names, with Hugging Face's functions."""
 
 import json
 from collections.abc import Set
@@ -19,19 +19,14 @@ __all__ = ["TemplateError", "compile_template", "literal_text"]
 
 
 def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
-    """Return a template and the names that it reads.
-
-    Raises:
-        TemplateError: a syntax error.
-        RecursionError: it is nested too deeply.
-    """
+    """Return a template and the names that it reads."""
     sandbox = _sandbox()
     names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
     return sandbox.from_string(source), names
 
 
 def literal_text(source: str) -> str:
-    """Return the texts in a template, separated by NUL; raise as `compile_template`."""
+    """Return the texts in a template, separated by NUL; raises as `compile_template`."""
     tree = _sandbox().parse(source)
     texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
     texts |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
@@ -48,7 +43,7 @@ def _sandbox() -> "_Sandbox":
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text; it renders its body unchanged."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text; its body is unchanged."""
 
     tags = {"generation"}
 
@@ -58,7 +53,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Implement `namespace()` without underscore names: jinja2 would pass these to Python."""
+    """`namespace()` without underscore names, which jinja2 would pass to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -96,7 +91,7 @@ def _namespace(*args: Any, **kwargs: Any) -> _Namespace:
 
 
 class _Dict:
-    """`dict` as templates use it, without the rest of the type."""
+    """`dict` for templates, without the rest of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

@@ -6,12 +6,7 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 class GrowingText:
-    """The decoded text of one sequence, ended by the first stop string.
-
-    Attributes:
-        text: everything decoded so far; it ends before the stop string once one was found.
-        stopped: whether a stop string was found.
-    """
+    """The decoded text of one sequence, ended by the first stop string."""
 
     def __init__(
         self,
@@ -28,13 +23,12 @@ class GrowingText:
         self.stopped = False
 
     def push(self, token: int) -> None:
-        """Add one token."""
         self._add(self._stream.push(token))
         if self._stops and not self.stopped:
             self._stop_in(self._stream.unsettled())
 
     def finish(self) -> None:
-        """Add the text that was held back, when no more tokens will come."""
+        """Add the text that was held back."""
         if not self.stopped:
             self._add(self._stream.flush())
 
@@ -44,7 +38,6 @@ class GrowingText:
         self._find(self.text, length)
 
     def _stop_in(self, rest: str) -> None:
-        """End the text at a stop string that later tokens cannot change."""
         if rest:
             self._find(self.text + rest, len(self.text))
 

@@ -1,7 +1,7 @@
 """Incremental detokenization: joined pieces equal the whole text, and pieces never change.
 
-`tokenizers.decoders.DecodeStream` was tried first. It raises for bytes that turn out to be invalid behind a character
-that it has given out, holds back a U+FFFD that is part of the text, and has no end.
+`tokenizers.decoders.DecodeStream` raises for invalid bytes behind a returned character, holds back a U+FFFD of the
+text, and has no end.
 """
 
 import json
@@ -14,24 +14,23 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 64
-"""Tokens after which the window is shortened; bounds the work per token."""
+"""Tokens after which the window is shortened."""
 _MIN_CONTEXT = 4
-"""Tokens that stay in a shortened window, because decoders treat the first token of a text differently."""
+"""Tokens of a shortened window: decoders treat the first token of a text differently."""
 _OF_ONE_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")
-"""Decoders that change each token separately, except the first one and repetitions."""
+"""Decoders that change each token separately, except the first and repetitions."""
 _IN_BYTE_TOKENS = frozenset("<0x123456789abcdefABCDEF>")
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """Properties of a tokenizer's decoder that decide when a text is final.
+    """Decoder properties that decide when text is final.
 
     Attributes:
-        by_token: a token changes no text before it, except as in the next two; otherwise nothing is final before
-            the end.
-        joins_bytes: the text may end within a character, which the next token completes (byte level).
-        byte_tokens: ids of tokens for one byte; a run of them is text only if all of it is valid (byte fallback), so it
-            is final once another token follows.
+        by_token: a token changes no earlier text, except as below; otherwise only the end is final.
+        joins_bytes: the text may end within a character (byte level).
+        byte_tokens: one-byte tokens (byte fallback); a run is final once another token follows, because it must be
+            valid as a whole.
     """
 
     by_token: bool = True
@@ -40,7 +39,6 @@ class Streaming:
 
 
 def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
-    """Return the properties of a tokenizer's decoder."""
     if backend.decoder is None:
         return Streaming(joins_bytes=False)
     steps = _flat(json.loads(backend.decoder.__getstate__()))
@@ -60,7 +58,7 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether each token of a chain of decoders adds its text to the end."""
+    """Whether each token of the decoders appends its text."""
     joined = after_suffix = False
     for place, step in enumerate(steps):
         kind = step.get("type")
@@ -81,7 +79,7 @@ def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
 
 
 def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
-    """Whether a decoder neither changes nor makes a token such as "<0x0A>"."""
+    """Whether a decoder neither changes nor makes tokens such as "<0x0A>"."""
     pattern = (step.get("pattern") or {}).get("String")
     return step.get("type") == "Replace" and bool(pattern) and not _IN_BYTE_TOKENS & {*pattern, *step["content"]}
 
@@ -89,8 +87,7 @@ def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
 class StreamDecoder:
     """Decoder of token ids to text, one at a time.
 
-    Text is held back while a later token could still change it: an incomplete UTF-8 character, a run of byte-fallback
-    tokens, and everything with a decoder that looks at the whole text.
+    Text is held back while a later token could change it.
     """
 
     def __init__(
@@ -102,8 +99,7 @@ class StreamDecoder:
         """Begin a sequence.
 
         Args:
-            decode: returns the text of a list of ids.
-            streaming: properties of the decoder; None for a byte-level decoder.
+            streaming: None for a byte-level decoder.
             has_text: whether `decode` uses an id at all.
         """
         self._decode, self._has_text = decode, has_text
@@ -114,7 +110,7 @@ class StreamDecoder:
         self._held = False
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is now final, often "" within a character."""
+        """Add a token; return the final text, often "" within a character."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -133,17 +129,17 @@ class StreamDecoder:
         return piece
 
     def unsettled(self) -> str:
-        """Return the pending text as at the end of the sequence, without an incomplete character."""
+        """Return the pending text without an incomplete character."""
         return self._decode(self._window)[self._given :].rstrip(REPLACEMENT) if self._held else ""
 
     def flush(self) -> str:
-        """Return the pending text at the end of the sequence; incomplete characters are U+FFFD."""
+        """Return the pending text at the end; incomplete characters are U+FFFD."""
         rest = self._decode(self._window)[self._given :] if self._held else ""
         self._window, self._given, self._held = [], 0, False
         return rest
 
     def _shorten(self, text: str) -> None:
-        """Drop first tokens of the window if the rest is independent of them."""
+        """Drop first tokens of the window that the rest is independent of."""
         if self._held:
             half = len(self._window) // 2
             head, tail = self._decode(self._window[:half]), self._decode(self._window[half:])

@@ -1,7 +1,6 @@
-"""tiktoken.model of Kimi checkpoints without tokenizer.json: byte strings with ranks, as byte-level BPE.
+"""tiktoken.model of Kimi checkpoints without tokenizer.json, as byte-level BPE.
 
-The pattern that splits a text, the reserved tokens and the cuts of long texts are equal to the checkpoints' Python
-file, which is not run.
+Pattern, reserved tokens and cuts of long texts equal the checkpoints' Python file, which is not run.
 """
 
 import base64
@@ -20,14 +19,14 @@ from models.families.tokenizers import TIKTOKEN as MODEL_TYPES
 NAME = "tiktoken.model"
 MAX_TIKTOKEN_BYTES = 50 * MEGABYTE
 CLASS, CODE = "TikTokenTokenizer", "tokenization_kimi.py"
-"""Checkpoints that are read: their `tokenizer_class` and Python file."""
+"""`tokenizer_class` and Python file of known checkpoints."""
 RESERVED = 258
-"""Number of tokens after the ranks; unnamed tokens are <|reserved_token_ID|>."""
+"""Tokens after the ranks; unnamed ones are <|reserved_token_ID|>."""
 DEFAULT_SPECIAL = (
     "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|start_header_id|>", "<|end_header_id|>", "[EOT]",
     "<|im_system|>", "<|im_middle|>",
 )  # fmt: skip
-"""Special tokens where tokenizer_config.json has no additional_special_tokens."""
+"""Special tokens without additional_special_tokens in tokenizer_config.json."""
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 WORDS = (
@@ -40,13 +39,13 @@ WORDS = (
     r"\s+(?!\S)",
     r"\s+",
 )
-"""Patterns of pieces that are tokenised separately, in the order of trials."""
+"""Patterns of separately tokenised pieces, in the order of trials."""
 MAX_PIECE, MAX_RUN = 400_000, 25_000
-"""Characters after which a text is cut: of all kinds, and one after another with, or without, white space."""
+"""Characters after which a text is cut: any, and a run with, or without, white space."""
 
 
 def is_read(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether tiktoken.model of a checkpoint with these settings is of the known kind."""
+    """Whether tiktoken.model is of the known kind."""
     return config.get("model_type") in MODEL_TYPES and settings.get("tokenizer_class") == CLASS
 
 
@@ -54,13 +53,11 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
     """Return the tokenizer of tiktoken.model, with its added tokens.
 
     Args:
-        directory: directory of the checkpoint.
-        settings: settings of tokenizer_config.json.
-        special: tokens that have no text when special tokens are skipped.
+        special: tokens without text when special tokens are skipped.
 
     Raises:
-        CheckpointError: the file is too long, or not made of "base64 rank" lines with the ranks 0, 1, ... of different
-            byte strings and all single bytes; or the Python file in the same folder has another pattern.
+        CheckpointError: the file is too long, no "base64 rank" lines with ranks 0, 1, ... of distinct byte strings and
+            all bytes, or the Python file has another pattern.
     """
     path = directory / NAME
     ranks = _ranks(path)
@@ -100,7 +97,6 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
 
 
 def _ranks(path: Path) -> dict[bytes, int]:
-    """Return byte string -> rank, in the order of the ranks."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_text(path, MAX_TIKTOKEN_BYTES).split("\n"), 1):
         if not line.strip():
@@ -123,12 +119,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def cut(text: str, added: Sequence[str]) -> list[str]:
-    """Cut a text between added tokens; long pieces are cut further.
-
-    Args:
-        text: text of any length.
-        added: tokens that are found first.
-    """
+    """Cut a text at added tokens, and long pieces further."""
     if len(text) <= MAX_RUN:
         return [text]
     between = re.split(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})", text)
@@ -140,7 +131,7 @@ def cut(text: str, added: Sequence[str]) -> list[str]:
 
 
 def _runs(text: str) -> list[str]:
-    """Cut a text after each `MAX_RUN` characters with, or without, white space only."""
+    """Cut a text after each `MAX_RUN` characters with, or without, white space."""
     ends = [0]
     for run in re.finditer(r"\S+|\s+", text):
         ends += range(run.start() + MAX_RUN, run.end(), MAX_RUN)
@@ -148,7 +139,7 @@ def _runs(text: str) -> list[str]:
 
 
 def in_order(value: Any) -> Any:
-    """Sort the keys of objects in JSON data: these checkpoints expect sorted tools."""
+    """Sort keys of JSON objects: these checkpoints expect sorted tools."""
     if isinstance(value, Mapping):
         return {key: in_order(value[key]) for key in sorted(value)}
     return [in_order(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional.
+"""Tokenizer of a checkpoint: tokenizer.json by `tokenizers`, chat template by jinja2; optional.
 
 More than 300 lines: one class, from the text to its ids and back.
 """
@@ -21,26 +21,25 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "ChatTemplateError", "StreamDecoder", "Tokenizer"]
 
 TOOL_WORDS = ("tool", "function")
-"""Words in the names of special tokens that mark tool calls and their results."""
+"""Words in names of special tokens of tool calls and results."""
 
 
 THINK_MARKERS = (
     ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"), ("◁think▷", "◁/think▷"),
 )  # fmt: skip
-"""Markers before and after thoughts that models write."""
 THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Names under which chat templates read whether the model shall think."""
+"""Template variables that turn thinking on or off."""
 
 
 class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
     Attributes:
-        special_tokens: "bos_token", "eos_token", ... -> the token, for those that tokenizer_config.json names.
-        chat_templates: name -> source; "default" is used unless another one is asked for.
-        chat_control_tokens: added tokens reserved for chat templates, in addition to special tokens, where
-            tokenizer_config.json names them; None where it does not.
+        special_tokens: "bos_token", "eos_token", ... -> the token.
+        chat_templates: name -> source, by default "default".
+        chat_control_tokens: added tokens reserved for chat templates, besides special tokens; None if
+            tokenizer_config.json names none.
     """
 
     def __init__(
@@ -54,10 +53,9 @@ class Tokenizer:
         """Wrap a tokenizer.
 
         Args:
-            backend: backend of the `tokenizers` library; its truncation and padding are switched off.
-            special_tokens, chat_templates: see the attributes.
-            of_tiktoken: it was made of Kimi's tiktoken.model: long texts are cut as there, and the keys of tools are
-                sorted before a chat template sees them.
+            backend: from the `tokenizers` library; truncation and padding are switched off.
+            special_tokens, chat_templates: as the attributes.
+            of_tiktoken: from Kimi's tiktoken.model: long texts are cut, and keys of tools sorted.
 
         Raises:
             ValueError: bos_token or eos_token is not in the vocabulary.
@@ -79,14 +77,13 @@ class Tokenizer:
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
         """Return the tokenizer of a checkpoint directory or a GGUF file.
 
-        None without a tokenizer: token ids always work.
+        None without a tokenizer; a tokenizer in another format causes a warning.
 
-        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json (class, added and special tokens, chat
-        template), chat_template.jinja, additional_chat_templates/ and, of older checkpoints, special_tokens_map.json
-        and added_tokens.json. Warns if there is a tokenizer in another format only.
+        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json, chat_template.jinja,
+        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json.
 
         Raises:
-            CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
+            CheckpointError: a file that is too long or unreadable, or an unknown tokenizer class.
         """
         # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
         from hybridlm.text import tokenizer_files as files
@@ -99,48 +96,48 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Largest token id plus one, with added tokens; models often pad their vocabulary."""
+        """Largest token id plus one, with added tokens; models may pad it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
-        """Return the content of tokenizer.json with the added tokens of the other files."""
+        """Return tokenizer.json with the added tokens of other files."""
         return self._backend.to_str()
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of everything that the token ids of a text depend on."""
+        """SHA-256 (hexadecimal) of everything that token ids depend on."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def chat_fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the chat templates and their special tokens."""
+        """SHA-256 (hexadecimal) of chat templates and their special tokens."""
         parts = [self.chat_templates, self.special_tokens, *([self._of_tiktoken] if self._of_tiktoken else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text; None without one."""
+        """Id of the first token of a text, or None."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a text; None without one."""
+        """Id of the last token of a text, or None."""
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token; None if it is not in the vocabulary."""
+        """Return the id of a token; None outside the vocabulary."""
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; special tokens in the text become their ids.
+        """Return the token ids of a text; special tokens become their ids.
 
         Args:
-            text: text of any length; never truncated.
-            add_special_tokens: add the tokens that tokenizer.json puts around every text (for example BOS). False for
-                the text of a chat template, which has them already.
+            text: any length; never truncated.
+            add_special_tokens: add tokens around every text (such as BOS); False for the text of a chat template, which
+                has them.
 
         Raises:
-            ValueError: lone surrogates, which are not Unicode text.
+            ValueError: lone surrogates.
         """
         try:
             text.encode()
@@ -154,24 +151,24 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_open(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, without tokens that tokenizer.json adds at its end."""
+        """Return the token ids of a text, without tokens added at its end."""
         ids = self.encode(text, add_special_tokens)
         return ids[: len(ids) - self._added_behind] if add_special_tokens else ids
 
     @cached_property
     def _added_behind(self) -> int:
-        """Number of tokens that tokenizer.json adds at the end of every text, such as EOS."""
+        """Number of tokens added at the end of every text."""
         # An added token has an id in every vocabulary.
         mask = self._backend.encode("".join(["a", *list(self.added_tokens)[:1]])).special_tokens_mask
         return next((i for i, added in enumerate(reversed(mask)) if not added), 0)
 
     @cached_property
     def added_tokens(self) -> dict[str, bool]:
-        """Added tokens, matched before the vocabulary -> True for special tokens."""
+        """Added tokens, matched before the vocabulary -> whether they are special."""
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return a copy with further special tokens; new tokens get the last ids."""
+        """Return a copy with further special tokens; new ones get the last ids."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Backend
 
@@ -192,11 +189,11 @@ class Tokenizer:
         return [token.id for split in splits for token in backend.model.tokenize(split)]
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
-        """Return the ids that have no text.
+        """Return the ids without text.
 
         Args:
-            skip_special_tokens: leave special tokens out.
-            keep_tool_markers: keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
+            skip_special_tokens: without special tokens.
+            keep_tool_markers: except with "tool" or "function" in their name (<tool_call>, ...).
         """
         if not skip_special_tokens:
             return frozenset()
@@ -210,14 +207,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
         """Return the text of token ids.
 
-        Ids beyond the vocabulary (padding of a model) have no text, as in transformers.
+        Ids beyond the vocabulary have no text, as in transformers.
 
         Args:
-            ids: token ids.
             skip_special_tokens, keep_tool_markers: see `skipped`.
 
         Raises:
-            ValueError: an id that is negative or has more than 32 bits.
+            ValueError: a negative id, or of more than 32 bits.
         """
         ids = [int(token) for token in ids]
         bad = [token for token in ids if not 0 <= token < 2**32]
@@ -243,7 +239,7 @@ class Tokenizer:
 
     @cached_property
     def think_markers(self) -> tuple[str, str] | None:
-        """The markers before and after thoughts, by vocabulary or chat templates; None for none."""
+        """Markers around thoughts, by vocabulary or chat templates, or None."""
         sources = list(self.chat_templates.values())
         for pair in THINK_MARKERS:
             if self.token_to_id(pair[1]) is not None or any(pair[1] in source for source in sources):
@@ -253,11 +249,7 @@ class Tokenizer:
     def thinking_variables(
         self, enable_thinking: bool | None, chat_template: str | None = None, tools: Any = None
     ) -> dict[str, bool]:
-        """Return the template variables that turn thinking on or off; none for None.
-
-        Raises:
-            ChatTemplateError: the template knows no such variable.
-        """
+        """Return the template variables that turn thinking on or off; {} for None."""
         if enable_thinking is None:
             return {}
         names = self._template(chat_template, tools).variables
@@ -270,11 +262,7 @@ class Tokenizer:
         return variables
 
     def effort_variables(self, effort: str, chat_template: str | None = None, tools: Any = None) -> dict[str, Any]:
-        """Return the template variables of a reasoning effort; "none" turns thinking off.
-
-        Raises:
-            ChatTemplateError: the template cannot express this effort.
-        """
+        """Return the template variables of a reasoning effort; "none" turns thinking off."""
         names = self._template(chat_template, tools).variables
         variables: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in names else {}
         if variables or effort == "none":
@@ -288,7 +276,7 @@ class Tokenizer:
 
     @cached_property
     def turn_end_id(self) -> int | None:
-        """Special token after an answer in the chat template; None without such a token."""
+        """Special token after an answer in the chat template, or None."""
         mark = "ANSWER-OF-THE-TURN"
         try:
             chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
@@ -308,12 +296,10 @@ class Tokenizer:
         """Return the token ids of a conversation with tools; refuse templates without tools.
 
         Args:
-            messages, variables: as for `apply_chat_template`.
-            tools: `{"type": "function", "function": {...}}` of each; none for a conversation without tools.
+            tools: `{"type": "function", "function": {...}}` of each.
 
         Raises:
-            ChatTemplateError: the template does not show them, or as `apply_chat_template`.
-            TypeError, ValueError: as `apply_chat_template`; or a tool of another form.
+            ChatTemplateError: the template has no tools.
         """
         for fault in faults_of_tools(tools):
             raise ValueError(fault)
@@ -341,23 +327,22 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation; encode it with `add_special_tokens=False`.
 
-        It equals the text of transformers, except that parts of a content are joined by line ends if the template
-        takes no lists, and arguments of tool calls that are JSON texts become objects if the template takes no texts.
+        It equals transformers' text. Content parts are joined by line ends if the template takes no lists; JSON
+        arguments of tool calls become objects if it takes no texts.
 
         Args:
-            messages: {"role": ..., "content": ...} in order; a content is a text or a list of text parts.
-            add_generation_prompt: end with the beginning of the assistant's answer; None does unless the last message
-                is continued.
-            chat_template: name of one of `chat_templates`, or the source of a template; by default "tool_use" if tools
-                are given and it exists, else "default".
+            messages: {"role": ..., "content": text or list of text parts} in order.
+            add_generation_prompt: begin the assistant's answer; None does unless the last message is continued.
+            chat_template: name in `chat_templates`, or a source; by default "tool_use" with tools if present, else
+                "default".
             tools: JSON schemas of functions.
             documents: objects, for templates that use them.
-            continue_final_message: end within the last message, for the model to continue it; the name of a field
-                continues that one (reasoning_content, ...) instead of the content.
-            variables: other variables of the template (`enable_thinking=False`, ...).
+            continue_final_message: end within the last message; a field name (reasoning_content, ...) continues that
+                field.
+            variables: of the template (`enable_thinking=False`, ...).
 
         Raises:
-            ChatTemplateError: no template, or it cannot be used with these messages.
+            ChatTemplateError: no template, or unusable with these messages.
             TypeError: a value that is not plain data.
         """
         if add_generation_prompt and continue_final_message:

@@ -1,8 +1,8 @@
-"""Tokenizer classes of transformers that build their own pipeline and take little from tokenizer.json.
+"""Tokenizer classes of transformers that build their pipeline and ignore most of tokenizer.json.
 
-`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. Those
-here take its vocabulary, merges and post-processor, and have their own normaliser, pre-tokenizer, decoder and defaults
-for special tokens. Added tokens are those that tokenizer_config.json lists, if it lists any.
+`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. These
+take vocabulary, merges and post-processor from it, and define normaliser, pre-tokenizer, decoder and default special
+tokens.
 """
 
 import warnings
@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from hybridlm.gguf_files.companions import GGUF_TOKENIZER
+from hybridlm.gguf_files.companions import GGUF_TOKENIZER, SPLITS
 from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 _END = "<|endoftext|>"
@@ -22,14 +22,9 @@ DEFAULTS: dict[str, dict[str, str | None]] = {
     "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
     "Qwen3_5Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
-"""Class that is built here -> special tokens where no file names one."""
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORDS = {
-    "Qwen2Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+" + _REST,
-    "Qwen3_5Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+" + _REST,
-}
-"""Class -> pattern of the pieces of a text that are tokenised alone."""
+"""Class -> default special tokens."""
+WORDS = {"Qwen2Tokenizer": SPLITS["qwen2"], "Qwen3_5Tokenizer": SPLITS["qwen35"]}
+"""Class -> pattern of separately tokenised pieces."""
 NOT_BUILT = frozenset(
     f"{name}Tokenizer"
     for name in (
@@ -43,14 +38,13 @@ NOT_BUILT = frozenset(
         "Tipsv2 Udop VideoPrism Vits Wav2Vec2CTC Wav2Vec2PhonemeCTC Whisper XGLM XLM XLMRoberta XLNet"
     ).split()
 )
-"""Further classes of transformers that change tokenizer.json."""
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level: bool) -> str:
     """Return the class that transformers chooses; `PLAIN` for an unchanged tokenizer.json.
 
     Raises:
-        ValueError: the class has another pipeline, and is not built here.
+        ValueError: an unknown pipeline.
     """
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if not isinstance(named, str | None):
@@ -81,11 +75,7 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level:
 
 
 def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a class in `DEFAULTS`, without added tokens.
-
-    Raises:
-        ValueError: tokenizer.json has another model than the class.
-    """
+    """Return the tokenizer of a class in `DEFAULTS`, without added tokens."""
     model: Any = backend.model
     kind = type(model).__name__
     if kind != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -119,12 +109,6 @@ def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokeniz
 
 
 def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
-    """Add the last tokens of a class.
-
-    Args:
-        name: name of the class.
-        backend: has the added tokens of the files.
-        special: all special tokens.
-    """
+    """Add the last tokens of a class."""
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(token, special=True) for token in special])

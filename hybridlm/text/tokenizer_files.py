@@ -1,7 +1,7 @@
 """Tokenizer files of a checkpoint, as transformers reads them: class, tokens and templates.
 
-Without added_tokens_decoder in tokenizer_config.json, the files of older versions count, too: special_tokens_map.json
-and added_tokens.json.
+Without added_tokens_decoder in tokenizer_config.json, special_tokens_map.json and added_tokens.json of older versions
+count, too.
 """
 
 import json
@@ -52,11 +52,7 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
-    """Return the arguments of `Tokenizer`, None without a tokenizer.
-
-    Raises:
-        CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
-    """
+    """Return the arguments of `Tokenizer`, or None."""
     try:
         return _read_tokenizer(path)
     except CheckpointError:
@@ -93,7 +89,7 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
 
 
 def _of_another_format(path: Path) -> TokenizerParts | None:
-    """Return the arguments for a directory without tokenizer.json; warn if its tokenizer is not read."""
+    """Return the arguments without tokenizer.json; warn of a tokenizer in another format."""
     formats = [name for name in OTHER_FORMATS if (path / name).exists()]
     settings, config = ({}, {}) if TIKTOKEN not in formats else (read_settings(path), _read(path / "config.json"))
     if is_read(settings, config):
@@ -129,11 +125,7 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return non-special tokens reserved for chat templates; None if no file names them.
-
-    Raises:
-        ValueError: no list of texts.
-    """
+    """Return non-special tokens reserved for chat templates; None if no file names them."""
     tokens = settings.get("chat_control_tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
@@ -141,12 +133,7 @@ def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
-
-    Raises:
-        CheckpointError: a file is too long or cannot be read.
-        ValueError: a field of a file is wrong.
-    """
+    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json."""
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
@@ -181,12 +168,11 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def _is_own(key: str) -> bool:
-    """Whether a key names a special token of the model's own."""
     return key.endswith("_token") and key not in ROLES
 
 
 def _take_dict(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    """Remove an object from the settings and return it; empty without an object."""
+    """Remove and return an object of the settings; {} without one."""
     return settings.pop(key) if isinstance(settings.get(key), dict) else {}
 
 
@@ -195,12 +181,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> source of the chat templates; files take precedence over tokenizer_config.json.
-
-    Raises:
-        CheckpointError: a file is too long or cannot be read.
-        ValueError: `chat_template` is not one of its forms.
-    """
+    """Return name -> source of chat templates; files precede tokenizer_config.json."""
     files = sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))
     if len(files) > MAX_TEMPLATES:
         raise ValueError(f"{TEMPLATE_FOLDER}: expected at most {MAX_TEMPLATES} templates, found {len(files)}")

@@ -1,8 +1,7 @@
 """Compilation of a step with its buffer assignment for the audit.
 
-Executables of XLA:CPU expose it. The C API through which JAX calls every other backend has no field for it, so there
-XLA writes it to a private temporary folder while it compiles, by options of this one compilation. A program from JAX's
-compilation cache is not compiled, so nothing is written: certified steps are compiled without the cache.
+Executables of XLA:CPU expose it. The C API of other backends has no field for it, so XLA writes it to a private
+temporary folder. A program from JAX's compilation cache writes nothing: certified steps are compiled without the cache.
 """
 
 import tempfile
@@ -14,16 +13,16 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import jax_private
+from ir_passes.targets.kernel_limits import kernel_limits
 from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
 
 GIVEN_OUT = frozenset({"cpu"})
 """Platforms with executables that expose their buffer assignment."""
 WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm", "tpu"})
-"""Platforms with buffer assignments that the audit can read; None is a platform without a name."""
+"""Platforms with readable buffer assignments; None has no name."""
 SETTINGS_AFTERWARDS = frozenset({"tpu"})
-"""Platforms where XLA chooses settings of instructions, for example windows of a kernel, after it wrote the buffer
-assignment: the written program differs from the final one in settings only."""
+"""Platforms where XLA chooses settings of instructions, such as kernel windows, after writing the buffer assignment."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 NOTHING = "the executable gives out no buffer assignment, and XLA wrote none"
@@ -34,8 +33,8 @@ class CompiledProgram:
     """An executable with its buffer assignment, if there is one.
 
     Attributes:
-        dump: serialized HloProto of the executable, where it does not give out its buffer assignment itself.
-        absent: why there is no buffer assignment; None if there is one.
+        dump: serialized HloProto, if the executable does not expose its buffer assignment.
+        absent: reason without a buffer assignment.
     """
 
     compiled: jax.stages.Compiled
@@ -44,10 +43,9 @@ class CompiledProgram:
 
 
 def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> CompiledProgram:
-    """Compile a step and return its buffer assignment, if its platform has one.
+    """Compile a step; return its buffer assignment if its platform has one.
 
-    Args:
-        options: options for XLA. A folder for dumps in them is used and kept.
+    A dump folder in `options` is kept.
     """
     platform = jax_private.platform_of(lowered)
     if platform not in GIVEN_OUT | WRITTEN:
@@ -62,7 +60,8 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
     options = options or {}
     dump_folder = options.get(FOLDER)
     with nullcontext(dump_folder) if dump_folder else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
-        compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
+        with kernel_limits(lowered):
+            compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
         try:
             module = hlo.only_module(compiled)
         except HloError:
@@ -73,7 +72,7 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
 
 
 def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: bool) -> tuple[bytes | None, str | None]:
-    """Return the dump that XLA wrote of an executable, or the reason to reject it."""
+    """Return XLA's dump of an executable, or the reason to reject it."""
     faults: list[str] = []
     for path in sorted(folder.glob("*after_optimizations.hlo.pb")):
         size = path.stat().st_size
@@ -91,7 +90,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: b
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
-    """Return the reason why a dump does not match an executable's text, or None."""
+    """Return why a dump does not match an executable's text, or None."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:

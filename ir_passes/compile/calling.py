@@ -1,8 +1,7 @@
-"""The calling convention of a flat program: the traced function's arguments, with donated pools.
+"""Calling convention of a flat program: the function's arguments, with donated pools.
 
-JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered if a pool would not get
-its own successor. The caller sees the function's arguments and results, at no cost unless outputs are reordered or one
-argument holds both donated pools and other arrays.
+JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered if a pool would miss its
+successor. This costs time only for reordered outputs, or an argument with donated pools and other arrays.
 """
 
 from collections import deque
@@ -25,11 +24,11 @@ class Calling:
     """The calling convention of one step.
 
     Attributes:
-        name: name of the program, in HLO and profiles.
-        arguments, results: pytree structures of the function, of the arguments as (args, kwargs).
-        donated: flattened arguments that give their bytes to successors.
-        order: position in the program's results of each result of the compiled program.
-        argnums: arguments to donate; None if an argument would have to be donated in part.
+        name: in HLO and profiles.
+        arguments, results: pytree structures; of the arguments as (args, kwargs).
+        donated: flattened arguments with successors.
+        order: position in the program's results of each compiled result.
+        argnums: arguments to donate; None for partial donation.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Calling:
 
     @classmethod
     def of(cls, trace: Trace, bound: BoundContract) -> "Calling":
-        """The convention of a traced function with a contract bound to it."""
         donated = tuple(sorted(bound.successors))
         arguments = trace.args, trace.kwargs
         argnums = donated_argnums(*arguments, set(donated))
@@ -49,19 +47,12 @@ class Calling:
         return cls(trace.name, *structures, donated, output_order(bound), argnums)
 
     def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.stages.Lowered:
-        """Lower a program over the flattened arguments, with its pools donated.
-
-        Args:
-            args, kwargs: as the function takes them; shardings are taken from them.
-        """
+        """Lower a program over flattened arguments, with their shardings, and donate its pools."""
         jitted = self.jit(program)
         return jitted.lower(*args, **kwargs) if self.argnums is not None else jitted.lower(*self._leaves(args, kwargs))
 
     def jit(self, program: ir.ClosedJaxpr) -> Any:
-        """Return the program as a jitted function of the arguments, or of their leaves.
-
-        It takes leaves if some argument is donated only in part.
-        """
+        """Return the program as a jitted function of arguments, or of leaves for partial donation."""
         run = ir.as_function(program)
 
         def from_arguments(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +70,7 @@ class Calling:
         return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
-        """Return the callable that takes the function's arguments."""
+        """Return the callable for the function's arguments."""
 
         def from_leaves(*args: Any, **kwargs: Any) -> Any:
             return compiled(*self._leaves(args, kwargs))
@@ -89,29 +80,26 @@ class Calling:
 
     @property
     def in_order(self) -> bool:
-        """Whether the compiled program's results are the function's, in its order."""
+        """Whether compiled results are in the function's order."""
         return self.order == tuple(range(len(self.order)))
 
     def compiled_bound(self, bound: BoundContract) -> BoundContract:
-        """The contract over the compiled program's results, in its order."""
         successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
         return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The flattened arguments."""
         leaves, structure = jax.tree.flatten((args, dict(kwargs)))
         if structure != self.arguments:
             raise TypeError(f"{self.name} was compiled for arguments {self.arguments}, got {structure}")
         return leaves
 
     def _arranged(self, outputs: Sequence[Any]) -> Any:
-        """Return the compiled program's results: the function's, or a reordered flat tuple."""
+        """Return the compiled results: the function's, or a reordered flat tuple."""
         if self.in_order:
             return jax.tree.unflatten(self.results, outputs)
         return tuple(outputs[i] for i in self.order)
 
     def restored(self, leaves: Sequence[Any]) -> Any:
-        """Return the function's results from the compiled program's results."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
             outputs[place] = leaf
@@ -119,7 +107,7 @@ class Calling:
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
-    """Return the order of results that makes JAX pair donated pools with successors."""
+    """Return the order of results that makes JAX pair pools with successors."""
     donors: dict[Any, deque[int]] = {}
     for donor in sorted(bound.successors):
         donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])
@@ -137,10 +125,7 @@ def _kind(bound: Any) -> tuple[Any, ...]:
 
 
 def donated_argnums(args: tuple[Any, ...], kwargs: Mapping[str, Any], donated: set[int]) -> tuple[int, ...] | None:
-    """Return the positional arguments with only donated arrays.
-
-    Returns None if an argument is donated in part, or if a donated argument is passed by name.
-    """
+    """Return the positional arguments with only donated arrays; None for partial or named donation."""
     numbers: list[int] = []
     first_leaf = 0
     for number, arg in enumerate(args):

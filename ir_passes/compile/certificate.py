@@ -1,7 +1,7 @@
-"""The certificate of one compiled step: claims proved and audited, assumptions, and programs.
+"""Certificate of one compiled step: claims proved and audited, assumptions, and programs.
 
-A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
-and the HLO that XLA made of it, by hashes that are the same in every process.
+It holds for one executable: it names the traced program, the rewritten program and XLA's HLO by hashes that are equal
+in every process.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ FORMAT = 6
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions and settings that made the executable.
+    """Versions and settings of an executable.
 
     Attributes:
-        platform, device: as "cpu" and the kind of the device.
-        compiler: hash of this package's sources: rules of the proof, rewrites, audit.
-        flags: settings that change what XLA makes, as "name=value".
+        platform, device: such as "cpu", and the device kind.
+        compiler: hash of this package's sources.
+        flags: settings of XLA, "name=value".
     """
 
     jax: str
@@ -41,12 +41,12 @@ class Fingerprints:
     """sha256 of each form of the step.
 
     Attributes:
-        traced: the jaxpr of the function.
-        compiled: the jaxpr after the rewrites, which was lowered.
-        contract: the contract bound to the arguments.
-        rules: the rewrites with their options, and the declared row-wise and opaque operations.
-        hlo: the scheduled HLO; None if it was not read.
-        schedule: the collectives in their order: processes that run the step together must have the same.
+        traced: jaxpr of the function.
+        compiled: rewritten jaxpr, which was lowered.
+        contract: bound to the arguments.
+        rules: rewrites with options, and declared row-wise and opaque operations.
+        hlo: scheduled HLO; None if not read.
+        schedule: collectives in order, equal in all processes of a step.
     """
 
     traced: str
@@ -63,10 +63,9 @@ class PoolVerdict:
 
     Attributes:
         path: of the argument.
-        successor: path of the output that is written into its bytes; None for a pool that is only read.
-        bytes: of the whole pool.
-        faults: findings of the audit that name it.
-        copies: copies of an array of its type in one call.
+        successor: output in its bytes; None for a pool that is only read.
+        faults: findings of the audit.
+        copies: copies of arrays of its type per call.
     """
 
     path: str
@@ -78,12 +77,12 @@ class PoolVerdict:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the step's memory.
+    """Memory of the step, in bytes.
 
     Attributes:
-        temp, temp_lower_bound: scratch that XLA allocates, most live at once in its schedule.
-        arguments, outputs, aliased: of the executable; aliased are outputs in the bytes of arguments.
-        copied: pool bytes that one call copies, each copy counted once; allowed copies are listed in `copies`.
+        temp, temp_lower_bound: XLA's scratch, and the most live at once.
+        arguments, outputs, aliased: of the executable; aliased outputs are in argument bytes.
+        copied: pool bytes copied per call, each copy once.
     """
 
     temp: int
@@ -96,7 +95,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of each phase; a proof found in the store took none."""
+    """Seconds of each phase; a stored proof took none."""
 
     trace: float
     prove: float
@@ -107,45 +106,42 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Seconds of proofs, rewrites and audit as a fraction of XLA's compile time."""
+        """Seconds of proofs, rewrites and audit, over XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 
 @dataclass(frozen=True)
 class Certificate(Exchanging):
-    """The statements about one executable. Equality compares all fields except the times.
+    """Statements about one executable. Equality ignores times.
 
     Raises:
-        RecordError: a statement has an id that is not in the list of its field (`STATEMENTS`).
+        RecordError: a statement with an id outside its field's list (`STATEMENTS`).
 
     Attributes:
-        format: format of this record.
-        step: name of the function.
+        format: of this record.
+        step: function name.
         certify: "error", "warn" or "off".
         lanes: N.
-        equations: number of equations of the compiled jaxpr, of one device.
-        versions, fingerprints: versions that made the program, and hashes of the program.
-        contract: the entries; one line for all arrays of an argument, or of its field, with equal entries.
-        proved: claims that hold of the compiled jaxpr; ids of `Claim`.
-        audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
-        measured: claims that runs of the step's layers showed; ids of `MeasuredClaim`.
-        not_audited: why there was no audit; None if there was one.
-        assumed: assumptions of proof and audit: declared operations, declassified values, slot maps; ids of
-            `Assumption`.
-        not_covered: properties that neither checks; ids of `NotCovered`.
-        faults: violations and findings, under the ids of `ViolationKind`, `FindingKind` and `MeasuredFault`, or
-            "not-audited"; empty unless `certify` is "warn".
-        notes: remarks of the proof; ids of `Note`.
-        passes: the rewrites in order.
-        copies: pool-sized copies, with the line that made them.
-        neighbours: the values next to results of custom calls in memory; the bodies of the calls were not checked.
-        pools: every pool among the arguments.
-        collectives: exchanges between devices, in the order of the compiled program; of the traced one if `audited` is
-            empty. None on one device.
-        memory: bytes of the step's scratch and arguments, on one device.
-        seconds: seconds of each phase, when the executable was made.
-        reused: the proof was taken from the store.
-        stored: the executable was taken from the store, with the certificate of its compilation.
+        equations: equations of the compiled jaxpr, of one device.
+        versions, fingerprints: of the program.
+        contract: entries; one line for equal entries of an argument or field.
+        proved: `Claim`s on the compiled jaxpr.
+        audited: `AuditClaim`s on XLA's schedule and buffer assignment.
+        measured: `MeasuredClaim`s of runs of the step's layers.
+        not_audited: reason without an audit.
+        assumed: `Assumption`s of proof and audit: declared operations, declassified values, slot maps.
+        not_covered: `NotCovered` properties.
+        faults: by `ViolationKind`, `FindingKind`, `MeasuredFault`, or "not-audited"; empty unless `certify` is "warn".
+        notes: `Note`s of the proof.
+        passes: in order.
+        copies: pool-sized copies, with their lines.
+        neighbours: values next to results of custom calls in memory, whose bodies are unchecked.
+        pools: of the arguments.
+        collectives: in the order of the compiled program, or the traced one without an audit; None on one device.
+        memory: scratch and arguments on one device, in bytes.
+        seconds: by phase, when the executable was made.
+        reused: a stored proof.
+        stored: a stored executable.
     """
 
     format: int
@@ -180,7 +176,7 @@ class Certificate(Exchanging):
                 raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}")
 
     def __repr__(self) -> str:
-        """Return one line; `report` has every statement."""
+        """Return one line; see `report`."""
         counts = {
             "proved": self.proved,
             "audited": self.audited,
@@ -192,34 +188,28 @@ class Certificate(Exchanging):
 
     @property
     def holds(self) -> bool:
-        """Whether the step was proved and audited and nothing was found."""
+        """Whether the step was proved and audited without faults."""
         return bool(self.is_proof and self.audited)
 
     @property
     def is_proof(self) -> bool:
-        """True if the step was proved without faults; its program may not have been audited."""
+        """Whether the step was proved without faults, perhaps without an audit."""
         return bool(self.proved and not self.faults)
 
     @property
     def state(self) -> str:
-        """A verdict in a few words."""
         if self.is_proof and self.not_audited:
             return "proved, NOT AUDITED"
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def with_measured(self, claims: Sequence[Statement], faults: Sequence[Statement]) -> "Certificate":
-        """Return the certificate with measured claims of the step's layers.
-
-        Args:
-            claims: claims that hold; statements of their ids leave `not_covered`.
-            faults: faults of claims that do not hold.
-        """
+        """Return the certificate with measured claims, which leave `not_covered`, and faults."""
         ids = {claim.id for claim in claims}
         not_covered = tuple(statement for statement in self.not_covered if statement.id not in ids)
         return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))
 
     def made_by(self, versions: Versions) -> bool:
-        """Return True if these versions made it; XLA may have been given more options."""
+        """Whether these versions made it, perhaps with more XLA options."""
         flags = versions.flags
         return replace(self.versions, flags=flags) == versions and set(flags) <= set(self.versions.flags)
 
@@ -229,16 +219,14 @@ class Certificate(Exchanging):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
-        """Read the certificate from JSON text.
+        """Read a certificate.
 
         Raises:
-            RecordError: another format, a field or an id of a statement is missing, unknown or of another type, or the
-                text was changed since it was written.
+            RecordError: another format, a missing, unknown or wrong field or id, or a changed text.
         """
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
-        """Return the certificate as text for people."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
@@ -259,7 +247,7 @@ class Certificate(Exchanging):
         return "\n".join(lines)
 
     def sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
-        """Return all statements under their headings; some sections may be empty."""
+        """Return all statements under their headings; sections may be empty."""
         return [
             ("contract", self.contract),
             ("proved", self.proved),
@@ -277,7 +265,7 @@ class Certificate(Exchanging):
         ]
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: claims and faults are open, the rest folds behind its heading."""
+        """Return HTML: claims and faults are open, the rest is folded."""
         versions = self.versions
         remark = (
             f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "

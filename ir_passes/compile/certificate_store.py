@@ -1,4 +1,4 @@
-"""Certificates by their program, contract, passes and versions: a proof is made once."""
+"""Certificates by program, contract, passes and versions: a proof is made once."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 
 @dataclass(frozen=True)
 class Key:
-    """The program, contract, passes and versions that a certificate holds for.
-
-    Attributes:
-        traced: fingerprint of the traced program.
-        contract: fingerprint of the bound contract.
-        rules: fingerprint of the rewrites with their options and of the declared row-wise operations.
-        versions: versions of everything that took part, without the options for XLA.
-    """
+    """Fingerprints of program, contract and rewrites, and versions without XLA options."""
 
     traced: str
     contract: str
@@ -25,15 +18,12 @@ class Key:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
         return fingerprint(self) + ".json"
 
 
 class CertificateStore(FileStore):
-    """A directory of certificates."""
-
     def find(self, key: Key) -> Certificate | None:
-        """Return the proof of a key, if a whole and trusted one is kept."""
+        """Return the proof of a key, if a complete and trusted one is stored."""
         certificate = self.read_record(key.name, Certificate.from_json)
         if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
             return None
@@ -41,10 +31,5 @@ class CertificateStore(FileStore):
         return certificate if Key(prints.traced, prints.contract, prints.rules, key.versions) == key else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
-        """Write a certificate; another process sees all of it or nothing.
-
-        Raises:
-            OSError: the directory cannot be written.
-            UntrustedError: somebody else may write to the directory.
-        """
+        """Write a certificate atomically."""
         self.write_file(key.name, certificate.to_json().encode())

@@ -1,26 +1,81 @@
-"""The certificate of a compilation, made of the results of its phases."""
+"""Audit of a compiled program, the program to compile if XLA copies a pool, and the certificate."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 
+from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.compile.certificate import FORMAT, Certificate, Fingerprints, Memory, PoolVerdict, Seconds, Versions
+from ir_passes.compile.proving import Certify, warn
 from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
-from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.mesh import of_one_device
-from ir_passes.xla_audit.audit import AuditReport
+from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.proof.lane_proof import prove_jaxpr
+from ir_passes.proof.violations import IsolationError
+from ir_passes.rewrites import DropDead, WriteInPlace
+from ir_passes.rewrites.pipeline import PassPipeline
+from ir_passes.xla_audit.audit import AuditReport, audit
+from ir_passes.xla_audit.findings import FindingKind
+from ir_passes.xla_audit.hlo import HloError
 
 
 class Audit(NamedTuple):
-    """The result of an audit: a report or the reason for its absence, and warnings."""
+    """Audit report or the reason without one, and warnings."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()
     absent: str | None = None
+
+
+_COPIES = {FindingKind.NOT_IN_PLACE, FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+
+
+def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]) -> Audit:
+    """Return the audit of a program; raises HloError for an unreadable one if `certify` is "error"."""
+    try:
+        with paused():
+            report = audit(program.compiled, bound, dump=program.dump, **options)
+        return Audit(report, tuple(finding.statement for finding in report.findings))
+    except HloError as error:
+        if certify == "error":
+            raise
+        return Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
+
+
+def required(result: Audit, certify: Certify) -> Audit:
+    """Return an audit without faults; warn, or raise AuditError if `certify` is "error"."""
+    if certify == "error" and result.report is not None:
+        result.report.require()
+    warn(result.faults)
+    return result
+
+
+def has_copies(result: Audit) -> bool:
+    return result.report is not None and any(finding.kind in _COPIES for finding in result.report.findings)
+
+
+def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
+    """Return the step with writes after earlier reads; None for no change or no proof."""
+    proved = step.proved
+    if not proved.passes:
+        return None
+    rewritten = clock.time("rewrite", PassPipeline((WriteInPlace(), DropDead())).run, proved.graph)
+    if rewritten.graph is proved.graph:
+        return None
+    try:
+        with paused():
+            proof = clock.time("prove", prove_jaxpr, rewritten.graph.program, proved.graph.bound)
+    except IsolationError:
+        return None
+    effects = (*proved.passes, rewritten.reports[0])
+    return replace(step, proved=replace(proved, graph=rewritten.graph, proof=proof, reused=None, passes=effects))
 
 
 def make_certificate(
@@ -35,12 +90,8 @@ def make_certificate(
     """Make the certificate of one executable.
 
     Args:
-        step: the compiled step.
-        name: of the program.
-        versions: of the compilation.
-        scheduled: the collectives of the program, for a step without an audit.
-        compiled, audit: the executable and its audit.
-        seconds: of each phase.
+        scheduled: collectives of the program, without an audit.
+        compiled, audit: executable and audit.
     """
     report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
@@ -77,7 +128,7 @@ def make_certificate(
         proof.notes if proof else (),
         proved.passes,
         tuple(map(str, report.copies)) if report else (),
-        tuple(map(str, report.neighbours)) if report else (),
+        report.neighbours if report else (),
         pool_verdicts(bound, report),
         schedule,
         memory_of(compiled, report),
@@ -87,7 +138,7 @@ def make_certificate(
 
 
 def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
-    """Return the properties of a step that its proof does not look at."""
+    """Return the properties that the proof does not cover."""
     accepts = any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs)
     return [
         property_id.statement()
@@ -115,7 +166,6 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """Return the verdict on each pool of the arguments."""
     faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
     copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(
@@ -132,7 +182,6 @@ def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[Poo
 
 
 def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
-    """Bytes of XLA's executable."""
     analysis: Any = compiled.memory_analysis()
 
     def read(name: str) -> int:

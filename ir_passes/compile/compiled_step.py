@@ -31,17 +31,15 @@ def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
 class CompiledStep(Running, Stage):
     """A compiled step; call it like its function, without static arguments.
 
-    A call consumes the pools that have successors. The step has the attributes of `jax.stages.Compiled`: `in_tree`,
-    `out_tree`, `in_avals`, `args_info`, `out_info`, `as_text`, `cost_analysis`, `memory_analysis`, `input_shardings`,
-    `output_shardings`, `runtime_executable`.
+    A call consumes pools with successors. The step has the attributes of `jax.stages.Compiled`.
 
     Attributes:
-        certificate: the statements about it.
-        jaxpr: the program that was compiled, after the rewrites.
+        certificate: its statements.
+        jaxpr: compiled program, after the rewrites.
         compiled: XLA's executable.
-        audit: the report of the audit; None if there was no audit.
-        passes: the effect of each rewrite.
-        target: absent machine that it was compiled for; None for a step that can be called.
+        audit: audit report; None without an audit.
+        passes: effects of rewrites.
+        target: absent machine; None for a step that can be called.
         calling: its calling convention.
     """
 
@@ -62,18 +60,12 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def plan(self) -> Plan:
-        """The verified arena of its scratch before XLA's fusion, planned at the first access."""
+        """Verified arena of its scratch before XLA's fusion, planned on first access."""
         return plan_graph(Graph(self.jaxpr, self.bound))
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The operations of XLA's program with their bytes, arithmetic and pools.
-
-        They are read at the first access.
-
-        Raises:
-            HloError: this version of JAX or XLA does not expose the program.
-        """
+        """Operations of XLA's program with bytes, arithmetic and pools, read on first access."""
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 
@@ -81,7 +73,6 @@ class CompiledStep(Running, Stage):
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the certificate, the pools and the scratch."""
         pools = [(pool.path, pool.successor or "only read", pool.bytes, pool.copies) for pool in self.certificate.pools]
         scratch = [
             ("live at once before fusion", self.plan.lower_bound),
@@ -94,41 +85,38 @@ class CompiledStep(Running, Stage):
         )
 
     def report(self) -> str:
-        """Return certificate and plan as text."""
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
         """Return the step and its certificate in a form that outlives the process; see `Exported`.
 
-        The StableHLO is for the platform of the step's target.
+        StableHLO is for the target's platform.
         """
         platform = None if self.target is None else self.target.platform
         return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form, platform)
 
     def as_text(self) -> str | None:
-        """XLA's program as text."""
         return self.compiled.as_text()
 
     def cost_analysis(self) -> Any:
-        """The cost that XLA expects, as `jax.stages.Compiled` gives it."""
+        """XLA's cost, as in `jax.stages.Compiled`."""
         return self.compiled.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """Bytes of arguments, results and scratch, as `jax.stages.Compiled` gives them."""
+        """Bytes of arguments, results and scratch, as in `jax.stages.Compiled`."""
         return self.compiled.memory_analysis()
 
     def runtime_executable(self) -> Any:
-        """XLA's executable."""
         return self.compiled.runtime_executable()
 
     @property
     def input_shardings(self) -> Any:
-        """The sharding of each argument, in the tree of (args, kwargs)."""
+        """Sharding of each argument, in the tree of (args, kwargs)."""
         placed = self.compiled.input_shardings
         return placed if self.calling.argnums is not None else jax.tree.unflatten(self.in_tree, placed[0])
 
     @property
     def output_shardings(self) -> Any:
-        """The sharding of each result, in their tree."""
+        """Sharding of each result, in their tree."""
         placed = self.compiled.output_shardings
         return placed if self.calling.in_order else self.calling.restored(placed)

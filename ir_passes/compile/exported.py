@@ -1,9 +1,8 @@
 """A compiled step in one file with its certificate: portable StableHLO or XLA's executable.
 
-The file is a zip archive of JSON and bytes; nothing in it is pickled. StableHLO is for other compilers and later
-versions: it omits requests for an array's memory order (`with_layout_constraint`), because JAX does not promise to keep
-them. An executable is machine code: load only files that you trust as much as a program; it runs only on the versions
-and the device of its certificate.
+A zip archive of JSON and bytes, without pickle. StableHLO is for other compilers and later versions; it omits memory
+orders (`with_layout_constraint`), which JAX does not promise to keep. An executable is machine code, for the versions
+and device of its certificate: load only trusted files.
 """
 
 import hashlib
@@ -35,21 +34,20 @@ FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
 MAX_BYTES = 4 << 30
 PLATFORMS = {"gpu": "cuda"}
-"""Platforms that JAX exports for under another name."""
+"""Platforms with another name in JAX's export."""
 
 
 class ExportError(ValueError):
-    """A step cannot be exported, or a file holds no step for this machine."""
+    """A step that cannot be exported, or a file without a step for this machine."""
 
 
 @dataclass(frozen=True)
 class ExportedArray:
-    """One array of a program's flat list of arguments or results.
+    """One array of a program's flat arguments or results.
 
     Attributes:
-        path: in the function's arguments or results.
-        entry: its contract entry, as text.
-        donated: its bytes are taken; a result of the same place in the list of pools is written there.
+        entry: contract entry, as text.
+        donated: its bytes are taken by the result at the same place of the pools.
     """
 
     path: str
@@ -65,10 +63,10 @@ class Signature:
 
     Attributes:
         form: "stablehlo" or "executable".
-        devices: number of devices that it runs on; StableHLO contains the shards of each device.
-        kept: the arguments that the program reads: the executable's parameters.
-        sha256: sha256 of the program's bytes.
-        certificate: sha256 of the certificate that was made with this program, as JSON.
+        devices: devices; StableHLO contains the shards of each.
+        kept: arguments that the program reads.
+        sha256: of the program's bytes.
+        certificate: sha256 of the program's certificate, as JSON.
     """
 
     form: str
@@ -85,8 +83,8 @@ class Exported:
     """A program with its signature and certificate.
 
     Attributes:
-        program: StableHLO as a portable artifact of MLIR bytecode, or XLA's serialized executable.
-        text: the program as text, where it is StableHLO.
+        program: portable StableHLO bytecode, or XLA's serialized executable.
+        text: StableHLO as text.
     """
 
     certificate: Certificate
@@ -95,7 +93,7 @@ class Exported:
     text: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file for `load_exported`; it appears complete or not at all."""
+        """Write one file for `load_exported`, atomically."""
         contents = (self.certificate.to_json().encode(), record.to_json(self.signature).encode(), self.program)
         writing = whole_file(Path(os.path.realpath(path)))
         with writing as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -103,10 +101,10 @@ class Exported:
                 archive.writestr(name, content)
 
     def load(self) -> "LoadedStep":
-        """The executable on this process's first device.
+        """Load the executable on the first device.
 
         Raises:
-            ExportError: it is not an executable, or was made for other versions or another device.
+            ExportError: no executable, other versions or another device.
         """
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
@@ -124,13 +122,7 @@ class Exported:
 
 
 class LoadedStep:
-    """A loaded executable: takes and returns flat lists of arrays, and consumes pools.
-
-    The lists have the order of its signature.
-
-    Attributes:
-        exported: the file it came from, with signature and certificate.
-    """
+    """A loaded executable: flat lists of arrays in the order of its signature; consumes pools."""
 
     def __init__(self, loaded: Any, exported: Exported):
         self._loaded, self.exported = loaded, exported
@@ -161,12 +153,11 @@ def export(
     """Export a compiled step.
 
     Args:
-        calling, program, compiled, bound, certificate: of the step.
         form: "stablehlo" or "executable".
-        platform: "cpu", "gpu" or "tpu", that StableHLO is for; None is this process's.
+        platform: of StableHLO: "cpu", "gpu" or "tpu"; None is this process's.
 
     Raises:
-        ExportError: unknown form, or the executable of a step over several devices.
+        ExportError: unknown form, or an executable over several devices.
     """
     if form not in FORMS:
         raise ExportError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
@@ -200,11 +191,11 @@ def export(
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """Load a file that `Exported.save` wrote.
+    """Load a file of `Exported.save`.
 
     Raises:
-        ExportError: the file holds something else, or its program is not the one that was exported.
-        RecordError: its certificate or signature is not one.
+        ExportError: another file, or a changed program.
+        RecordError: a wrong certificate or signature.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""A self-contained page about a compiled step: its certificate, its pools, its copies, its kernels."""
+"""A self-contained page about a compiled step: certificate, pools, copies, kernels."""
 
 from collections.abc import Iterable
 from html import escape
@@ -9,9 +9,8 @@ from ir_passes.measure.dependence import Dependence
 from ir_passes.report.html import table
 
 MAX_KERNELS = 40
-"""Operations on the page: those that move most."""
 OWN_COLOUR = "e6f4ea"
-"""Background of the cells that relate a lane to itself."""
+"""Background of cells that relate a lane to itself."""
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -24,11 +23,7 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 
 
 def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = None) -> str:
-    """Return the page as HTML without external resources.
-
-    Args:
-        measured: the dependence measured by changing one lane after the other, shown next to the proved one.
-    """
+    """Return the page as HTML without external resources; `measured` dependence is next to the proved one."""
     certificate = step.certificate
     plan, seconds = step.plan, certificate.seconds
     state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
@@ -61,7 +56,6 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
 
 
 def _statements(certificate: Certificate) -> Iterable[str]:
-    """Yield the statements of the certificate, faults first."""
     for heading, lines in sorted(certificate.sections(), key=lambda section: section[0] != "faults"):
         if lines:
             items = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
@@ -96,7 +90,6 @@ def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
 
 
 def _kernels(step: CompiledStep) -> Iterable[str]:
-    """Yield the largest operations of a step that was compiled for another machine."""
     if step.target is None:
         return
     kernels = step.kernels

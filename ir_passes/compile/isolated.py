@@ -1,7 +1,4 @@
-"""The decorator of a step: the first call of each shape proves and compiles it.
-
-Later calls are dispatched like calls of a jitted function.
-"""
+"""Decorator of a step: the first call of each shape proves and compiles it."""
 
 import os
 import threading
@@ -30,10 +27,7 @@ _AVAL = attrgetter("aval")
 
 @dataclass(frozen=True)
 class _Entry:
-    """A compiled step with the types, settings and places that it was compiled for.
-
-    Tree and static values are in the key of the entry.
-    """
+    """A compiled step with its types, settings and places; the key has tree and static values."""
 
     avals: tuple[Any, ...]
     context: Any
@@ -56,18 +50,14 @@ def isolated(
 ) -> "Callable[[Callable[..., Any]], IsolatedStep]":
     """Decorate a step: the first call of new shapes proves and compiles it.
 
-    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Pools are donated. The settings are described at
-    `compile_step`. Later calls are dispatched like calls of a jitted function: JAX finds XLA's program by the types,
-    places and static values of the arguments.
+    Used like `jax.jit`: `@isolated(contract)`. Pools are donated. See `compile_step` for the settings. Later calls are
+    dispatched like those of a jitted function.
 
     Args:
-        contract: the owner of each argument and result.
-        static_argnums: positions of arguments with values that are part of the program, as for `jax.jit`; they are
-            hashable and have no entry in the contract. Repeat the static arguments of a jitted function here.
+        contract: owner of each argument and result.
+        static_argnums: positions of hashable values that are part of the program, as for `jax.jit`, without an entry in
+            the contract. Repeat the static arguments of a jitted function.
         static_argnames: names of such arguments.
-
-    Raises:
-        ValueError: `certify` is not "error", "warn" or "off".
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -81,12 +71,11 @@ def isolated(
 
 
 class IsolatedStep:
-    """A step that compiles itself; made by `isolated`.
+    """A step that compiles itself; see `isolated`.
 
-    One compiled step is kept for each tree, shape, dtype and placement of the arguments, each static value and each
-    setting of JAX that it was traced under. Calls of several threads compile it once. Under another transformation
-    (`jax.jit`, `vmap`, `grad`, `scan`) it raises TypeError: the proof holds for the program that XLA compiles, and an
-    inlined step would be part of another program.
+    There is one compiled step per tree, shape, dtype and placement of arguments, static value and JAX setting, also for
+    several threads. Inside `jax.jit`, `vmap`, `grad` or `scan` it raises TypeError: an inlined step would be part of
+    another, unproved program.
     """
 
     __wrapped__: Callable[..., Any]
@@ -110,13 +99,13 @@ class IsolatedStep:
         self._dispatch = self._dispatcher()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step and return the function's results; pools with successors are consumed.
+        """Run the step; pools with successors are consumed.
 
         Raises:
-            ContractError, IsolationError, AuditError, HloError: at the first call of new shapes, as `compile_step`.
-            ForkedProcessError: the process was forked after JAX had started.
-            TypeError: called under another transformation of JAX.
-            ValueError: a static argument cannot be hashed.
+            ContractError, IsolationError, AuditError, HloError: on new shapes, as `compile_step`.
+            ForkedProcessError: in a process forked after JAX had started.
+            TypeError: under another transformation of JAX.
+            ValueError: an unhashable static argument.
         """
         require_threads("a compiled step")
         try:
@@ -126,7 +115,7 @@ class IsolatedStep:
             raise
 
     def _dispatcher(self) -> Callable[..., Any]:
-        """Return the look-up of a call's program: JAX's own, with `_called` as fallback."""
+        """Return the look-up of a program: JAX's, with `_called` as fallback."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             return self._called(args, kwargs)[0]
@@ -143,7 +132,7 @@ class IsolatedStep:
         return jax_private.dispatcher(self.__name__, called, missed, *static) or called
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CompiledStep]:
-        """Return the results of a call and its step, compiled if necessary."""
+        """Return a call's results and its step, compiled if necessary."""
         static: Any = ()
         if self._static:
             args, kwargs, static = self._parameters.split(args, kwargs)
@@ -170,32 +159,28 @@ class IsolatedStep:
         return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
-        """The first stage: the traced step; then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
+        """First stage: the traced step, then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
         return trace_step(self._fn, args, self._contract, kwargs=kwargs, parameters=self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
-        """The step traced, proved and lowered, with the settings of the decorator."""
+        """The step traced, proved and lowered, with the decorator's settings."""
         return self.trace(*args, **kwargs).prove(**self._prove).lower()
 
     def clear_cache(self) -> None:
-        """Forget every compiled step, as `clear_cache` of a jitted function does."""
+        """Forget every compiled step, like a jitted function."""
         with self._lock:
             self._entries, self._made, self._dispatch = {}, [], self._dispatcher()
 
     @property
     def certificate(self) -> Certificate:
-        """The certificate of the step that was compiled last.
-
-        Raises:
-            RuntimeError: none was compiled.
-        """
+        """Certificate of the newest compiled step; raises RuntimeError without any."""
         if not self._made:
             raise RuntimeError(f"{self.__name__} has not been called: nothing is proved or compiled yet")
         return self._made[-1].certificate
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """The certificates of all compiled steps, in the order of compilation."""
+        """Certificates of all compiled steps, in order of compilation."""
         return tuple(step.certificate for step in self._made)
 
     def _entry(
@@ -208,10 +193,7 @@ class IsolatedStep:
         kwargs: Mapping[str, Any],
         static: Any,
     ) -> _Entry:
-        """Return the step of these arguments, compiled if necessary.
-
-        The next look-up tries it first.
-        """
+        """Return the step of these arguments, compiled if necessary, and try it first next time."""
         _check_concrete(self.__name__, leaves)
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())
@@ -240,12 +222,12 @@ def _merged(args: tuple[Any, ...], static: Any) -> list[Any]:
 
 
 def _kinds(static: Any) -> Any:
-    """Static values with their classes: 1, 1.0 and True are equal and make different programs."""
+    """Static values with classes: 1, 1.0 and True are equal and make different programs."""
     return tuple((where, type(value), value) for where, value in static)
 
 
 def _places(leaves: list[Any]) -> Any:
-    """Return the shardings that arrays are bound to, None where they are free."""
+    """Return the shardings of bound arrays; None for free ones."""
     return tuple(
         leaf.sharding if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False) else None for leaf in leaves
     )

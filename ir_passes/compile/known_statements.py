@@ -1,4 +1,4 @@
-"""The ids that the statements of a certificate may have, by field."""
+"""Statement ids of a certificate, by field."""
 
 from collections.abc import Iterable
 
@@ -26,10 +26,10 @@ STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
     "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
     "notes": (Note,),
 }
-"""Field of a certificate -> the closed lists of the ids that its statements may have."""
+"""Field of a certificate -> closed lists of statement ids."""
 
 
 def unknown_ids(field: str, statements: Iterable[Statement]) -> list[str]:
-    """Return the ids of statements that a field of a certificate does not know, sorted."""
+    """Return the sorted ids that a field does not know."""
     ids = {statement_id.value for kind in STATEMENTS[field] for statement_id in kind}
     return sorted({statement.id for statement in statements} - ids)

@@ -1,4 +1,4 @@
-"""A step without its executable: traced, proved, rewritten, proved again, and its scratch planned."""
+"""A step without its executable: proved, rewritten, and its scratch planned."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from ir_passes.targets import Target, as_target
 
 @dataclass(frozen=True)
 class PlannedStep(Exchanging):
-    """The statements about a step before XLA has seen it.
+    """Statements about a step before XLA.
 
     Attributes:
-        bound: the contract, leaf by leaf.
-        equations: of the program after the rewrites, of one device.
-        proved, assumed: statements of the proof.
-        not_covered: properties that the proof does not look at.
-        collectives: exchanges between devices, in the order of the program.
-        plan: the arena of its scratch.
+        bound: contract, leaf by leaf.
+        equations: of the rewritten program, on one device.
+        proved, assumed: of the proof.
+        not_covered: properties outside the proof.
+        collectives: in program order.
+        plan: arena of its scratch.
         seconds: of each phase.
     """
 
@@ -53,19 +53,18 @@ def plan_step(
     passes: tuple[Pass, ...] = DEFAULT_PASSES,
     target: Target | str | None = None,
 ) -> PlannedStep:
-    """Prove a step as `compile_step` does and plan its scratch; nothing is compiled.
+    """Prove a step as `compile_step` does and plan its scratch, without compilation.
 
     Args:
-        fn: the step.
-        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: the owner of each argument and result.
+        args: examples, arrays or `jax.ShapeDtypeStruct`.
+        contract: owner of each argument and result.
         passes: rewrites, each followed by a new proof.
-        target: as in `compile_step`; a mesh of the arguments must consist of its devices.
+        target: as in `compile_step`; a mesh consists of its devices.
 
     Raises:
-        ContractError: the contract does not fit the function.
-        IsolationError: the step is not proved; carries the user's source lines.
-        TargetError: there is no such target, its compiler is not installed, or the arguments are on other devices.
+        ContractError: a contract that does not fit the function.
+        IsolationError: no proof; with the user's source lines.
+        TargetError: no such target or compiler, or arguments on other devices.
     """
     clock = Clock()
     args = args if target is None else as_target(target).place(args)
@@ -85,7 +84,7 @@ def plan_step(
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
-    """Trace a step, inline its calls, and bind its contract to it."""
+    """Trace a step, inline its calls, and bind its contract."""
     with paused():
         traced = clock.time("trace", trace_function, fn, args)
         bound = clock.time("trace", contract.bind_trace, traced)
@@ -93,7 +92,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
 
 
 def plan_graph(graph: Graph) -> Plan:
-    """The arena of a step's scratch on one device, verified."""
+    """Return the verified arena of a step's scratch on one device."""
     scratch = declared_scratch(graph.bound.opaque, graph.bound.lanes)
     with paused():
         plan = plan_liveness(liveness_of(of_one_device(graph.program)), opaque_scratch=scratch)

@@ -1,4 +1,4 @@
-"""The part of a compilation before XLA: a graph is proved, rewritten, and reproved."""
+"""Compilation before XLA: a graph is proved, rewritten, and proved again."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ Certify = Literal["error", "warn", "off"]
 
 
 class CertificationWarning(UserWarning):
-    """A fault of a step that runs despite it, because of `certify="warn"`."""
+    """A fault of a step that runs with `certify="warn"`."""
 
 
 @dataclass(frozen=True)
 class Proved:
-    """A graph with its proof, or the earlier certificate that holds for it.
+    """A graph with its proof or an earlier certificate.
 
     Attributes:
-        graph: the graph to compile.
-        proof: proof of `graph`; None if there is no proof.
-        reused: an earlier certificate of the same program, instead of a proof.
-        passes: the effect of each rewrite.
-        faults: the reasons for a missing proof or missing rewrites.
+        graph: to compile.
+        proof: of `graph`, or None.
+        reused: earlier certificate of the same program, instead of a proof.
+        passes: effects of rewrites.
+        faults: reasons without proof or rewrites.
     """
 
     graph: Graph
@@ -47,14 +47,12 @@ def prove_graph(
     """Prove a graph and rewrite it.
 
     Args:
-        graph: the traced graph.
-        certify: "off" leaves the graph unchanged; "warn" warns of violations, and then rewrites nothing.
-        stored: a certificate of this graph, contract and compiler. If the rewrites lead to the program that it names,
-            that program was proved.
+        certify: "off" leaves the graph unchanged; "warn" rewrites nothing after violations.
+        stored: certificate of this graph, contract and compiler; proves a rewritten program that it names.
         clock: adds the seconds of "prove" and "rewrite".
 
     Raises:
-        IsolationError: if `certify` is "error" and the graph, or a graph that a rewrite returned, is not proved.
+        IsolationError: no proof of the graph or a rewritten graph, if `certify` is "error".
     """
     if certify == "off":
         return Proved(graph)
@@ -86,12 +84,11 @@ def _prove(
 
 
 def warn(faults: Sequence[Statement]) -> None:
-    """Give one warning for each fault."""
     for fault in faults:
         warnings.warn(f"{fault.id}: {fault.sentence}", CertificationWarning, stacklevel=4)
 
 
 def _fault(fault: Statement, error: Exception) -> Statement:
-    """Return the fault with the notes of its error: the notes name the rewrite."""
+    """Return the fault with its error's notes, which name the rewrite."""
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     return replace(fault, sentence=fault.sentence + notes)

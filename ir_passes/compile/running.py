@@ -1,4 +1,4 @@
-"""Calls of a step: the first call checks pools, later calls run XLA's program directly."""
+"""Calls of a step: the first checks pools, later ones run XLA's program directly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Successor:
     """A result that takes the bytes of an argument.
 
     Attributes:
-        donor, result: numbers of the flattened argument and of the flattened result.
+        donor, result: numbers of flattened argument and result.
         old, new: their paths.
     """
 
@@ -35,12 +35,12 @@ def successors_of(bound: BoundContract) -> tuple[Successor, ...]:
 
 
 class Running:
-    """A step that can be called like its function; pools with successors are consumed.
+    """A step to be called like its function; consumes pools with successors.
 
     Args:
-        entry: the callable for the function's arguments.
-        successors: pairs of a donated argument and its result.
-        certify: whether moved pools raise, warn or are not checked.
+        entry: callable for the function's arguments.
+        successors: donated argument and result.
+        certify: moved pools raise, warn or are not checked.
     """
 
     def __init__(self, entry: Callable[..., Any], successors: tuple[Successor, ...], certify: str):
@@ -54,7 +54,7 @@ class Running:
         return self._run(*args, **kwargs)
 
     def _first_run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the step and report pools that moved; later calls run XLA's program directly."""
+        """Call the step and report moved pools; later calls run XLA's program directly."""
         leaves = jax.tree.leaves((args, kwargs))
         # those on the host must be brought to a device first
         pools = {

@@ -11,37 +11,28 @@ from ir_passes.xla_audit.hlo import fingerprint
 
 
 def device_count(compiled: jax.stages.Compiled) -> int:
-    """Devices that a program runs on."""
     executable: Any = compiled.runtime_executable()
     return len(executable.local_devices())
 
 
 def save(compiled: jax.stages.Compiled) -> bytes:
-    """The executable as XLA serializes it."""
     executable: Any = compiled.runtime_executable()
     return bytes(executable.client.serialize_executable(executable))
 
 
 def load(data: bytes, devices: Sequence[Any] | None = None) -> Any:
-    """The executable of `save`, on these devices, by default the first."""
+    """Load an executable of `save` on these devices, by default the first."""
     devices = jax.devices()[:1] if devices is None else devices
     return devices[0].client.deserialize_executable(data, executable_devices=jax_private.device_list(devices))
 
 
 def hlo_fingerprint(loaded: Any) -> str:
-    """The hash of a loaded executable's HLO that certificates name."""
+    """Return the HLO hash that certificates name."""
     return fingerprint(loaded.hlo_modules()[0])
 
 
 def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
-    """Run a loaded executable on its parameters; those that are donated are consumed.
-
-    Args:
-        operands: arrays; keys are given as their words.
-
-    Returns:
-        Its results, keys as their words.
-    """
+    """Run a loaded executable; donated operands are consumed, keys are passed as words."""
     device = jax.devices()[0]
     words = [jax.random.key_data(operand) if is_key(dtype_of(operand)) else operand for operand in operands]
     arrays = [jax.device_put(array, device) for array in words]

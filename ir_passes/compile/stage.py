@@ -1,4 +1,4 @@
-"""The types of a step's arguments and results, under their names in `jax.stages`."""
+"""Types of a step's arguments and results, named as in `jax.stages`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ class ProvedTrace:
     """A traced and proved step, with the data of earlier stages for later ones.
 
     Attributes:
-        key, store: key of its certificate, and its store; None for no store.
-        absent_target: absent machine that the step is compiled for; None for a present machine.
+        key, store: of its certificate; None without a store.
+        absent_target: absent machine to compile for, or None.
     """
 
     trace: Trace
@@ -30,7 +30,6 @@ class ProvedTrace:
 
     @property
     def bound(self) -> BoundContract:
-        """The contract, leaf by leaf."""
         return self.proved.graph.bound
 
 
@@ -38,11 +37,10 @@ class Stage:
     """A step at some stage of its compilation.
 
     Attributes:
-        fun_name: name of the function.
-        bound: the contract, leaf by leaf.
-        in_tree, out_tree: structures of (args, kwargs), without the static ones, and of the results.
-        in_avals: types of the arguments, in their tree.
-        out_info: the same of the results, as `jax.ShapeDtypeStruct`.
+        bound: contract, leaf by leaf.
+        in_tree, out_tree: structures of (args, kwargs) without static ones, and of results.
+        in_avals: argument types, in their tree.
+        out_info: result types, as `jax.ShapeDtypeStruct`.
     """
 
     def __init__(self, trace: Trace, bound: BoundContract):
@@ -55,7 +53,7 @@ class Stage:
 
     @property
     def args_info(self) -> Any:
-        """`jax.stages.ArgInfo` of each argument, in their tree: its type, and whether it is donated."""
+        """`jax.stages.ArgInfo` of each argument, in their tree."""
         infos = [
             jax.stages.ArgInfo(aval, leaf in self.bound.successors)
             for leaf, aval in enumerate(self._trace.program.in_avals)

@@ -1,7 +1,6 @@
 """The stages of a compilation, as in `jax.stages`: trace, prove, lower, compile.
 
-`trace_step` begins with a function, `prove` with an existing jaxpr. A stage has the attributes of JAX's stages:
-`jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_analysis` and so on.
+`trace_step` begins with a function, `prove` with a jaxpr. Stages have the attributes of JAX's stages.
 """
 
 import os
@@ -17,17 +16,16 @@ from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_as
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import Audit, make_certificate
+from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.proving import Certify, prove_graph, warn
-from ir_passes.compile.refused_settings import require_donation, require_programs
+from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.opaque_names import bodies
-from ir_passes.contract.statements import Refusal, Statement
+from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
@@ -36,14 +34,13 @@ from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.placement import check_donated
-from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.refused_settings import require_donation, require_programs
+from ir_passes.jaxpr.timing import Clock
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
-from ir_passes.xla_audit.audit import audit
-from ir_passes.xla_audit.hlo import HloError
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -58,20 +55,20 @@ def trace_step(
     parameters: FunctionSignature | None = None,
     target: Target | str | None = None,
 ) -> "TracedStep":
-    """Trace a step and bind its contract to its arguments and results.
+    """Trace a step and bind its contract.
 
     Args:
-        fn: the step; nothing runs.
-        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and static ones.
-        contract: the owner of each argument and result.
-        parameters: the function's parameters, including which are static.
-        target: machine to compile for, as for `compile_step`.
+        fn: nothing runs.
+        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static values.
+        contract: owner of each argument and result.
+        parameters: of the function, with static ones.
+        target: as for `compile_step`.
 
     Raises:
-        ContractError: the contract does not fit the function.
-        PlacementError: arguments of a `shard_map` are not placed on its mesh.
+        ContractError: a contract that does not fit the function.
+        PlacementError: `shard_map` arguments are not on its mesh.
         SettingError: `jax_disable_jit` is on.
-        TargetError: there is no such target, or its compiler is not installed.
+        TargetError: no such target or compiler.
     """
     require_programs()
     clock, machine = Clock(), None if target is None else as_target(target)
@@ -93,24 +90,23 @@ def prove(
     certify: Certify = "error",
     certificates: str | os.PathLike[str] | None = None,
 ) -> "ProvedStep":
-    """Prove a program that is traced already.
+    """Prove a traced program.
 
     Args:
-        program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, with flat tuples of arguments and results, or
-            `jax.jit(fn).trace(*args)`, which keeps their trees.
-        contract: the owner of each argument and result.
+        program: `jax.make_jaxpr(fn)(*args)`, with flat tuples, or `jax.jit(fn).trace(*args)`, with trees.
+        contract: owner of each argument and result.
         passes: rewrites, each followed by a new proof.
-        certify: "error", "warn" or "off", as for `compile_step`.
-        certificates: a directory of stored certificates, as for `compile_step`.
+        certify: as for `compile_step`.
+        certificates: as for `compile_step`.
 
     Returns:
-        The proved step; `lower().compile()` makes an executable of it.
+        The proved step, for `lower().compile()`.
 
     Raises:
-        ContractError: the contract does not fit the program.
-        IsolationError: the program is not proved; carries the user's source lines.
-        TypeError: it is neither form.
-        ValueError: it was traced inside another trace and holds values of that trace.
+        ContractError: a contract that does not fit the program.
+        IsolationError: no proof; with the user's source lines.
+        TypeError: neither form.
+        ValueError: it holds values of another trace.
     """
     trace = trace_of(program)
     traced = TracedStep(trace, contract.bind_trace(trace), Clock())
@@ -118,11 +114,7 @@ def prove(
 
 
 class TracedStep(Stage):
-    """A traced step with its contract bound to it.
-
-    Attributes:
-        jaxpr: the program.
-    """
+    """A traced step with its contract bound to it."""
 
     def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
         super().__init__(trace, bound)
@@ -135,13 +127,9 @@ class TracedStep(Stage):
         certify: Certify = "error",
         certificates: str | os.PathLike[str] | None = None,
     ) -> "ProvedStep":
-        """Prove that lanes cannot reach each other, rewrite the program, and reprove it.
+        """Prove that lanes cannot reach each other, rewrite the program, and prove it again.
 
-        The settings are described at `compile_step`.
-
-        Raises:
-            IsolationError: it is not proved; carries the user's source lines.
-            ValueError: `certify` is not "error", "warn" or "off".
+        See `compile_step` for the settings.
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -159,13 +147,13 @@ class TracedStep(Stage):
 
 
 class ProvedStep(Stage):
-    """A step that is proved and rewritten.
+    """A proved and rewritten step.
 
     Attributes:
-        jaxpr: the program after the rewrites, which is compiled.
-        proof: of `jaxpr`; None where an earlier certificate holds for it, or where it was not asked for or fails.
-        passes: the effect of each rewrite.
-        faults: the reasons why there is no proof, with `certify="warn"`.
+        jaxpr: rewritten program, to be compiled.
+        proof: of `jaxpr`; None with an earlier certificate, or without a proof.
+        passes: effects of rewrites.
+        faults: reasons without a proof, with `certify="warn"`.
     """
 
     def __init__(self, step: ProvedTrace, clock: Clock):
@@ -178,11 +166,11 @@ class ProvedStep(Stage):
         self.faults: tuple[Statement, ...] = proved.faults
 
     def lower(self) -> "LoweredStep":
-        """Lower it to StableHLO, with its pools donated.
+        """Lower it to StableHLO, with donated pools.
 
         Raises:
-            PlacementError: pools of a `shard_map` are not placed on its mesh, and the step is certified.
-            SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
+            PlacementError: certified `shard_map` pools are not on its mesh.
+            SettingError: `jax_debug_nans` or `jax_debug_infs` is on for a certified step.
         """
         if self._step.certify != "off":
             require_donation()
@@ -195,26 +183,20 @@ class ProvedStep(Stage):
 
 
 class LoweredStep(Stage):
-    """A step as StableHLO.
-
-    Attributes:
-        lowered: of JAX.
-    """
+    """A step as StableHLO."""
 
     def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
         super().__init__(step.trace, step.bound)
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """The program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """The program as an object of the compiler."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """The cost before XLA's optimizations, as `jax.stages.Lowered` gives it."""
+        """Cost before XLA's optimizations, as in `jax.stages.Lowered`."""
         return self.lowered.cost_analysis()
 
     def compile(
@@ -226,18 +208,27 @@ class LoweredStep(Stage):
         axes: Sequence[str] = (),
         call: str = COMPILE_CALL,
     ) -> CompiledStep:
-        """Compile the step, audit XLA's program, and certify it.
-
-        Settings and errors are described at `compile_step`.
+        """Compile the step, audit XLA's program, and certify it; see `compile_step`.
 
         Args:
-            call: spelling of the caller's call in remedies, with braces for an argument.
+            call: the caller's call in remedies, with braces for an argument.
         """
         require_threads("compile")
-        clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
-        arguments = self._trace.args, self._trace.kwargs
-        scheduled = clock.time("audit", schedule_of, traced)
-        versions = current_versions(compiler_options, device_of(arguments))
+        options = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "call": call}
+        lowered = LoweredStep(self._step, self._calling, self.lowered, Clock(self._clock))
+        program, result = lowered._audited(compiler_options, options)
+        ordered = written_in_place(self._step, lowered._clock) if has_copies(result) else None
+        if ordered is not None:
+            in_place = ProvedStep(ordered, lowered._clock).lower()
+            again = in_place._audited(compiler_options, options)
+            if not again[1].faults:
+                lowered, program, result = in_place, *again
+        return lowered._certified(program, required(result, self._step.certify), compiler_options)
+
+    def _audited(
+        self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
+    ) -> tuple[CompiledProgram, Audit]:
+        clock, step, traced = self._clock, self._step, self._step.proved.graph.program
         # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
         # for devices that are not here.
         is_certified = step.certify != "off"
@@ -247,24 +238,21 @@ class LoweredStep(Stage):
                 program = CompiledProgram(compiled, absent="certify is 'off'")
             else:
                 program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
-        result = Audit(None, absent=program.absent)
-        if program.absent is None:
-            result = clock.time(
-                "audit",
-                lambda: _audit(
-                    program,
-                    self._calling.compiled_bound(self.bound),
-                    step.certify,
-                    mesh=mesh_of(traced, arguments),
-                    axes=axes,
-                    scheduled=scheduled,
-                    may_copy=may_copy,
-                    temp_ratio=temp_ratio,
-                    call=call,
-                ),
-            )
-        name, compiled = self._calling.name, program.compiled
-        certificate = make_certificate(step, name, versions, scheduled, compiled, result, clock.seconds)
+        if program.absent is not None:
+            return program, Audit(None, absent=program.absent)
+        mesh, bound = mesh_of(traced, (self._trace.args, self._trace.kwargs)), self._calling.compiled_bound(self.bound)
+        scheduled = clock.time("audit", schedule_of, traced)
+        arguments = {"mesh": mesh, "scheduled": scheduled, **options}
+        return program, clock.time("audit", lambda: audited(program, bound, step.certify, arguments))
+
+    def _certified(
+        self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
+    ) -> CompiledStep:
+        """Store the certificate, and return the compiled step."""
+        clock, step = self._clock, self._step
+        versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
+        scheduled, name = schedule_of(step.proved.graph.program), self._calling.name
+        certificate = make_certificate(step, name, versions, scheduled, program.compiled, result, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             _keep(step.store, step.key, certificate)
         return CompiledStep(step, self._calling, program, certificate, result.report)
@@ -277,19 +265,3 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
         store.warn(error)
     except OSError as error:
         warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
-
-
-def _audit(program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any) -> Audit:
-    """Return the audit of a program; with certify="warn" it warns of faults."""
-    try:
-        with paused():
-            report = audit(program.compiled, bound, dump=program.dump, **options)
-        if certify == "error":
-            return Audit(report.require())
-        result = Audit(report, tuple(finding.statement for finding in report.findings))
-    except HloError as error:
-        if certify == "error":
-            raise
-        result = Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
-    warn(result.faults)
-    return result

@@ -1,4 +1,4 @@
-"""The versions, settings, device and sources that take part in making an executable."""
+"""Versions, settings, device and sources of an executable."""
 
 import os
 import platform
@@ -16,22 +16,17 @@ from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
-"""Settings of JAX that a certificate names; the others are in the hash `jax_settings`."""
+"""JAX settings that a certificate names; others are in the hash `jax_settings`."""
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 PACKAGE = Path(__file__).parents[1]
 PROVER = ("contract", "jaxpr", "kernels", "proof", "rewrites")
-"""Folders of this package that a proof is made by."""
+"""Folders of the prover."""
 UNKNOWN = "unknown"
-"""`Versions.compiler` of code that is in no source file; its certificates are neither kept nor taken."""
+"""`Versions.compiler` of code without a source file; its certificates are neither stored nor used."""
 
 
 def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
-    """Return the versions of this process and a device.
-
-    Args:
-        compiler_options: options for XLA.
-        device: None for this process's first.
-    """
+    """Return the versions of this process and a device, by default the first."""
     device = jax.devices()[0] if device is None else device
     flags = {name: jax_private.setting(name) for name in SETTINGS} | {
         "jax_settings": fingerprint(jax_private.program_settings())
@@ -50,10 +45,10 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
 
 
 def sources_hash() -> str:
-    """Return the sha256 of this package's imported sources; `UNKNOWN` after they changed."""
+    """Return the sha256 of imported sources; `UNKNOWN` after a change."""
     return running_hash((PACKAGE,)) or UNKNOWN
 
 
 def is_as_imported() -> bool:
-    """Return True if the prover is the one of `sources_hash`, without a patch."""
+    """Whether the prover is as in `sources_hash`, without a patch."""
     return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

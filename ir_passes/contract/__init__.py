@@ -1,4 +1,4 @@
-"""Contracts: the entries of a step's inputs and outputs (shared, per lane, slot map, pool).
+"""Contracts: entries of a step's inputs and outputs (shared, per lane, slot map, pool).
 
 Imports `jaxpr`. Begin with `contract` and `entries`; `declared` has declarations that replace a proof.
 """

@@ -50,9 +50,11 @@ ONE_LAYOUT = "tokens"
 """Layout of packed tokens in a step that names no layout."""
 
 
-def _shown(entry: Any, name: str) -> str:
-    """Return an entry as a call, without one field if that has its default."""
-    names = [field.name for field in fields(entry) if field.name != name or getattr(entry, name) != field.default]
+def _shown(entry: Any, *hidden: str) -> str:
+    """Return an entry as a call, without the hidden fields that have their defaults."""
+    names = [
+        field.name for field in fields(entry) if field.name not in hidden or getattr(entry, field.name) != field.default
+    ]
     return f"{type(entry).__name__}({', '.join(f'{name}={getattr(entry, name)!r}' for name in names)})"
 
 
@@ -204,6 +206,8 @@ class PageTable(_RowMap):
         layout: of these tokens, as in `Packed`.
         null: page 0 is the null page, for the entries after a lane's last page. It is never written, so all lanes may
             read it. False: page 0 is an ordinary page.
+        local: a mesh axis over which lanes and pages are split: entries count within the pages of the lane's device;
+            each device has `size` pages or more, and a null page.
     """
 
     groups: str | tuple[str, ...]
@@ -213,9 +217,10 @@ class PageTable(_RowMap):
     null: bool = True
     packed: bool = False
     layout: str = ONE_LAYOUT
+    local: str | None = None
 
     def __repr__(self) -> str:
-        return _shown(self, "layout")
+        return _shown(self, "layout", "local")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Check the layouts of packed tokens in a contract.
-
-Each layout has one length, and one input describes the lane of each token.
-"""
+"""Check of packed layouts: one length, and one input with the lane of each token."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -16,13 +13,9 @@ _NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens
 def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int) -> None:
     """Check the packed arrays of a contract.
 
-    Args:
-        inputs, outputs: all arrays of the step with their entries.
-        lanes: number of lanes.
-
     Raises:
-        ContractError: an array that describes a layout has a wrong dtype or shape, or a layout has no name, several
-            lengths, or not exactly one array that describes it.
+        ContractError: a wrong dtype or shape, or a layout without a name, with several lengths, or without exactly one
+            describing array.
     """
     for bound in (*inputs, *outputs):
         if bound.layout is not None and not (isinstance(bound.layout, str) and bound.layout):
@@ -54,7 +47,6 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
 
 
 def _check_array(bound: Bound, lanes: int, is_output: bool) -> None:
-    """Check an array that describes a layout."""
     if is_output or len(bound.shape) != 1 or bound.dtype != np.int32:
         message = f"{bound.entry} is an input, an int32 array of bound dimension, got {bound.dtype}{bound.shape}"
         raise ContractFault.ARRAY.error(bound.path, message)

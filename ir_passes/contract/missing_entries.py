@@ -13,18 +13,10 @@ from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.jaxpr.tracing import FunctionSignature
 
 Argument = tuple[str, Any, Any]
-"""Path, entries and value of an argument."""
 
 
 def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, parameters: FunctionSignature) -> None:
-    """Raise ContractError with all arguments, results and parts of them without an entry.
-
-    Args:
-        arguments: from `by_argument`.
-        outputs: entries of the results.
-        results: value of the step.
-        parameters: of the step, for the names of arguments.
-    """
+    """Raise ContractError with all arguments, results and parts without an entry."""
     names = {f"args[{number}]": f"{name}, " for number, name in enumerate(parameters.positional)}
     faults = [
         ContractFault.ARGUMENTS.fault(path, f"{names.get(path, '')}{_described(value)}, has no entry")
@@ -57,7 +49,7 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
 
 
 def _children(node: Any) -> dict[Any, Any] | None:
-    """Return children of a tuple, list or dict by index or key; None for others."""
+    """Return children of a tuple, list or dict by index or key, or None."""
     if type(node) is dict:
         return dict(node)
     return dict(enumerate(node)) if type(node) in (tuple, list) else None
@@ -74,7 +66,7 @@ def _pairs(entries: Any, value: Any) -> dict[Any, tuple[Any, Any]] | None:
 
 
 def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield the path of each incomplete container, with paths and values of children without entries."""
+    """Yield each incomplete container's path, with paths and values of children without entries."""
     pairs = _pairs(entries, value) or {}
     if missing := [(f"{path}[{key!r}]", part) for key, (entry, part) in pairs.items() if entry is MISSING]:
         yield path, missing
@@ -92,12 +84,12 @@ def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], An
 
 
 def _lane_axis(entry: Any) -> int:
-    """Return the lane axis of an entry; -1 for entries without lanes."""
+    """Return an entry's lane axis, or -1."""
     return entry.axis if isinstance(entry, Lane) else 0 if isinstance(entry, SlotMap) else -1
 
 
 def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
-    """Return entries as code, with a guess for each missing entry."""
+    """Return entries as code, with guesses for missing ones."""
     if entries is MISSING:
         guesses = {guess(leaf) for leaf in jax.tree.leaves(value)}
         if len(guesses) == 1:
@@ -115,7 +107,6 @@ def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
 
 
 def entry_code(entry: Any) -> str:
-    """Return an entry as the shortest call."""
     if not is_entry(entry) or not is_dataclass(entry):
         return repr(entry)
     values = [(field, getattr(entry, field.name)) for field in fields(entry)]

@@ -1,15 +1,10 @@
-"""The normal form of a traced program for proof, rewrites and compilation.
+"""Normal form of a traced program: no calls, row-major reshapes, guarded writes.
 
-The normal form has no calls, and only row-major reshapes.
-
-`lax.reshape(x, sizes, dimensions)` transposes `x` by `dimensions` first. `order="F"` of numpy's functions and the
-batching rule of convolutions make such reshapes; each becomes a transpose and a reshape. A select between a pool and
-its successor becomes a guarded write.
+`lax.reshape(x, sizes, dimensions)`, from `order="F"` and batched convolutions, becomes a transpose and a reshape.
 
 Conditional writes become guarded writes: `where(p, pool.at[i].set(x), pool)` -> `pool.at[where(p, i, size)].set(x)`.
-A select between an array and its successor reads the array after the write, and XLA copies it. A guarded write changes
-the array in place. Both compute the same elements: a scatter drops indices out of bounds, and a slice is written with
-its old elements.
+XLA copies an array that a select reads after its write; a guarded write changes it in place. Elements are equal: a
+scatter drops indices out of bounds, and a slice is written with its old elements.
 """
 
 from collections import Counter
@@ -27,7 +22,7 @@ from ir_passes.jaxpr.dtypes import limits
 
 
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a traced program with calls replaced by bodies, except row-wise functions."""
+    """Return a program with calls replaced by bodies, except row-wise functions."""
     program = row_major(program)
     if any(ir.body_of(eqn) is not None and declaration_of(eqn) is None for eqn in program.jaxpr.eqns):
         program = ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
@@ -35,15 +30,15 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
-    """Return the normal form of a step, with guarded writes to its pools."""
+    """Return a step's normal form, with guarded writes to its pools."""
     pools = {(array.shape, array.dtype) for array in bound.inputs if isinstance(array.entry, Pool)}
     return guarded(flatten(program), pools, keep=_is_opaque)
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program, with its bodies, without reshapes that transpose.
+    """Return a program without reshapes that transpose, also in bodies.
 
-    Opaque calls and functions declared row-wise are unchanged; so is a program without such a reshape.
+    Opaque calls and row-wise functions are unchanged.
     """
     return map_equations(program, _reshape_in_two, keep=_is_opaque)
 
@@ -53,7 +48,6 @@ def _is_opaque(eqn: ir.JaxprEqn) -> bool:
 
 
 def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
-    """Return a reshape with `dimensions` as transpose and reshape; else the equation."""
     dimensions = eqn.params["dimensions"] if eqn.primitive.name == "reshape" else None
     if dimensions is None:
         return [eqn]
@@ -68,13 +62,7 @@ def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
 def guarded(
     program: ir.ClosedJaxpr, arrays: Container[tuple[Any, Any]], *, keep: Callable[[ir.JaxprEqn], bool]
 ) -> ir.ClosedJaxpr:
-    """Return the same program, its bodies included, with guarded writes instead of conditional ones.
-
-    Args:
-        program: any; returned itself if it has no conditional write.
-        arrays: shapes and dtypes of the arrays to write to.
-        keep: as for `map_equations`.
-    """
+    """Return a program with guarded instead of conditional writes to `arrays`, also in bodies."""
     if not any(_condition(eqn) for eqn in ir.all_eqns(program.jaxpr)):
         return program
     uses = Counter[Any]()
@@ -113,7 +101,7 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
 
 
 def _guardable(eqn: ir.JaxprEqn) -> bool:
-    """Return True for a slice write or a scatter that drops indices."""
+    """Whether an equation is a slice write or a scatter that drops indices."""
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     if eqn.primitive.name not in primitives.SCATTERS:
@@ -123,12 +111,12 @@ def _guardable(eqn: ir.JaxprEqn) -> bool:
 
 
 def _outside(scatter: ir.JaxprEqn) -> int:
-    """Return an index out of bounds of every dimension of an array."""
+    """Return an index out of bounds of every dimension."""
     return max(ir.shape_of(scatter.invars[0]), default=0)
 
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
-    """Return the equations of a guarded write with the result of the select."""
+    """Return a guarded write with the result of the select."""
 
     def chosen(p: Any, new: Any, old: Any) -> Any:
         p = jnp.broadcast_to(p, new.shape)

@@ -1,8 +1,7 @@
-"""Names of custom calls, kernels and callbacks, and the comparison of two calls.
+"""Names of custom calls, kernels and callbacks, and comparison of two calls.
 
-A short name may be ambiguous: kernels have the name of their function, many callbacks are "<lambda>", and a target of
-custom calls depends on its attributes. The exact name is unique: "name at file:line" of its definition for a function,
-the target with its attributes for a custom call, "format at file:line" of the call for a print.
+Short names may be ambiguous. Exact names are unique: "name at file:line" of a function's definition, a custom call's
+target with attributes, "format at file:line" of a print.
 """
 
 import inspect
@@ -18,12 +17,12 @@ from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 OF_KERNEL = ("jaxpr", "jaxprs", "grid_mapping", "input_output_aliases", "mesh", "meshes", "external_meshes")
-"""The parameters of a kernel that affect its results."""
+"""Kernel parameters that affect results."""
 AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """Return the unique name of an operation; "" without a name."""
+    """Return an operation's unique name, or ""."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
@@ -51,9 +50,9 @@ def short_name(eqn: ir.JaxprEqn) -> str:
 
 
 def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
-    """Return the name of an operation's declaration, the exact name first, or None.
+    """Return the name of an operation's declaration, the exact one first, or None.
 
-    In "name at file:line" the file may be the last parts of its path.
+    The file may be the last parts of its path.
     """
     if not opaque:
         return None
@@ -79,9 +78,8 @@ def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
 def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
     """Whether two operations run the same program.
 
-    Two calls of a kernel have one exact name and equal traces: equal programs for operands of equal types, otherwise
-    programs that differ in lengths of arrays only. Closures from one line may differ in their captured values, which
-    are in the program.
+    Calls of a kernel have equal traces: equal programs for equal types, otherwise differences in array lengths only.
+    Closures may differ in captured values, which are in the program.
     """
     name = first.primitive.name
     if name != second.primitive.name:
@@ -102,12 +100,11 @@ def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
 
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
-    """Return every custom call, kernel and callback of a program and its bodies."""
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
-    """Return declared name and index of the body of each operation, absent from fingerprints."""
+    """Return declared name and body index of each operation, absent from fingerprints."""
     distinct: list[ir.JaxprEqn] = []
     names = []
     for eqn in operations(jaxpr):
@@ -132,7 +129,6 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
 
 
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """Return the known "name at file:line" of a kernel's functions."""
     sources = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
     return tuple(dict.fromkeys(str(source) for source in sources if source and str(source) != "<unknown>"))
 
@@ -142,18 +138,17 @@ def _kernel(eqn: ir.JaxprEqn) -> str:
 
 
 _LENGTHS = frozenset(("new_sizes", "shape", "slice_sizes", "limit_indices", "out_sharding", "sharding"))
-"""Parameters that are lengths of arrays; starts of slices are not among them."""
+"""Parameters that are array lengths, not starts of slices."""
 
 
 def _without_lengths(eqn: ir.JaxprEqn) -> Hashable:
-    """Return the programs of a kernel and its index maps, without lengths of arrays."""
+    """Return the programs of a kernel and its index maps, without array lengths."""
     mapping = eqn.params.get("grid_mapping")
     maps = [blocks.index_map_jaxpr.jaxpr for blocks in getattr(mapping, "block_mappings", ()) or ()]
     return tuple(_form(body) for body in (*ir.sub_jaxprs(eqn, opaque=True), *maps))
 
 
 def _form(jaxpr: ir.Jaxpr) -> Hashable:
-    """Return operations with numbered operands, parameters and literals."""
     names: dict[ir.Var, int] = {}
 
     def named(atom: ir.Atom) -> Hashable:
@@ -194,11 +189,7 @@ def _callback(eqn: ir.JaxprEqn) -> Hashable:
 
 
 def _identity(value: Any, enclosing_ids: tuple[int, ...]) -> Hashable:
-    """Return a key that is equal for equal functions, numbers and text.
-
-    Args:
-        enclosing_ids: ids of the functions around this value, for functions that contain themselves.
-    """
+    """Return a key that is equal for equal functions, numbers and text."""
     if id(value) in enclosing_ids:
         return ("itself", len(enclosing_ids) - enclosing_ids.index(id(value)))
     enclosing_ids = (*enclosing_ids, id(value))
@@ -229,7 +220,6 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _bare(function: Any) -> Any:
-    """Return the function of a partial."""
     while isinstance(function, partial):
         function = function.func
     return function
@@ -240,7 +230,7 @@ def _function_name(function: Any) -> str:
 
 
 def _definition(function: Any) -> str:
-    """Return "name at file:line", or "module.name" for a function without Python code."""
+    """Return "name at file:line", or "module.name" without Python code."""
     name = _function_name(function)
     wrapped = getattr(function, "__wrapped__", None)
     objects = (function, wrapped, type(function).__call__)

@@ -1,6 +1,6 @@
-"""Entries of a contract as a pytree prefix, like `in_specs` and `out_specs` of `jax.shard_map`.
+"""Entries of a contract as a pytree prefix, like `in_specs` of `jax.shard_map`.
 
-An entry applies to every array below it; None is `Unspecified`. If the trees differ, the error names the first place.
+None is `Unspecified`. If trees differ, the error names the first place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,9 @@ from ir_passes.contract.entries import ENTRIES, ContractFault, Unspecified
 from ir_passes.jaxpr.tracing import FunctionSignature
 
 MISSING: Any = object()
-"""The entries of an argument without entries."""
 
 
 def is_entry(node: Any) -> bool:
-    """Whether a node of a contract is an entry, and no container of entries."""
     return isinstance(node, ENTRIES)
 
 
@@ -25,9 +23,8 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
     """Yield path, entry and array for each array of a value.
 
     Args:
-        entries: a pytree prefix of the value, with entries as leaves.
-        value: arguments or results.
-        where: place of the value, as "args[0]".
+        entries: pytree prefix with entries as leaves.
+        where: place, as "args[0]".
 
     Raises:
         ContractError: no prefix, or another leaf than an entry.
@@ -57,7 +54,6 @@ def _is_node(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return key and value of each child of a container; None for a leaf."""
     if not _is_node(node):
         return None
     leaves = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
@@ -69,7 +65,6 @@ def _structure(node: Any) -> Any:
 
 
 def _describe(node: Any) -> str:
-    """Describe a container by type and keys, a leaf by its value."""
     children = _children(node)
     if children is None:
         return "an array" if hasattr(node, "shape") else repr(node)
@@ -89,14 +84,14 @@ def by_argument(
     """Yield path, entries (or `MISSING`) and value of each argument, in flattening order.
 
     Args:
-        inputs: one entry for all arguments, or a tuple with entries for each positional one.
-        keywords: entries of keyword-only arguments.
+        inputs: one entry for all, or a tuple for positional arguments.
+        keywords: of keyword-only arguments.
         args, kwargs: without static arguments.
-        parameters: of the function: an argument passed by name has the entry of its position; the entry of an omitted
-            optional argument is ignored.
+        parameters: of the function: named arguments have the entries of their positions; entries of omitted ones are
+            ignored.
 
     Raises:
-        ContractError: unused entries, or `inputs` is no tuple of entries.
+        ContractError: unused entries, or no tuple of entries.
     """
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))

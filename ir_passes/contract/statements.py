@@ -181,8 +181,8 @@ class Assumption(StatementId):
     )
     PAGE_TABLE = (
         "page-table",
-        "Its entries are in [0, {size}). A page that a lane writes to is its own: no other lane names it in a page "
-        "table of the same pools{null}. Pages that several lanes name are read only.",
+        "Its entries are in [0, {size}). A page that a lane writes to is its own: no other lane{device} names it in a "
+        "page table of the same pools{null}. Pages that several lanes name are read only.",
     )
     PACKED = (
         "packed",

@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL = ".partial"
-"""Suffix of incomplete files."""
 
 
 def partial_path(path: Path, token: str | None = None) -> Path:
-    """Return a hidden name in the folder of a path, for incomplete content.
-
-    Args:
-        path: the final name.
-        token: makes the name unique; random by default.
-    """
+    """Return a hidden name in a path's folder for incomplete content, unique by `token`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4) if token is None else token}{PARTIAL}")
 
 
@@ -26,11 +20,11 @@ def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """Open a new file; rename it to `path` on success, delete it on failure.
 
     Args:
-        path: replaced if it exists.
-        partial: the name until then, unused and on the same file system; by default a hidden name in the folder.
+        path: an existing file is replaced.
+        partial: unused name until then, on the same file system; by default hidden in the folder.
 
     Raises:
-        OSError: the file cannot be made, written or renamed; `path` is unchanged.
+        OSError: `path` is unchanged.
     """
     partial = partial_path(path) if partial is None else partial
     file = partial.open("xb")

@@ -1,8 +1,7 @@
 """Detect code that was replaced in memory, for example by a notebook.
 
-No source file shows such a patch. Packages record their functions, classes, methods and upper-case constants after
-import, with the entries of tables such as the proof's rules. Results are stored only while all these objects are
-unchanged.
+Packages record functions, classes, methods and upper-case constants after import, with entries of tables such as the
+proof's rules. Results are stored only while all are unchanged.
 """
 
 import sys
@@ -16,12 +15,10 @@ _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
-    """Record the code of packages after import."""
     _noted.update(_code_of(packages))
 
 
 def patched_code(*packages: str) -> list[str]:
-    """Return the names of replaced or deleted objects in packages or modules."""
     modules = {module for module, _ in _noted}
     modules = {module for module in modules if _is_in(module, packages)}
     current, missing = _code_of(packages, modules), object()
@@ -31,12 +28,7 @@ def patched_code(*packages: str) -> list[str]:
 
 
 def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[Place, Any]:
-    """Return the functions, classes, methods and constants of packages.
-
-    Args:
-        packages: names of packages or modules.
-        wanted: modules and classes to search; None for all imported modules.
-    """
+    """Return the functions, classes, methods and constants of packages or of `wanted` places."""
     code: dict[Place, Any] = {}
     for module in [module for name, module in list(sys.modules.items()) if _is_in(name, packages)]:
         for name, value in list(vars(module).items()):
@@ -59,12 +51,10 @@ def _methods(kind: type, wanted: set[str] | None) -> Iterator[tuple[Place, Any]]
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:
-    """Return True if a module or class is one of the packages or inside one."""
     return name in packages or name.startswith(tuple([f"{package}." for package in packages]))
 
 
 def _is_code(name: str, value: Any) -> bool:
-    """Return True if a name of a module or class is code or a constant."""
     if isinstance(value, ModuleType) or (name.startswith("__") and name != "__call__"):
         return False
     return callable(value) or isinstance(value, property | classmethod | staticmethod) or name.isupper()

@@ -14,22 +14,17 @@ MAX_CHARACTERS = 8 << 20
 MAX_ITEMS = 100_000
 MAX_STRING_LENGTH = 100_000
 CHECKSUM = "sha256"
-"""Name of the last member: hash of the record, against damage and edits, not forgery."""
+"""Last member: hash of the record, against damage, not forgery."""
 
 T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """A text is not the expected record; the message names the place and the expectation."""
+    """A text is not the expected record; with place and expectation."""
 
 
 def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
-    """Return a dataclass instance as JSON text with its fields in order.
-
-    Args:
-        indent: as for `json.dumps`.
-        checksum: whether a checksum follows the fields.
-    """
+    """Return a dataclass instance as JSON with fields in order, perhaps with a checksum."""
     fields = dataclasses.asdict(record) | ({CHECKSUM: _digest(record)} if checksum else {})
     return json.dumps(fields, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -38,14 +33,12 @@ def from_json(cls: type[T], text: str | bytes, checksum: bool = False, **expecte
     """Return the record of a class from a text.
 
     Args:
-        cls: a dataclass with fields of int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None` of these. It
-            may raise RecordError for values of fields.
-        text: from `to_json`.
-        checksum: whether a checksum follows the fields.
-        expected: values of fields; another value is refused before other faults of the text.
+        cls: dataclass with fields of int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None`; may raise
+            RecordError.
+        expected: values of fields, checked before other faults.
 
     Raises:
-        RecordError: not JSON, too large, or a field that is missing, unknown, of another type or out of bounds.
+        RecordError: not JSON, too large, or a missing, unknown or wrong field.
     """
     if len(text) > MAX_CHARACTERS:
         raise RecordError(f"{cls.__name__}: expected at most {MAX_CHARACTERS} characters, got {len(text)}")

@@ -1,9 +1,7 @@
-"""Hash the sources of running code, unless they have changed since import.
+"""Hash of running code's sources, unless they have changed since import.
 
-A package records the stamps of its sources before it imports them. While the stamps are unchanged, every loaded module
-was compiled from these sources; otherwise there is no hash. Python may load bytecode of other content with the same
-size
-and time: the hash includes such bytecode.
+A package records its sources' stamps before import. While they are unchanged, loaded modules come from these sources;
+otherwise there is no hash. Bytecode of other content with the same size and time is part of the hash.
 """
 
 import hashlib
@@ -17,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size in bytes, and times of the last change of content and of status in nanoseconds."""
+"""Device, inode, size, and nanoseconds of the last change of content and of status."""
 HEADER = 16
 """Bytes before the code in a bytecode file: magic number, flags, then the source's time and size, or its hash."""
 _noted: dict[Path, dict[str, Stamp]] = {}
 
 
 def note_sources(*folders: Path) -> None:
-    """Record the stamps of packages' sources, before their modules are imported."""
+    """Record the stamps of packages' sources, before import."""
     for folder in folders:
         _noted.setdefault(folder, stamps(folder))
 
@@ -32,8 +30,7 @@ def note_sources(*folders: Path) -> None:
 def running_hash(folders: Sequence[Path]) -> str | None:
     """Return the sha256 of packages' sources; None if other code may be loaded.
 
-    None for a package without recorded stamps, in a zip archive, without sources, with changed sources, or with a
-    module from another file.
+    None without recorded stamps or sources, in a zip archive, with changed sources, or a module from another file.
     """
     if not all(_noted.get(folder) for folder in folders):
         return None
@@ -60,8 +57,7 @@ def hash_of_sources(folders: Sequence[Path]) -> str:
 def other_bytecode(path: Path) -> bytes | None:
     """Return the bytecode that Python loads in place of a changed source, or None.
 
-    Python compares only the time, in seconds, and the size of a source. Bytecode newer than the last change of the
-    source was compiled from the source.
+    Python compares only seconds and size. Bytecode newer than the source's last change comes from it.
     """
     try:
         with open(importlib.util.cache_from_source(os.fspath(path)), "rb") as file:
@@ -78,7 +74,7 @@ def other_bytecode(path: Path) -> bytes | None:
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """Return path -> stamp of each Python file below a folder; empty without a folder."""
+    """Return path -> stamp of each Python file below a folder."""
     return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
 
 
@@ -94,7 +90,7 @@ def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
 
 
 def _is_as_imported(folder: Path) -> bool:
-    """Return True if all modules of a package were loaded from its unchanged files."""
+    """Whether all modules of a package were loaded from its unchanged files."""
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):

@@ -1,8 +1,7 @@
-"""The store of results that are expensive to compute: a directory of files by key.
+"""Store of results that are expensive to compute: a directory of files by key.
 
-Any number of processes of one user may read and write it. Content that is unreadable, too long or damaged counts as
-absent, and so does everything that somebody else could have written (`trust`): the result is computed again. Files in
-use are marked by their time, so that the least recently used are deleted first.
+Any processes of one user may use it. Unreadable, too long, damaged or foreign content (`trust`) counts as absent. The
+least recently used files are deleted first.
 """
 
 import errno
@@ -21,20 +20,20 @@ from ir_passes.files.trust import UntrustedError, make_own_folder, open_own_fold
 
 _log = logging.getLogger("hybridlm")
 _warned: set[Path] = set()
-"""Files and folders that a warning has named."""
+"""Files and folders of earlier warnings."""
 
 T = TypeVar("T")
 
 MAX_FILES = 100_000
 STALE_SECONDS = 24 * 3600.0
-"""Age of incomplete files from processes that have ended."""
+"""Age of incomplete files of ended processes."""
 
 
 class StoredFile(NamedTuple):
     """A file of a store.
 
     Attributes:
-        used: when it was last written or read, in seconds since the epoch.
+        used: last write or read, in seconds since 1970.
     """
 
     name: str
@@ -46,10 +45,7 @@ class FileStore:
     """A directory of files by key.
 
     Args:
-        directory: created for this user alone, by the first write.
-
-    Attributes:
-        suffix: of the files that are listed and deleted.
+        directory: created for this user alone, on the first write.
     """
 
     suffix: ClassVar[str] = ""
@@ -58,7 +54,7 @@ class FileStore:
         self.directory = directory
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file; None if unreadable, too long or not trusted."""
+        """Return the content of a file; None if unreadable, too long or untrusted."""
         try:
             return self.require_file(name, max_bytes)
         except UntrustedError as error:
@@ -68,12 +64,12 @@ class FileStore:
             return None
 
     def require_file(self, name: str, max_bytes: int) -> bytes:
-        """Return the content of a file, and mark the file as used.
+        """Return the content of a file, and mark it as used.
 
         Raises:
             OSError: it cannot be read.
-            UntrustedError: somebody else could have written it.
-            ValueError: it is longer than `max_bytes` bytes.
+            UntrustedError: another user could have written it.
+            ValueError: above `max_bytes`.
         """
         with self._folder() as folder, self._opened(folder, name) as file:
             content = file.read(max_bytes + 1)
@@ -84,12 +80,7 @@ class FileStore:
         return content
 
     def read_record(self, name: str, parse: Callable[[bytes], T]) -> T | None:
-        """Return the record in a file; None without a record.
-
-        Args:
-            name: of the file.
-            parse: content -> record, or a RecordError.
-        """
+        """Return the record in a file; None without a record."""
         content = self.read_file(name, MAX_CHARACTERS)
         try:
             return None if content is None else parse(content)
@@ -97,19 +88,14 @@ class FileStore:
             return None
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a file atomically.
-
-        Raises:
-            OSError: the directory cannot be written.
-            UntrustedError: somebody else may write to the directory.
-        """
+        """Write a file atomically; raises OSError or UntrustedError."""
         make_own_folder(self.directory)
         with self._folder(), whole_file(self.directory / name) as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(content)
 
     def warn(self, error: UntrustedError) -> None:
-        """Log why files are not read, once for each file or folder at fault."""
+        """Log why files are not read, once per file or folder."""
         if error.path not in _warned:
             _warned.add(error.path)
             _log.warning("%s: kept files are not used, results are computed anew: %s", self.directory, error)
@@ -118,8 +104,8 @@ class FileStore:
         """Return all files, the least recently used first; delete old incomplete files.
 
         Raises:
-            UntrustedError: somebody else may write to the directory.
-            ValueError: there are more than `MAX_FILES`.
+            UntrustedError: another user may write to the directory.
+            ValueError: more than `MAX_FILES`.
         """
         files: list[StoredFile] = []
         with suppress(FileNotFoundError), self._folder() as folder, os.scandir(folder) as entries:
@@ -136,18 +122,7 @@ class FileStore:
         return sorted(files, key=lambda file: (file.used, file.name))
 
     def forget(self, max_bytes: int = 0, but: str | None = None) -> tuple[int, int]:
-        """Delete the least recently used files, down to a number of bytes.
-
-        Args:
-            max_bytes: of the remaining files.
-            but: name of a file to keep.
-
-        Returns:
-            Number of deleted files, and their bytes.
-
-        Raises:
-            UntrustedError, ValueError: see `files`.
-        """
+        """Delete the least recently used files except `but`, down to `max_bytes`; return their number and bytes."""
         count = size = 0
         files = self.files()
         total = sum(file.bytes for file in files)
@@ -163,16 +138,12 @@ class FileStore:
         return count, size
 
     def read_start(self, name: str, count: int) -> bytes:
-        """Return the first bytes of a file, without a record of its use.
-
-        Raises the errors of `require_file`.
-        """
+        """Return the first bytes of a file without marking it as used; raises as `require_file`."""
         with self._folder() as folder, self._opened(folder, name) as file:
             return file.read(count)
 
     @contextmanager
     def _folder(self) -> Iterator[int]:
-        """The directory, open."""
         folder = open_own_folder(self.directory)
         try:
             yield folder
@@ -181,7 +152,7 @@ class FileStore:
 
     @contextmanager
     def _opened(self, folder: int, name: str) -> Iterator[BinaryIO]:
-        """A file of the directory, open; a link is refused."""
+        """Open a file of the directory, but no link."""
         flags, path = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, self.directory / name
         try:
             handle = os.open(name, flags, dir_fd=folder)

@@ -12,13 +12,13 @@ def parse_json(text: str | bytes, pairs_hook: PairsHook | None = None, constants
     """Return the value of a JSON text.
 
     Args:
-        text: UTF-8 if it is bytes, without a byte-order mark.
-        pairs_hook: makes the value of each object from its key and value pairs; `unique_keys` by default.
-        constants: accept NaN, Infinity and -Infinity, which Python writes although they are not JSON.
+        text: bytes are UTF-8 without a byte-order mark.
+        pairs_hook: pairs -> object; `unique_keys` by default.
+        constants: accept NaN, Infinity and -Infinity, which Python writes.
 
     Raises:
-        ValueError: not UTF-8 (UnicodeDecodeError), not JSON (JSONDecodeError, with the place), a duplicate key, a
-            constant, a number of thousands of digits, or nesting that is too deep.
+        ValueError: not UTF-8 (UnicodeDecodeError), not JSON (JSONDecodeError), a duplicate key, a constant, a number of
+            thousands of digits, or deep nesting.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -32,11 +32,7 @@ def parse_json(text: str | bytes, pairs_hook: PairsHook | None = None, constants
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of key and value pairs.
-
-    Raises:
-        ValueError: a key occurs twice.
-    """
+    """Return the object of pairs; raises ValueError for a repeated key."""
     result = dict(pairs)
     if len(result) != len(pairs):
         counts = Counter(key for key, _ in pairs)

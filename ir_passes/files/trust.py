@@ -1,27 +1,24 @@
-"""Check that no other user could have written a kept file or its path."""
+"""Check that no other user could have written a stored file or its path."""
 
 import os
 import stat
 from pathlib import Path
 
 MAX_LINKS = 40
-"""Largest number of symbolic links on a path, the limit of Linux."""
+"""Most symbolic links on a path, as in Linux."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""Mode bits for writing by the group and by others; on Linux the group's bits also limit an ACL."""
+"""Mode bits for group and others; on Linux the group's bits also limit an ACL."""
 ROOT = 0
 
 
 class UntrustedError(ValueError):
-    """Another user could have written a kept file.
+    """Another user could have written a stored file.
 
     Args:
-        path: untrusted file or folder.
-        reason: predicate of the message, after "the folder" or "it".
-        remedy: command that repairs the path.
-        folder: True if a folder is untrusted, with all its files.
-
-    Attributes:
-        path, folder: as in the arguments.
+        path: file or folder.
+        reason: predicate after "the folder" or "it".
+        remedy: repair command.
+        folder: a folder with all its files.
     """
 
     def __init__(self, path: Path, reason: str, remedy: str, folder: bool = False):
@@ -30,13 +27,7 @@ class UntrustedError(ValueError):
 
 
 def require_own(path: Path, status: os.stat_result, folder: bool = False) -> None:
-    """Raise UntrustedError unless this user owns a file and only this user may write it.
-
-    Args:
-        path: path in the message.
-        status: status of the open file or folder.
-        folder: True for a folder.
-    """
+    """Raise UntrustedError unless this user owns a file and only this user may write it."""
     user = os.geteuid()
     if status.st_uid != user:
         raise UntrustedError(path, f"belongs to user {status.st_uid}, not to {user}", _chown(path, user), folder)
@@ -49,8 +40,8 @@ def open_own_folder(folder: Path) -> int:
     """Open a folder that no other user can write or replace; return its descriptor.
 
     Raises:
-        UntrustedError: another user can write or replace the folder.
-        OSError: the folder cannot be opened, or see `require_own_path`.
+        UntrustedError: another user can write or replace it.
+        OSError: it cannot be opened, or see `require_own_path`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -65,12 +56,11 @@ def open_own_folder(folder: Path) -> int:
 def require_own_path(folder: Path) -> None:
     """Raise UntrustedError if another user could replace a folder or a name on its path.
 
-    Every name must belong to this user or to root. Every parent must be writable only by its owner, or be sticky like
-    /tmp, where nobody can rename files of other users. `require_own` checks the folder itself. The check ends at a name
-    that does not exist.
+    Names belong to this user or root; parents are writable only by their owners, or sticky like /tmp. `require_own`
+    checks the folder itself. The check ends at an absent name.
 
     Raises:
-        OSError: a name on the path is not a folder, or the path has more than `MAX_LINKS` links.
+        OSError: a name is no folder, or more than `MAX_LINKS` links.
     """
     user, links = os.geteuid(), 0
     current, names = os.sep, list(reversed(folder.absolute().parts))
@@ -97,11 +87,7 @@ def require_own_path(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and its missing parents with mode 700.
-
-    Raises:
-        UntrustedError, OSError: see `require_own_path`.
-    """
+    """Make a folder and missing parents with mode 700; raises as `require_own_path`."""
     require_own_path(folder)
     for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         parent.mkdir(mode=0o700, exist_ok=True)

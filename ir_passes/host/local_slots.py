@@ -1,4 +1,4 @@
-"""Row numbers of a step split over devices, each with an owner of its rows."""
+"""Row numbers of a step split over devices, with an owner per device."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, fro
 def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
     """Return the row numbers of a step split over devices, int32 [lanes].
 
-    Each device numbers its rows separately, as `SlotMap(..., local=axis)` declares, and has an owner of them: lane i
-    uses a row of owner `i // (lanes // len(owners))`.
+    As in `SlotMap(..., local=axis)`, devices number their rows separately: lane i uses owner `i // (lanes //
+    len(owners))`.
 
     Args:
-        owners: one for each device along the mesh axis, in its order.
-        slots: one for each lane, None for an idle lane.
-        lanes: lanes of the step, the same number on each device.
+        owners: one per device along the mesh axis.
+        slots: one per lane, None if idle.
+        lanes: equally many on each device.
 
     Raises:
-        SlotError: as `SlotOwner.bind`; a slot of another device's owner is a foreign slot.
+        SlotError: as `SlotOwner.bind`; another device's slot is foreign.
     """
     each, rest = divmod(lanes, max(1, len(owners)))
     if rest or not owners or len(slots) != lanes:

@@ -1,4 +1,4 @@
-"""The host's check that `cu_seqlens` or segment ids keep the promise of `contract.Packed`."""
+"""Check on the host that `cu_seqlens` or segment ids keep the promise of `contract.Packed`."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,7 @@ from ir_passes.contract.statements import Statement, StatementId
 
 
 class LayoutFault(StatementId):
-    """The fault of packed tokens: the value is its id, `sentence` describes it.
-
-    The list is closed.
-    """
+    """Fault of packed tokens: the value is its id, `sentence` describes it."""
 
     SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
     BEGIN = "begin", "cu_seqlens does not begin with 0."
@@ -25,18 +22,15 @@ class LayoutFault(StatementId):
 
 
 class LayoutError(ContractError):
-    """A layout of packed tokens violates the contract of a step.
-
-    It carries every fault, with its id of `LayoutFault`.
-    """
+    """A layout of packed tokens violates the contract; with every `LayoutFault`."""
 
 
 def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
-    """Return the lane of each token, int32 [tokens]; the number of lanes for padding.
+    """Return each token's lane, int32 [tokens]; the number of lanes for padding.
 
     Args:
-        cu_seqlens: int32 [N + 1], right.
-        tokens: length of the packed axis.
+        cu_seqlens: int32 [N + 1], valid.
+        tokens: of the packed axis.
     """
     return np.searchsorted(cu_seqlens[1:], np.arange(tokens), side="right").astype(np.int32)
 
@@ -53,16 +47,16 @@ def check_packed(
     """Check the layout of a step's packed tokens.
 
     Args:
-        tokens: length of the packed axis.
+        tokens: of the packed axis.
         lanes: N.
-        cu_seqlens: int32 [N + 1], an argument of the step; None if the step has no such argument.
-        ids: int32 [tokens], the segment ids; None if the step has no segment ids.
-        slots: the slot maps of the step: a lane without tokens must be on row 0 of each.
-        all_lanes: every lane must have a token, as steps with one pool row per lane need.
+        cu_seqlens: int32 [N + 1], or None.
+        ids: int32 [tokens], segment ids, or None.
+        slots: slot maps: lanes without tokens are on row 0 of each.
+        all_lanes: every lane has a token, as for one pool row per lane.
 
     Raises:
-        LayoutError: cu_seqlens that do not begin with 0, that decrease, or that end after the last token; ids that are
-            no lane, or that disagree; a lane without tokens that is not on the null row; all faults in one message.
+        LayoutError: all faults: cu_seqlens that do not begin with 0, decrease, or end after the last token; ids that
+            are no lane, or disagree; a lane without tokens outside the null row.
     """
     faults: list[Statement] = []
     counts = np.zeros(lanes, np.int64)

@@ -8,7 +8,7 @@ true; `check_page_tables` checks the tables of a step from any allocator.
 import math
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,18 +41,21 @@ class PageOwner:
         size: pages of a pool, page 0 included (`PageTable.size`).
         name: name of the groups of pools, for messages.
         null: page 0 is the null page and never allocated (`PageTable.null`).
+        parts: equal parts of consecutive pages, one for each device that pages are split over. The first page of each
+            part is its null page.
 
     Raises:
-        SlotError: no page could be allocated.
+        SlotError: no page of a part could be allocated, or the parts are not equal.
     """
 
-    def __init__(self, size: int, name: str = "pages", null: bool = True):
-        if size < 1 + null:
-            message = f"expected a size of at least {1 + null}, got {size}"
+    def __init__(self, size: int, name: str = "pages", null: bool = True, parts: int = 1):
+        if size % parts or size // parts < 1 + null:
+            each = "" if parts == 1 else f", in {parts} equal parts"
+            message = f"expected a size of at least {parts * (1 + null)}{each}, got {size}"
             raise SlotError(SlotFault.SIZE.fault(f"pages of {name!r}", message))
-        self.size, self.name, self.null = size, name, null
-        self._lock = threading.Lock()
-        self._free = deque(range(int(null), size))
+        self.size, self.name, self.null, self.parts = size, name, null, parts
+        self._lock, self._each = threading.Lock(), size // parts
+        self._free = [deque(range(begin + null, begin + self._each)) for begin in range(0, size, self._each)]
         self._holders: dict[int, list[weakref.ref[Page]]] = {}
 
     @classmethod
@@ -62,45 +65,44 @@ class PageOwner:
 
     @property
     def free(self) -> int:
-        """Number of pages that can be acquired."""
+        """Number of pages that can be acquired, in all parts."""
         with self._lock:
-            return len(self._free)
+            return sum(map(len, self._free))
 
-    def acquire(self, count: int = 1) -> list[Page]:
-        """Take `count` free pages, or none. They still hold the values of earlier holders.
+    def free_in(self, part: int) -> int:
+        """Return the number of pages of a part that can be acquired."""
+        with self._lock:
+            return len(self._free[part])
+
+    def acquire(self, count: int = 1, part: int = 0) -> list[Page]:
+        """Take `count` free pages of a part, or none; they hold earlier values.
 
         Raises:
-            SlotsExhausted: fewer pages are free.
+            SlotsExhausted: fewer free pages.
         """
         with self._lock:
-            if count > len(self._free):
-                message = f"expected {count} free, {len(self._free)} of {self.size - self.null} are; release some"
+            free = self._free[part]
+            if count > len(free):
+                where = "" if self.parts == 1 else f" of part {part}"
+                message = f"expected {count} free, {len(free)} of {self._each - self.null}{where} are; release some"
                 raise SlotsExhausted(SlotFault.EXHAUSTED.fault(f"pages of {self.name!r}", message))
-            return [self._issue(self._free.popleft()) for _ in range(count)]
+            return [self._issue(free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Add a holder to a page for reading; a page with several holders is read-only.
-
-        Raises:
-            SlotError: the page was released, or belongs to another owner.
-        """
+        """Add a reader to a page; a page with several holders is read-only."""
         with self._lock:
             self._raise(f"share of {page!r}", self._faults("page", page))
             return self._issue(page._number)
 
     def release(self, page: Page) -> None:
-        """Give a page up; it is free once nobody holds it.
-
-        Raises:
-            SlotError: the page was released before, or belongs to another owner.
-        """
+        """Give a page up; it is free without holders."""
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
             if remaining:
                 self._holders[page._number] = remaining
             else:
-                self._free.append(page._number)
+                self._free[page._number // self._each].append(page._number)
 
     def bind(
         self,
@@ -111,17 +113,16 @@ class PageOwner:
     ) -> np.ndarray:
         """Return a step's page table, int32 [lanes, pages]; 0 after a lane's last page.
 
-        The array is new and its bytes are immutable.
+        The array is new and immutable. Pages of all parts are counted together.
 
         Args:
-            rows: the pages of each lane in the order of its tokens; None for an idle lane.
-            lanes: lanes of the step.
-            pages: width of the table.
-            writes: for each lane, places [first, end) in its row that the step writes to; None if it only reads.
+            rows: pages of each lane in token order; None if idle.
+            pages: table width.
+            writes: per lane, written places [first, end) in its row; None only reads.
 
         Raises:
-            SlotError: a wrong number of lanes or pages, pages that are released, foreign, or written although they
-                are shared or named by another lane; all faults in one message.
+            SlotError: all faults: wrong numbers of lanes or pages, released or foreign pages, or written pages that are
+                shared or named by another lane.
         """
         with self._lock:
             faults: list[Statement] = []
@@ -149,6 +150,22 @@ class PageOwner:
                 faults += self._write_faults(table, writes)
             self._raise(f"bind of {lanes} lanes", faults)
         return frozen_copy(table)
+
+    def check_integrity(self) -> None:
+        """Check that every page is exactly one of: null page (if any), free, held."""
+        with self._lock:
+            nulls = list(range(0, self.size, self._each)) if self.null else []
+            free = [page for part in self._free for page in part]
+            counts = Counter([*nulls, *free, *self._holders])
+            wrong = {page: counts[page] for page in {*range(self.size), *counts} if counts[page] != 1}
+            lost = sorted(page for page, tokens in self._holders.items() if any(token() is None for token in tokens))
+            terms = f"{len(nulls)} + {len(free)} + {len(self._holders)} of {self.size}, pages by times found: {wrong}"
+            message = f"expected null + free + held = size, each page once; got {terms}"
+            faults = [SlotFault.STATES.fault("", message)] if wrong else []
+            if lost:
+                message = "they are held by tokens that no longer exist; release a page before dropping it"
+                faults.append(SlotFault.DROPPED.fault(f"pages {lost}", message))
+            self._raise("integrity", faults)
 
     def _write_faults(self, table: np.ndarray, writes: Sequence[tuple[int, int]]) -> list[Statement]:
         if len(writes) != len(table):
@@ -191,16 +208,16 @@ class PageOwner:
 
 
 def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
-    """Return the places of a page table that lanes write to, bool [N, pages].
+    """Return the written places of a page table, bool [N, pages].
 
     Args:
-        first: position of the first token that each lane writes, int [N].
-        count: number of tokens that each lane writes, int [N]; 0 for a lane that writes none.
+        first: int [N], position of each lane's first written token.
+        count: int [N], written tokens.
         tokens: of a page.
-        pages: width of the table.
+        pages: table width.
 
     Raises:
-        SlotError: a lane writes behind its last page, or before its first.
+        SlotError: writes outside a lane's pages.
     """
     first, count = np.asarray(first), np.asarray(count)
     wrong = np.flatnonzero((count > 0) & ((first < 0) | (first + count > tokens * pages)))
@@ -216,13 +233,11 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
     """Check that the page tables of one step keep the promise of `PageTable`.
 
     Args:
-        tables: all tables of one group of pools: the contract's entry, the argument of the step (int32 [N, ...]), and
-            the places that the step writes to (bool [N, pages], from `written_places`; None if it writes nothing, and
-            for a table of role "write": all its entries are written).
+        tables: of one group of pools: contract entry, argument (int32 [N, ...]), and written places (bool [N, pages],
+            from `written_places`; None for no writes, and for role "write": all entries).
 
     Raises:
-        SlotError: entries out of range, or a page that is written and is the null page or named by another lane; all
-            faults in one message.
+        SlotError: all faults: entries out of range, or a written page that is the null page or named by another lane.
     """
     faults = page_faults(tables)
     if faults:

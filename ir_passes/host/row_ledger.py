@@ -1,8 +1,7 @@
-"""The labels that each sequence's rows must have: the host's side of the sanitizer.
+"""Labels that each sequence's rows must have: the sanitizer's host side.
 
-A row's label is (owner, position, layout, epoch): the sequence of its state, the number of tokens in it, its layout,
-and the step that wrote it. The ledger derives the labels from the host's bookkeeping alone and never reads a pool. So a
-row that was moved, lost, shared or left over disagrees with the ledger.
+A label is (owner, position, layout, epoch): sequence, tokens in the state, layout, and step of the write. It follows
+from the host's bookkeeping alone, never from a pool, so moved, lost, shared or stale rows disagree with it.
 """
 
 from collections.abc import Sequence
@@ -18,15 +17,15 @@ from ir_passes.host.slot_owner import frozen_copy
 
 
 class ReservedOwner(IntEnum):
-    """Owners that are not sequences; owner numbers of sequences are positive.
+    """Owners that are no sequences, whose numbers are positive.
 
     Attributes:
-        FRESH: zero state of no sequence. New shadow labels are all zeros, like a new pool.
-        COMPUTED: a computed value, not a row of a pool; never in shadow labels.
-        OUTSIDE: read past the end of the pool.
-        MIXED: parts of one row from several sequences, or written by several lanes.
-        ANY: in an expectation: no expectation.
-        NOBODY: written for an idle lane.
+        FRESH: zero state; new shadow labels are all zeros, like a new pool.
+        COMPUTED: a computed value, never in shadow labels.
+        OUTSIDE: read past the pool's end.
+        MIXED: parts of several sequences, or written by several lanes.
+        ANY: no expectation.
+        NOBODY: of an idle lane.
     """
 
     FRESH = 0
@@ -38,8 +37,6 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
-    """The label of a row: owner, tokens seen, layout, and the step of the write."""
-
     owner: int
     position: int = 0
     layout: int = 0
@@ -52,11 +49,11 @@ class Label(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The labels of one step, lane by lane.
+    """Labels of one step, lane by lane.
 
     Attributes:
-        found: int32 [N, 4], the labels that a lane must find in the rows that it reads.
-        left: int32 [N, 4], the stamps of the rows that it computes.
+        found: int32 [N, 4], of rows that a lane reads.
+        left: int32 [N, 4], of rows that it computes.
     """
 
     found: np.ndarray | Array
@@ -68,10 +65,10 @@ class LaneWork:
     """The work of one lane in a step.
 
     Attributes:
-        owner: positive number of the sequence, never reused for another sequence.
-        position: tokens that its state has seen before the step; a sequence at 0 begins from zero state.
-        length: real tokens of the step; 0 keeps the rows.
-        layout: number of the layout that the step uses to read and write the rows.
+        owner: positive number of the sequence, never reused.
+        position: tokens of its state before the step; 0 begins from zero state.
+        length: tokens of the step; 0 keeps the rows.
+        layout: layout in which the step reads and writes rows.
     """
 
     owner: int
@@ -81,10 +78,7 @@ class LaneWork:
 
 
 class LedgerFault(StatementId):
-    """A contradiction about sequences: the value is its id, `sentence` describes it.
-
-    The list is closed.
-    """
+    """A contradiction about sequences: the value is its id, `sentence` describes it."""
 
     OWNER = "owner", "The number of an owner is not positive."
     TWO_LANES = "two-lanes", "Two lanes belong to one owner."
@@ -92,23 +86,23 @@ class LedgerFault(StatementId):
 
 
 class LedgerError(StatedError, ValueError):
-    """The host contradicts itself about its sequences: every fault, with its id of `LedgerFault`."""
+    """Contradictions of the host about its sequences, with every `LedgerFault`."""
 
 
 class RowLedger:
-    """Labels of all sequences that have a row, and the number of the step."""
+    """Labels of all sequences with rows, and the number of the step."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self._labels: dict[int, Label] = {}
 
     def expect(self, work: Sequence[LaneWork | None]) -> Expected:
-        """Return the expectations of the next step, lane by lane; None is an idle lane.
+        """Return the next step's expectations, lane by lane; None is an idle lane.
 
-        A lane of length 0 may find any label, because its results are not kept: its rows must be moved unchanged.
+        A lane of length 0 may find any label: its rows are moved unchanged.
 
         Raises:
-            LedgerError: an owner is not positive or has two lanes, or continues without a label.
+            LedgerError: an owner that is not positive, has two lanes, or continues without a label.
         """
         faults, lane_of = list[Statement](), dict[int, int]()
         for lane, lane_work in enumerate(work):
@@ -150,20 +144,15 @@ class RowLedger:
         return Label(label.owner, lane_work.position, lane_work.layout, label.epoch), new_label
 
     def label(self, owner: int) -> Label:
-        """Return the label of a sequence's rows, for its snapshot or fork.
-
-        Raises:
-            LedgerError: the owner has no label.
-        """
+        """Return the label of a sequence's rows, for a snapshot or fork; raises LedgerError."""
         if owner not in self._labels:
             message = "has no label; it has taken no step, or was forgotten"
             raise LedgerError(LedgerFault.NO_LABEL.fault(f"owner {owner}", message))
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:
-        """Give a sequence the label of the rows that were copied to its rows."""
+        """Give a sequence the label of rows copied to its rows."""
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
-        """Forget a sequence after it has released its rows."""
         self._labels.pop(owner, None)

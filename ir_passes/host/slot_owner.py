@@ -1,9 +1,8 @@
 """Ownership of a pool's rows on the host: each row has at most one holder.
 
-`contract.SlotMap` declares the assumptions of a step about its row numbers: in range, active entries distinct, idle
-lanes on row 0 if row 0 is the null row. `SlotOwner` makes this true. A row is held by a `Slot`, a linear token: after
-`release` or `move` every use of the old token raises, so a row cannot be freed twice, used after it was freed, or
-written by two lanes. Row numbers leave this module only inside immutable arrays; each step gets a new array.
+`SlotOwner` makes the assumptions of `contract.SlotMap` true: row numbers in range, active entries distinct, idle lanes
+on the null row. A `Slot` is a linear token: after `release` or `move` every use raises, so no row is freed twice, used
+after release, or written by two lanes. Row numbers leave this module only in new immutable arrays.
 """
 
 import threading
@@ -18,16 +17,16 @@ from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.statements import StatedError, Statement, StatementId
 
 NULL_ROW = 0
-"""The row of idle lanes; never handed out."""
+"""Row of idle lanes; never handed out."""
 
 
 def frozen_copy(array: np.ndarray) -> np.ndarray:
-    """Return a copy over immutable bytes; the array can never be made writable."""
+    """Return a copy over immutable bytes, which can never be made writable."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 class SlotFault(StatementId):
-    """The fault of row numbers or pages: its id and `sentence`. The list is closed."""
+    """Fault of row numbers or pages: its id and `sentence`."""
 
     SIZE = "size", "A pool is too small for any row or page to be handed out."
     EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
@@ -49,7 +48,7 @@ class SlotFault(StatementId):
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers that violate a step's contract: every fault, by id of `SlotFault`."""
+    """Row numbers that violate a contract, with every `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):
@@ -57,10 +56,10 @@ class SlotsExhausted(SlotError):
 
 
 class Token:
-    """A right with one holder: it compares by identity, and cannot be copied or pickled.
+    """A right with one holder: compared by identity, not copied or pickled.
 
     Attributes:
-        instead: the advice to somebody who copies it.
+        instead: advice on copies.
     """
 
     __slots__ = ("__weakref__",)
@@ -77,7 +76,7 @@ class Token:
 
 
 class Slot(Token):
-    """The right to one row. Made by `SlotOwner.acquire`."""
+    """The right to one row; see `SlotOwner.acquire`."""
 
     __slots__ = ("_generation", "_owner", "_row")
     instead = "use SlotOwner.move to hand it on"
@@ -90,22 +89,22 @@ class Slot(Token):
 
     @property
     def epoch(self) -> int:
-        """Number of this tenancy of the row, counted from 1."""
+        """Tenancy of the row, counted from 1."""
         return self._generation
 
 
 class SlotOwner:
-    """The allocator of a pool's rows, without the null row: the longest free row first.
+    """Allocator of a pool's rows, without the null row: the longest free row first.
 
-    All methods may be called from several threads; each call is atomic. The caller must order calls itself: an array of
-    `bind` is valid until one of its slots is released.
+    Methods are atomic among threads; the caller orders calls: an array of `bind` is valid until one of its slots is
+    released.
 
     Args:
-        size: rows of the pool, row 0 included (`SlotMap.size`).
-        name: name of the groups of pools, for messages.
-        null: row 0 is the null row and never allocated (`SlotMap.null`).
-        parts: equal parts of consecutive rows, one for each device that rows are split over. A row is taken from the
-            part with the most free rows. More than one part excludes a null row.
+        size: rows, row 0 included (`SlotMap.size`).
+        name: groups of pools, for messages.
+        null: row 0 is never allocated (`SlotMap.null`).
+        parts: equal parts of consecutive rows, one per device. Rows come from the part with the most free rows. Several
+            parts exclude a null row.
     """
 
     def __init__(self, size: int, name: str = "slots", null: bool = True, parts: int = 1):
@@ -127,29 +126,31 @@ class SlotOwner:
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
-        """The owner of the rows that a contract's slot map declares."""
+        """Return the owner of a slot map's rows."""
         return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
 
     @property
     def free(self) -> int:
-        """Number of rows that can be acquired."""
         with self._lock:
             return sum(map(len, self._free))
 
     @property
-    def held(self) -> int:
-        """Number of rows that have a holder."""
+    def held(self) -> list[int]:
         with self._lock:
-            return len(self._held)
+            return sorted(self._held)
 
-    def acquire(self) -> Slot:
-        """Take a free row. It still holds the previous tenant's state: begin from zero state.
+    def free_in(self, part: int) -> int:
+        with self._lock:
+            return len(self._free[part])
+
+    def acquire(self, number: int | None = None) -> Slot:
+        """Take a free row with the previous state: begin from zero state.
 
         Raises:
-            SlotsExhausted: all rows are held; the message has the numbers of rows and of tokens lost without release.
+            SlotsExhausted: no free row; with the number of tokens lost without release.
         """
         with self._lock:
-            part = max(self._free, key=len)
+            part = max(self._free, key=len) if number is None else self._free[number]
             if not part:
                 lost = self._lost()
                 message = (
@@ -163,7 +164,7 @@ class SlotOwner:
         """Give a row back.
 
         Raises:
-            SlotError: the slot was released or moved before, or belongs to another owner.
+            SlotError: a released, moved or foreign slot.
         """
         with self._lock:
             self._raise(f"release of {slot!r}", self._faults("slot", slot))
@@ -171,10 +172,10 @@ class SlotOwner:
             self._free[slot._row // self._each].append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
-        """Pass a row on with its state: return a new slot, invalidate the old one.
+        """Return a new slot of the row and invalidate the old one.
 
         Raises:
-            SlotError: the slot was released or moved before, or belongs to another owner.
+            SlotError: a released, moved or foreign slot.
         """
         with self._lock:
             self._raise(f"move of {slot!r}", self._faults("slot", slot))
@@ -189,18 +190,17 @@ class SlotOwner:
     ) -> np.ndarray:
         """Return the row numbers of a step, int32 [lanes]; None becomes row 0.
 
-        The array is new and its bytes are immutable: not even `setflags` makes it writable. So a running step never
-        sees another step's rows. (JAX may read a host array after the call has returned.)
+        The array is new and immutable, so a running step never sees another step's rows: JAX may read a host array
+        after the call.
 
         Args:
-            slots: one for each lane; None for an idle lane, if there is a null row.
-            lanes: lanes of the step.
-            role: as in `SlotMap`. Slots are distinct unless the role is "read", where forks may repeat them.
-            beside: the slots of the step's other slot maps, if this map is declared `disjoint`: no row is in both.
+            slots: one per lane; None for an idle lane, with a null row.
+            role: as in `SlotMap`; with "read", forks may repeat slots.
+            beside: slots of other maps, for a `disjoint` map.
 
         Raises:
-            SlotError: wrong number of lanes, duplicate, released, moved or foreign slots, slots that another map of the
-                step has too; all of them in one message.
+            SlotError: all faults: wrong number of lanes; duplicate, released, moved or foreign slots; slots in another
+                map.
         """
         with self._lock:
             faults: list[Statement] = []
@@ -235,11 +235,7 @@ class SlotOwner:
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Check that every row is exactly one of: null row (if any), free, held.
-
-        Raises:
-            SlotError: a row is in two states or in no state, or a token was dropped without release; with all terms.
-        """
+        """Check that every row is exactly one of: null row (if any), free, held."""
         with self._lock:
             free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()
             nulls = [NULL_ROW] if self.null else []

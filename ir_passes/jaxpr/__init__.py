@@ -1,5 +1,4 @@
-"""JAX's intermediate representation: the only folder that touches it, without knowledge of contracts.
+"""JAX's intermediate representation; only this folder touches it.
 
-Imports nothing of ir_passes. Begin with `ir`; `primitives` is the table of primitives and their classes; `jax_private`
-wraps private parts of JAX.
+Imports nothing of ir_passes. Begin with `ir`; `primitives` is the table of primitives.
 """

@@ -1,4 +1,4 @@
-"""Programs inside equations: changes to all equations, and comparison of parameters with bodies."""
+"""Programs inside equations: maps over equations, and keys of parameters."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ def map_equations(
     """Return a program with replaced equations; the same object if nothing changes.
 
     Args:
-        change: a function from an equation to its replacements; the equation itself for no change.
-        keep: a predicate of equations with bodies that stay unchanged.
+        change: equation -> replacements.
+        keep: predicate of equations with unchanged bodies.
     """
     return _Mapped(change, keep).closed(program)
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return an equivalent program without constraints on the memory order of arrays."""
+    """Return an equivalent program without constraints on memory order."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
@@ -31,12 +31,9 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
-    """Return the counter and the end of a counting `while`, or None.
+    """Return carry index and end of a counting `while`, or None.
 
-    Every iteration has first counter <= counter < end.
-
-    Returns:
-        The index of the carry. The end as the condition has it: a literal, a constant, or an unchanged carry.
+    Every iteration has first counter <= counter < end. The end is a literal, a constant, or an unchanged carry.
     """
     condition, body = (ir.closed(eqn.params[name]).jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
     if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
@@ -57,16 +54,16 @@ def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
 
 
 _TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
-"""Calls with rules for transformations of JAX."""
+"""Calls with rules for JAX's transformations."""
 _UNUSED = frozenset({"ft_in", "ft_out", "policy"})
-"""Parameters that compute nothing: trees of a scan's arguments, and the residuals that a derivative saves."""
+"""Parameters without computation: a scan's argument trees, and saved residuals of derivatives."""
 
 
 def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
-    """Return the parameters of an equation that change its results.
+    """Return the parameters that change an equation's results.
 
-    Rules for derivatives and batches are left out: a traced program has no use for them. So are JAX's trees of
-    arguments. The text of both may grow with each pass of JAX over a program (the trees of a scan in jax 0.11.2).
+    Rules for derivatives and batches, and argument trees, are left out: their text may grow with each pass of JAX (a
+    scan's trees in jax 0.11.2).
     """
     name, params = eqn.primitive.name, eqn.params
     if name in _TRANSFORMED:
@@ -80,8 +77,7 @@ def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
 def params_key(params: Mapping[str, Any]) -> Hashable:
     """Return a key that is equal for equal parameters; None if they cannot be compared.
 
-    Programs among them are equal if they have the same body and hold the same constants. Keep the key alive: it
-    contains ids.
+    Programs are equal with the same body and constants. Keep the key alive: it contains ids.
     """
     key = tuple((name, _key(value)) for name, value in params.items())
     try:
@@ -100,14 +96,14 @@ def _key(value: Any) -> Hashable:
 
 
 class _Mapped:
-    """A map that replaces equations, also in nested bodies; equal bodies are mapped once."""
+    """A map that replaces equations, also in bodies; equal bodies once."""
 
     def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
         self.change, self.keep = change, keep
         self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
-        """id of a body -> the body, kept alive so that its id stays unique, and its replacement; calls share bodies."""
+        """id of a body -> the body, kept alive for its id, and its replacement."""
         self.same: dict[int, Any] = {}
-        """id of unchanged parameters -> the parameters: the equations of many layers share them."""
+        """id of unchanged parameters -> parameters, shared by many layers."""
 
     def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         jaxpr = self.jaxpr(program.jaxpr)
@@ -135,7 +131,7 @@ class _Mapped:
         return replacements
 
     def value(self, value: Any) -> Any:
-        """A parameter with its bodies rewritten; itself where none is."""
+        """Return a parameter with its bodies rewritten."""
         if isinstance(value, ir.ClosedJaxpr):
             return self.closed(value)
         if isinstance(value, ir.Jaxpr):

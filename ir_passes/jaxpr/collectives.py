@@ -1,7 +1,6 @@
-"""List the collectives of a step's program: mesh axes, dtypes, bytes and order.
+"""Collectives of a step's program: mesh axes, dtypes, bytes and order.
 
-A collective over axes of length 1 moves nothing and is not listed. Equal collectives of the same operands are listed
-once, because XLA merges them.
+Those over axes of length 1 are not listed; equal ones of the same operands once, because XLA merges them.
 """
 
 import hashlib
@@ -28,11 +27,11 @@ OPERATIONS = {
     "pbroadcast": "pbroadcast",
     "ragged_all_to_all": "ragged_all_to_all",
 }
-"""Primitive that exchanges values between devices -> name of the operation in a schedule."""
+"""Primitive -> operation in a schedule."""
 VARYING = frozenset({"axis_index", "ppermute"})
-"""Primitives with results that depend on the device, even for a constant operand."""
+"""Primitives with results that depend on the device, even for a constant."""
 ORDERED = frozenset({"all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"})
-"""Operations that split or join arrays in the order of the devices."""
+"""Operations that split or join arrays in device order."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Collective:
     """One exchange between devices.
 
     Attributes:
-        operation: name in `jax.lax`.
-        axes: mesh axes that the devices exchange along.
-        devices: number of devices that exchange with each other.
-        dtype: dtype of the operand.
-        bytes: bytes of the operand on each device, for one run.
-        times: number of runs in one call; None if a loop decides at run time. Every branch counts as if it ran.
-        source: "file:line" in the user's code.
+        operation: in `jax.lax`.
+        axes: mesh axes.
+        devices: in an exchange.
+        dtype: of the operand.
+        bytes: of the operand on each device, per run.
+        times: runs per call; None for a data-dependent loop. Every branch counts.
+        source: user's "file:line".
     """
 
     operation: str
@@ -59,10 +58,9 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that each device sends in one run, on a ring of devices.
+        """Bytes that each device sends per run, on a ring of devices.
 
-        No other algorithm sends fewer bytes. Each device receives the same number of bytes. For a permutation: the
-        bytes of a sending device.
+        No algorithm sends fewer. For a permutation: the bytes of a sender.
         """
         numerator, denominator = _RING[self.operation](self.devices)
         return -(-numerator * self.bytes // denominator)
@@ -80,11 +78,11 @@ class Scheduled:
     """A collective that the compiled program must contain.
 
     Attributes:
-        collective: entry in the certificate.
-        count: number of elements of the operand.
-        groups: groups of devices that exchange, as positions in the mesh: in order for operations in `ORDERED`,
-            otherwise sorted. For a permutation: pairs of sender and receiver.
-        constant: the operand depends on no input and no device, so XLA may compute the result at compile time.
+        collective: in the certificate.
+        count: operand elements.
+        groups: device groups, as mesh positions: in order for `ORDERED`, otherwise sorted; for a permutation (sender,
+            receiver).
+        constant: the operand is constant, so XLA may compute the result at compile time.
     """
 
     collective: Collective
@@ -94,7 +92,7 @@ class Scheduled:
 
 
 def _sum(devices: int) -> tuple[int, int]:
-    """Return the fraction for an all-reduce on a ring: a reduce-scatter and an all-gather."""
+    """Return the fraction of an all-reduce on a ring: reduce-scatter and all-gather."""
     return 2 * (devices - 1), devices
 
 
@@ -109,14 +107,11 @@ _RING: dict[str, Callable[[int], tuple[int, int]]] = {
     "ppermute": lambda devices: (1, 1),
     "pbroadcast": lambda devices: (1, 1),
 }
-"""Number of devices -> fraction of the operand that each device sends, as (numerator, denominator)."""
+"""Devices -> fraction of the operand that each sends, as (numerator, denominator)."""
 
 
 def bytes_sent(collectives: Iterable[Collective]) -> int | None:
-    """Return the bytes that each device sends in one call (`Collective.sent`).
-
-    None if a loop decides at run time.
-    """
+    """Return the bytes that each device sends per call; None for a data-dependent loop."""
     total = 0
     for collective in collectives:
         if collective.times is None:
@@ -126,22 +121,18 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 class Exchanging:
-    """Mixin with properties of a step's collectives.
-
-    Attributes:
-        collectives: in execution order.
-    """
+    """Mixin with properties of a step's collectives, in execution order."""
 
     collectives: tuple[Collective, ...]
 
     @property
     def sent(self) -> int | None:
-        """Bytes that each device sends per call; None if a loop decides at run time."""
+        """Bytes that each device sends per call; None for a data-dependent loop."""
         return bytes_sent(self.collectives)
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        """Descriptions of the collectives; equal collectives share a line."""
+        """Descriptions of collectives; equal ones share a line."""
         counts: dict[Collective, int] = {}
         for collective in self.collectives:
             key = Collective(*astuple(collective)[:-1], source="")
@@ -152,10 +143,7 @@ class Exchanging:
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
     """Return the collectives of a program, in execution order.
 
-    A collective of an unrolled scan occurs once per copy of the body in the compiled program.
-
-    Args:
-        program: any program; a program without `shard_map` has no collectives.
+    One of an unrolled scan occurs once per copy of the body.
     """
     if all(eqn.primitive.name != "shard_map" for eqn in ir.all_eqns(program.jaxpr)):
         return ()
@@ -164,10 +152,7 @@ def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
 
 
 def schedule_hash(collectives: Iterable[Collective]) -> str:
-    """Return the sha256 of collectives in order, without source lines.
-
-    Processes with equal hashes run the same collectives.
-    """
+    """Return the sha256 of collectives in order, without source lines: equal for equal collectives."""
     rows = [astuple(collective)[:-1] for collective in collectives]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -175,13 +160,7 @@ def schedule_hash(collectives: Iterable[Collective]) -> str:
 def _scheduled(
     jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None, constants: set[ir.Var]
 ) -> Iterator[Scheduled]:
-    """Yield the collectives of a program.
-
-    Args:
-        devices: mesh axis -> number of devices.
-        times: number of runs of this program; None if a loop decides at run time.
-        constants: variables of this program that depend on no input of the whole program and on no device.
-    """
+    """Yield the collectives of a program; `constants` depend on no input and no device."""
     numbers = _Numbers()
     for eqn in jaxpr.eqns:
         is_constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
@@ -219,7 +198,7 @@ def _scheduled(
 
 
 def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
-    """Yield (body input, operand) for each loop-invariant input of a body."""
+    """Yield (body input, operand) for loop-invariant inputs."""
     name, atoms = eqn.primitive.name, eqn.invars
     if name == "while":
         return
@@ -231,20 +210,14 @@ def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[i
 
 
 def _scan_copies(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
-    """Return (copies of a scan's body in the compiled program, runs of each copy).
-
-    The remainder of the unrolling comes last.
-    """
+    """Return (copies of a scan's body, runs of each copy), the remainder last."""
     unroll = min(unroll, length)
     looped = (unroll, None if times is None else times * (length // unroll)) if unroll else (0, times)
     return [looped, (length % unroll if unroll else 0, times)]
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """Return the groups of devices that exchange, as positions in the mesh.
-
-    For a permutation: pairs of sender and receiver.
-    """
+    """Return device groups as mesh positions; for a permutation (sender, receiver)."""
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
     other_axes = [name for name in names if name not in axes]
@@ -272,14 +245,14 @@ def _entry(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str
 
 
 class _Numbers:
-    """Value numbering: equations with equal results get the same number."""
+    """Value numbering: equations with equal results have one number."""
 
     def __init__(self) -> None:
         self._representatives: dict[Any, Hashable] = {}
         self._equations: dict[Hashable, ir.JaxprEqn] = {}
 
     def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
-        """True if an earlier equation has the same results; call for every equation in order."""
+        """Whether an earlier equation has the same results; call it for every equation in order."""
         key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
         try:
             first = self._equations.setdefault(key, eqn)

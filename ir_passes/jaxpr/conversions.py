@@ -28,7 +28,7 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def reversible(source: Any, target: Any) -> bool:
-    """True if a conversion to another dtype and back keeps every bit."""
+    """Whether a conversion and back keeps every bit."""
     if source == target:
         return True
     if not _is_number(source) or not _is_number(target):
@@ -40,12 +40,11 @@ def reversible(source: Any, target: Any) -> bool:
 
 
 def holds(dtype: Any, number: float) -> bool:
-    """True if a dtype represents a number, for example 0, 1 or minus infinity."""
+    """Whether a dtype represents a number such as 0, 1 or -inf."""
     return _is_number(dtype) and bool(_exact(np.array([number]), dtype)[0])
 
 
 def stays_finite(source: Any, target: Any) -> bool:
-    """True if a conversion keeps every finite number finite."""
     if source == target or is_whole(target):
         return True
     if not _is_number(source) or not _is_number(target):
@@ -60,7 +59,6 @@ def stays_finite(source: Any, target: Any) -> bool:
 
 
 def is_whole(dtype: Any) -> bool:
-    """True for integers of any width and booleans."""
     return dtype == np.bool_ or is_integer(dtype)
 
 
@@ -81,7 +79,6 @@ def _bits(dtype: Any) -> int:
 
 @cache
 def _all_values(dtype: Any) -> _Floats:
-    """Return all values of a dtype of at most 16 bits, one per bit pattern."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         return np.arange(low, high + 1, dtype=np.float64)
@@ -92,7 +89,7 @@ def _all_values(dtype: Any) -> _Floats:
 
 
 def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
-    """True if a dtype represents every integer within bounds, both included."""
+    """Whether a dtype represents every integer within bounds, included."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         return low <= bounds[0] and bounds[1] <= high
@@ -101,7 +98,7 @@ def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
 
 
 def _exact(numbers: _Floats, dtype: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each number, True if a dtype represents it, including the sign of zero."""
+    """Return per number whether a dtype represents it, with the sign of zero."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         negative_zero = (numbers == 0) & np.signbit(numbers)

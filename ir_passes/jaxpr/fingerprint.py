@@ -1,6 +1,6 @@
-"""A hash of a traced program or contract, equal in every process, without source lines.
+"""Hash of a traced program or contract, equal in every process, without source lines.
 
-The code of a callback is not included, only its names in the program.
+Of a callback only its names in the program are included.
 """
 
 import dataclasses
@@ -21,21 +21,18 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 PLACES = frozenset({"sharding", "out_sharding"})
-"""Parameters of operations that determine a result's devices, but not its elements."""
+"""Parameters that determine a result's devices, not its elements."""
 
 
 def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
-    """sha256 of a jaxpr, or of dataclasses, containers and arrays, by content.
-
-    Args:
-        value: two that are equal up to the names of variables, addresses of objects and source lines have one hash.
-        without: names of parameters of operations that may differ.
+    """Return the sha256 of a jaxpr, dataclass, container or array, up to names, addresses, lines and the parameters in
+    `without`.
     """
     return _Writer(without).digest(value)
 
 
 class _Writer:
-    """Writes programs and contracts as text of a fixed form, for hashing."""
+    """Writer of programs and contracts as canonical text."""
 
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
         self._without = without

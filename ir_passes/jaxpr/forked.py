@@ -1,7 +1,4 @@
-"""Processes that were forked after JAX had started: computations in them would hang.
-
-They lack JAX's threads.
-"""
+"""Processes forked after JAX had started: without its threads, computations would hang."""
 
 import os
 
@@ -9,8 +6,6 @@ from ir_passes.jaxpr import jax_private
 
 
 class ForkedProcessError(RuntimeError):
-    """A computation in a process that was forked after JAX had started."""
-
     def __init__(self, subject: str):
         self._subject = subject
         super().__init__(
@@ -26,8 +21,6 @@ class ForkedProcessError(RuntimeError):
 
 
 class Process:
-    """The state of this process: `forked` if it was forked after JAX had started."""
-
     forked = False
 
 
@@ -40,6 +33,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_threads(subject: str) -> None:
-    """Raise ForkedProcessError in a process without JAX's threads; `subject` begins its message."""
+    """Raise ForkedProcessError without JAX's threads; `subject` begins its message."""
     if Process.forked:
         raise ForkedProcessError(subject)

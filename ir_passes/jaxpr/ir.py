@@ -1,8 +1,8 @@
-"""The one place where this package touches JAX's intermediate representation.
+"""The only adapter to JAX's intermediate representation.
 
-Everything else imports these names. Differences between JAX 0.10 (Python 3.11) and later versions are settled here.
+It settles differences between JAX 0.10 (Python 3.11) and later versions.
 
-More than 300 lines: it is one adapter, and two would touch the same names of JAX.
+More than 300 lines: one adapter to the same names of JAX.
 """
 
 import inspect
@@ -36,20 +36,20 @@ Atom = Any
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract.
+    """Return the jaxpr of `fn(*args)`, over flattened arguments and results, perhaps abstract.
 
-    Mutable arrays within the function are values in the jaxpr.
+    Mutable arrays in the function become values.
     """
     return without_refs(jax.make_jaxpr(fn)(*args))
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """Return a new operation with one result, compiled like `run`.
+    """Return a new operation with one result.
 
     Args:
-        name: name of the operation.
-        types: a function from operand types and parameters to the result type.
-        run: the JAX function that computes the result from arrays.
+        name: its name.
+        types: operand types and parameters -> result type.
+        run: JAX function of the operands.
     """
     new = core.Primitive(name)
     new.def_abstract_eval(types)
@@ -59,17 +59,15 @@ def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any])
 
 
 def sourced(eqn: JaxprEqn) -> Any:
-    """Return a context: equations traced in it get the source of `eqn`."""
+    """Return a context: traced equations get the source of `eqn`."""
     return _source_info.user_context(eqn.source_info.traceback)
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for an array inside a transformation."""
     return isinstance(value, Tracer)
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
-    """The type of an array, on a mesh where its place is given."""
     aval = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
     if place is None:
         return aval
@@ -78,7 +76,7 @@ def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.shardi
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The body of a call that only names a computation; None for every other equation."""
+    """Return the body of a call that only names a computation, or None."""
     name = CALLS.get(eqn.primitive.name)
     if name is None or name not in eqn.params:
         return None
@@ -86,7 +84,7 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """Return a jaxpr with its constants, from either form; missing constants become inputs."""
+    """Return a jaxpr with its constants; missing constants become inputs."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
@@ -98,12 +96,7 @@ _LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
 
 
 def sub_jaxprs(eqn: JaxprEqn, opaque: bool = False) -> Iterator[Jaxpr]:
-    """Every jaxpr among the parameters of an equation, without its constants.
-
-    Args:
-        eqn: any equation.
-        opaque: whether to include kernels, which are programs in another language.
-    """
+    """Yield the jaxprs among an equation's parameters, without constants; `opaque` includes kernels."""
     if eqn.primitive.name in OPAQUE and not opaque:
         return
     for value in eqn.params.values():
@@ -113,44 +106,25 @@ def sub_jaxprs(eqn: JaxprEqn, opaque: bool = False) -> Iterator[Jaxpr]:
 
 
 def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
-    """Every equation of a program and of those inside it; `opaque` as for `sub_jaxprs`."""
+    """Yield every equation of a program and its bodies; `opaque` as for `sub_jaxprs`."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in sub_jaxprs(eqn, opaque):
             yield from all_eqns(inner, opaque)
 
 
-class _Called(_source_info.SourceInfo):
-    """The source of an equation from a call's body that replaced the call."""
-
-    def __init__(self, source_info: Any, caller: Any):
-        super().__init__(source_info.traceback, source_info.name_stack)
-        self.caller = caller
-
-
-def call_of(eqn: JaxprEqn) -> Any:
-    """Return the source of the outermost inlined call of an equation, else its own source.
-
-    The equations of one inlined body share one object.
-    """
-    info: Any = eqn.source_info
-    while getattr(info, "caller", None) is not None:
-        info = info.caller
-    return info
-
-
 MAX_FRAMES = 8
-"""Lines of one equation that are looked at, from the innermost out."""
+"""Lines of one equation, from the innermost out."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """The user's "file:line" that made an equation, or "unknown"."""
+    """Return the user's "file:line" of an equation, or "unknown"."""
     return next(iter(_frames(eqn.source_info.traceback, 1)), "unknown")
 
 
 def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Return the user's "file:line"s that made an equation, innermost first, then known callers."""
+    """Return the user's "file:line"s of an equation, innermost first, then known callers."""
     places: list[str] = []
     info = eqn.source_info
     while info is not None:
@@ -161,10 +135,7 @@ def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _frames(traceback: Any, count: int) -> tuple[str, ...]:
-    """Return source lines outside JAX, flax and this package; else the innermost line.
-
-    The equations of many layers share a traceback.
-    """
+    """Return source lines outside JAX, flax and this package, else the innermost line."""
     info, places = _source_info.SourceInfo(traceback, _source_info.NameStack()), list[str]()
     for frames in sorted({count, MAX_FRAMES}):
         lines = _source_info.summarize(info, frames).splitlines()
@@ -177,45 +148,38 @@ def _frames(traceback: Any, count: int) -> tuple[str, ...]:
 
 
 def maker_of(jaxpr: Jaxpr, atom: Atom) -> int:
-    """Index of the equation that makes a value; the number of equations where none does."""
+    """Return the index of the equation that makes a value; the number of equations without one."""
     return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
 
 
 def definition_of(jitted: Any) -> str:
-    """ "name at file:line" of a jitted function, as the programs that call it record it."""
+    """Return "name at file:line" of a jitted function, as its callers' programs record it."""
     function = inspect.unwrap(jitted)
     code = function.__code__
     return f"{function.__name__} at {code.co_filename}:{code.co_firstlineno}"
 
 
 def called_definition(eqn: JaxprEqn) -> str:
-    """ "name at file:line" of the function that a call names."""
+    """Return "name at file:line" of a called function."""
     body = body_of(eqn)
     return "" if body is None else str(body.jaxpr.debug_info.func_src_info)
 
 
 def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
-    """Map each operand of a custom call or kernel to the result in its memory.
-
-    Operands and results are indices.
-    """
+    """Map each operand index of a custom call or kernel to the result in its memory."""
     return dict(eqn.params.get("input_output_aliases") or ())
 
 
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
-    """Return a jaxpr from these parts, without constants and variable names."""
+    """Return a jaxpr of these parts, without constants and variable names."""
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
 
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
-    """Return the program with every call that only names a computation replaced by its body.
+    """Return the program with calls that only name a computation replaced by their bodies.
 
-    Constants of the bodies become constants of the program. Every equation keeps its source, with the call's source as
-    its caller; an equation without a source, inside a function of JAX, gets the call's source.
-
-    Args:
-        keep: a predicate of calls to keep.
+    Constants of bodies become constants of the program. Equations keep their source, or get the call's.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -227,9 +191,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn.source_info
-            if caller is not None:
-                source = _Called(source, caller) if source_of(eqn) != "unknown" else caller
+            source = eqn.source_info if caller is None or source_of(eqn) != "unknown" else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
@@ -253,7 +215,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
 
 def copying(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation with the same operand and result that gives back its operand."""
+    """Return an equation with the same operand and result that copies."""
     return eqn.replace(primitive=primitives.copy_p, params={})
 
 
@@ -266,7 +228,7 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    """Return the results of one equation on values for all inputs, literals included."""
+    """Return one equation's results on values for all inputs, literals included."""
     operands: dict[Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
     }
@@ -279,19 +241,18 @@ _EMPTY = jax.make_jaxpr(lambda: ())()
 
 
 def check(program: ClosedJaxpr) -> None:
-    """Raise unless every equation's operands and results have the types of its primitive."""
+    """Raise unless all operands and results have the types of their primitives."""
     core.check_jaxpr(program.jaxpr)
 
 
 def types(atoms: Sequence[Atom]) -> list[str]:
-    """Shape and dtype of each value, as text."""
     return [atom.aval.str_short() for atom in atoms]
 
 
 def with_eqns(
     program: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Atom], consts: Mapping[Var, Any]
 ) -> ClosedJaxpr:
-    """A program with the same inputs and these equations, results and additional constants."""
+    """Return a program with the same inputs and these equations, results and additional constants."""
     constvars = [*program.jaxpr.constvars, *consts]
     flat = program.jaxpr.replace(
         constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
@@ -300,7 +261,7 @@ def with_eqns(
 
 
 def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program without dead equations, also in bodies. Inputs stay."""
+    """Return a program without dead equations, also in bodies; inputs stay."""
     used = [True] * len(program.jaxpr.outvars)
     live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
     return ClosedJaxpr(live, program.consts)
@@ -309,14 +270,11 @@ def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
 def emit(
     fn: Callable[..., Any], operands: Sequence[Atom], source: JaxprEqn | None = None
 ) -> tuple[list[JaxprEqn], list[Atom], dict[Var, Any]]:
-    """Return the equations of `fn(*operands)`, an ordinary JAX function, for insertion.
+    """Return the equations of `fn(*operands)`, the flattened results, and constants by variable.
 
     Args:
-        operands: its arguments; a literal is passed as an array.
-        source: the equation that gives its source line to the new equations.
-
-    Returns:
-        Equations over `operands` and new variables, the flattened results, and constants by variable.
+        operands: literals are passed as arrays.
+        source: equation with the source line.
     """
     traceback = source.source_info.traceback if source is not None else None
     with _source_info.user_context(traceback):
@@ -332,7 +290,7 @@ def emit(
 
 
 def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]) -> list[JaxprEqn]:
-    """Return the equations of `fn(*operands)` that replace `eqn` and define its one result."""
+    """Return the equations of `fn(*operands)` that define the one result of `eqn`."""
     eqns, (result,), consts = emit(fn, operands, eqn)
     if consts or result is not eqns[-1].outvars[0]:
         raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
@@ -340,12 +298,9 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 
 
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
-    """Return a call of `fn` on an equation's operands that replaces the equation.
+    """Return a call of `fn` on an equation's operands in its place.
 
-    Unused equations stay: the index of a store that a later store overwrites may be out of bounds.
-
-    Raises:
-        ValueError: `fn` captures arrays.
+    Unused equations stay: the index of an overwritten store may be out of bounds.
     """
     with sourced(eqn):
         traced = jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars))
@@ -356,15 +311,11 @@ def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
 
 
 def fresh(variables: Sequence[Var]) -> list[Var]:
-    """New variables of the same types."""
     return of_types([var.aval for var in variables])
 
 
 def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
-    """Return an equation that permutes the axes of an array, and its result.
-
-    The equation has the source of another one.
-    """
+    """Return an equation that permutes an array's axes, with the source of another one, and its result."""
     with jax.sharding.use_abstract_mesh(x.aval.sharding.mesh):  # type: ignore[attr-defined]  # an array's
         aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
     (result,) = of_types([aval])
@@ -373,49 +324,44 @@ def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn
 
 
 def of_types(avals: Sequence[Any]) -> list[Var]:
-    """New variables of these types."""
     new_var = core.gensym()
     return [new_var(aval) for aval in avals]
 
 
 def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:
-    """Equations as a function of `inputs`; traced, each keeps its source."""
+    """Return equations as a function of `inputs`; traced, each keeps its source."""
     program = replace(_EMPTY.jaxpr, inputs, eqns, outputs)
     return core.jaxpr_as_fun(ClosedJaxpr(program, ()))
 
 
 def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """A program as a function of its flattened inputs that returns its flattened results."""
+    """Return a program as a function of flattened inputs and results."""
     return core.jaxpr_as_fun(program)
 
 
 def variables(atoms: Sequence[Atom]) -> list[Var]:
-    """The atoms that are no literals."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-    """Return the atom that stands for another."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
 def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
-    """Return the equation with other variables as operands."""
     if not any(atom in names for atom in variables(eqn.invars)):
         return eqn
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Shape of an array's variable or literal; () for anything else, such as a token."""
+    """Return an array's shape; () for anything else, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
 def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
-    """Shape of each value."""
     return [shape_of(atom) for atom in atoms]
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of a value; None for anything but an array, such as a token."""
+    """Return an array's dtype; None for anything else, such as a token."""
     return getattr(atom.aval, "dtype", None)

@@ -1,6 +1,6 @@
-"""The one adapter to private parts of JAX and jaxlib; a test forbids them elsewhere.
+"""The only adapter to private parts of JAX and jaxlib; a test forbids others.
 
-The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on public modules.
+`ir_passes.jaxpr.ir` adapts the intermediate representation, from public modules.
 
 More than 300 lines: one adapter to everything private.
 """
@@ -18,26 +18,18 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
 def backends_are_initialized() -> bool:
-    """Return True if JAX has started a backend in this process, with its threads."""
+    """Whether JAX has started a backend, with its threads, in this process."""
     return importlib.import_module("jax._src.xla_bridge").backends_are_initialized()
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
-    """Return the flattened arguments that a program reads, in parameter order, or None.
-
-    A program drops unused arguments, and no public function lists them.
-    """
+    """Return the flattened arguments that a program reads, in parameter order, or None."""
     indices: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
     return None if indices is None else tuple(sorted(indices))
 
 
 def text_without_sources(module: Any, settings: bool = True) -> str:
-    """Return an executable's module as text without operation names, files and lines.
-
-    Args:
-        module: module of the executable.
-        settings: whether to include the backend's settings of each instruction.
-    """
+    """Return a module's text without operation names, files and lines, perhaps without backend settings."""
     options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
     options.print_metadata = False
     options.print_backend_config = settings
@@ -45,48 +37,33 @@ def text_without_sources(module: Any, settings: bool = True) -> str:
 
 
 def text_of_serialized(module: bytes, settings: bool = True) -> str:
-    """Return `text_without_sources` of a serialized module.
-
-    It has only those compiler settings that XLA serializes.
-    """
+    """Return `text_without_sources` of a serialized module, with serialized settings only."""
     read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
     return text_without_sources(read, settings)
 
 
 def platform_of(lowered: jax.stages.Lowered) -> str | None:
-    """Return the platform that a program will be compiled for, as "cpu", or None."""
-    return getattr(_backend_of(lowered), "platform", None)
-
-
-def compiler_of(lowered: jax.stages.Lowered) -> str | None:
-    """Return the version text of the backend that will compile a program, or None."""
-    return getattr(_backend_of(lowered), "platform_version", None)
-
-
-def _backend_of(lowered: jax.stages.Lowered) -> Any:
-    return getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("backend")
+    """Return the platform of compilation, as "cpu", or None."""
+    arguments = getattr(getattr(lowered, "_lowering", None), "compile_args", {})
+    return getattr(arguments.get("backend"), "platform", None)
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Return devices in the form that a client needs to load an executable.
-
-    Public functions load only pickles.
-    """
+    """Return devices in the client's form for loading an executable."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
 def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
-    """Set `jax_compilation_cache_dir` for one thread within the context; public functions affect all threads."""
+    """Set `jax_compilation_cache_dir` for one thread; public functions affect all threads."""
     return importlib.import_module("jax._src.config").compilation_cache_dir(path)
 
 
 @contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Turn JAX's compilation cache off for one thread, as long as the context lasts.
+    """Turn JAX's compilation cache off for one thread within the context.
 
-    JAX asks once per process whether there is a cache, and is made to ask again. Other threads may compile without
-    theirs meanwhile. If one of them asks first, this thread has a cache again: then its keys are random, and no entry
-    has such a key.
+    JAX is made to ask again whether there is a cache. Other threads may compile without theirs meanwhile; if one asks
+    first, this thread's keys are random, and match no entry.
     """
     _make_keys_random()
     outer, _thread.compiles_anew = getattr(_thread, "compiles_anew", False), True
@@ -104,7 +81,6 @@ _thread = threading.local()
 
 @cache
 def _make_keys_random() -> None:
-    """Add random numbers to keys of JAX's compilation cache, in threads that compile anew."""
     module: Any = importlib.import_module("jax._src.cache_key")
     other = module.custom_hook
     module.custom_hook = lambda: other() + (secrets.token_hex(16) if getattr(_thread, "compiles_anew", False) else "")
@@ -113,11 +89,10 @@ def _make_keys_random() -> None:
 def without_refs(program: Any) -> Any:
     """Return a program with values instead of its mutable arrays (`jax.new_ref`).
 
-    Reads and writes become slices, gathers and scatters. JAX does the same before it compiles a program. A program
-    without mutable arrays is returned itself.
+    As JAX does before compilation, reads and writes become slices, gathers and scatters.
 
     Raises:
-        TypeError: an argument or a captured array is mutable.
+        TypeError: a mutable argument or captured array.
     """
     avals = [*program.in_avals, *(jax.typeof(const) for const in program.consts)]
     if any(type(aval).__name__ == "AbstractRef" for aval in avals):
@@ -131,20 +106,20 @@ def without_refs(program: Any) -> Any:
 
 
 def coordination() -> Any:
-    """Return the state of `jax.distributed.initialize`: its `client`, None before, and `coordinator_address`."""
+    """Return the state of `jax.distributed.initialize`: `client` or None, and `coordinator_address`."""
     return importlib.import_module("jax._src.distributed").global_state
 
 
 class ExecutableParts(NamedTuple):
-    """A compiled program without its trees: XLA's executable and JAX's data about it.
+    """A compiled program without trees: XLA's executable and JAX's data.
 
     Attributes:
-        executable: executable of the runtime.
-        name: name of the program.
-        arguments, argument_shardings: types and places of the arguments that it reads, in the order of its parameters.
-        results, result_shardings: types and places of its results.
-        committed: whether results are bound to their devices.
-        kept: the flattened arguments that it reads.
+        executable: of the runtime.
+        name: of the program.
+        arguments, argument_shardings: types and places of read arguments, in parameter order.
+        results, result_shardings: types and places.
+        committed: results are bound to their devices.
+        kept: read arguments.
     """
 
     executable: Any
@@ -158,10 +133,7 @@ class ExecutableParts(NamedTuple):
 
 
 def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
-    """Take a compiled program apart; None if it has parts that cannot be stored.
-
-    These are effects, callbacks, constants and custom layouts.
-    """
+    """Take a compiled program apart; None with effects, callbacks, constants or custom layouts."""
     unloaded: Any = getattr(getattr(compiled, "_executable", None), "_unloaded_executable", None)
     if unloaded is None or compiled._params.const_args:
         return None
@@ -187,12 +159,12 @@ def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
 
 
 def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, results: Any) -> jax.stages.Compiled:
-    """Rebuild a compiled program from its parts; the inverse of `parts_of`.
+    """Rebuild a compiled program; the inverse of `parts_of`.
 
     Args:
-        parts: parts with an executable that was loaded on these devices.
-        arguments: `jax.stages.ArgInfo` of all flattened arguments, including unused ones, in a tree ((arguments), {}).
-        results: structure of its results.
+        parts: with an executable loaded on these devices.
+        arguments: `jax.stages.ArgInfo` of all arguments, in a tree ((arguments), {}).
+        results: result structure.
     """
     module = importlib.import_module("jax._src.interpreters.pxla")
     layout = importlib.import_module("jax._src.layout").Layout.from_pjrt_layout
@@ -222,15 +194,12 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
 
 
 def explicit_device_put() -> AbstractContextManager[Any]:
-    """Let calls of programs put host arrays on a device under `jax.transfer_guard("disallow")`, as `device_put` may."""
+    """Let calls put host arrays on a device under `jax.transfer_guard("disallow")`."""
     return _config().explicit_device_put_scope()
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the fingerprint of the devices' topology, or "" if it is unknown.
-
-    For a CPU it includes the instruction set.
-    """
+    """Return the fingerprint of the devices' topology (of a CPU with its instruction set), or ""."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())
@@ -250,27 +219,25 @@ BESIDE_TRACING = (
     "jax_pallas_auto_assign_collective_ids",
     "jax_pallas_auto_assign_collective_ids_limit",
 )
-"""Settings that change programs and are not among those that JAX traces under; some are of later versions."""
+"""Settings that change programs outside JAX's trace context; some are of later versions."""
 
 
 def program_settings() -> Any:
-    """Return the values of all settings that change programs, in this thread; hashable."""
+    """Return this thread's values of all settings that change programs; hashable."""
     return _config().trace_context(), *[holder.value for holder in _beside_tracing()]
 
 
 def setting(name: str) -> Any:
-    """Return the value of a setting in this thread."""
     return _holder(name).value
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Return a context that changes a setting in this thread."""
     return _holder(name)(value)
 
 
 @contextmanager
 def without_mesh() -> Iterator[None]:
-    """Take the mesh of `jax.set_mesh` or `use_abstract_mesh` out of the context of this thread."""
+    """Hide the mesh of `jax.set_mesh` or `use_abstract_mesh` in this thread."""
     config, sharding = _config(), importlib.import_module("jax._src.sharding_impls")
     names = ("abstract_mesh_context_manager", "device_context")
     # Later versions have them in the module of meshes.
@@ -300,16 +267,14 @@ def dispatcher(
     static_numbers: Sequence[int],
     static_names: Sequence[str],
 ) -> Callable[..., Any] | None:
-    """Return a function that looks programs up in C++ like a jitted one, or None.
-
-    None means that this JAX has another form of the look-up.
+    """Return a function that looks programs up in C++ like a jitted one; None in another JAX.
 
     Args:
-        name: name of the function.
-        called: is called if JAX must not compile anything.
-        missed: is called with arguments of new types, places or static values, or under new settings. It returns the
-            results, and the `dispatch_data` that runs such calls from then on; None to be called again.
-        static_numbers, static_names: the static arguments.
+        name: function name.
+        called: called if JAX must not compile anything.
+        missed: called for new types, places, static values or settings; returns results, and `dispatch_data` for later
+            calls or None.
+        static_numbers, static_names: static arguments.
     """
     try:
         extension, tree = importlib.import_module("jaxlib._jax"), importlib.import_module("jax._src.tree_util")
@@ -332,7 +297,7 @@ def dispatcher(
 
 @jax.tree_util.register_pytree_node_class
 class _Restored:
-    """Outputs of a program that become a function's results where C++ puts their tree together."""
+    """Outputs that become a function's results where C++ puts their tree together."""
 
     def __init__(self, outputs: Sequence[Any], restore: Callable[[Sequence[Any]], Any]):
         self.outputs, self.restore = outputs, restore
@@ -352,16 +317,13 @@ def dispatch_data(
     restore: Callable[[Sequence[Any]], Any] | Any,
     effects: Any,
 ) -> Any:
-    """Return the data for running a compiled program from C++, or None.
-
-    None means that the program must be called from Python, or that this JAX has another form of the data.
+    """Return the data for running a program from C++; None for a call from Python.
 
     Args:
-        compiled: a program with the same flattened arguments as the call.
-        arguments: number of flattened arguments.
-        outputs: outputs of a call, in the order of the program.
-        restore: a function from outputs to results; a structure if outputs are in its order.
-        effects: effects of the program.
+        compiled: with the call's flattened arguments.
+        arguments: their number.
+        outputs: of a call, in program order.
+        restore: outputs -> results, or a structure of outputs in order.
     """
     executable, constants = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
     if executable is None or constants is None or constants.const_args:

@@ -1,4 +1,4 @@
-"""The mesh of a program: axes, lengths, and axes of varying values."""
+"""Mesh of a program: axes, lengths, and axes of varying values."""
 
 from typing import Any
 
@@ -8,12 +8,11 @@ from ir_passes.jaxpr import ir
 
 
 def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """Return the mesh axes of a collective or an `axis_index`."""
     return tuple(str(name) for name in _axes(eqn) if not isinstance(name, int))
 
 
 def array_axes_of(eqn: ir.JaxprEqn) -> tuple[int, ...]:
-    """Return the operand axes that a collective reduces; `jax.vmap` replaces a named axis by them."""
+    """Return the operand axes that a collective reduces (`jax.vmap` of named axes)."""
     return tuple(name for name in _axes(eqn) if isinstance(name, int))
 
 
@@ -23,7 +22,7 @@ def _axes(eqn: ir.JaxprEqn) -> tuple[Any, ...]:
 
 
 def devices_of(mesh: Any) -> dict[str, int]:
-    """Length of each axis of a mesh, the last one fastest."""
+    """Return axis -> length of a mesh, the last one fastest."""
     return {str(name): int(size) for name, size in mesh.shape.items()}
 
 
@@ -36,7 +35,7 @@ def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
 
 
 def device_of(arrays: Any) -> Any:
-    """Return a device that arrays are or will be on; None if unknown."""
+    """Return a device of arrays or their placement, or None."""
     places = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays))
     concrete = (
         place for place in places if place is not None and not isinstance(_mesh(place), jax.sharding.AbstractMesh)
@@ -49,7 +48,7 @@ def _mesh(sharding: Any) -> Any:
 
 
 def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return the program of one device if the step is one `shard_map`, else the program."""
+    """Return one device's program if the step is one `shard_map`, else the program."""
     eqns, jaxpr = program.jaxpr.eqns, program.jaxpr
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map" or set(jaxpr.outvars) - set(eqns[0].outvars):
         return program
@@ -57,7 +56,7 @@ def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
-    """Return the sharding of each result of a `shard_map`; None for any other program."""
+    """Return the sharding of each result of a `shard_map`, else None."""
     shardings = {
         var: jax.sharding.NamedSharding(eqn.params["mesh"], spec)
         for eqn in program.jaxpr.eqns
@@ -68,10 +67,9 @@ def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
 
 
 def varying(atom: ir.Atom) -> frozenset[str]:
-    """Return a value's varying mesh axes in a `shard_map`, from its type (`check_vma=True`)."""
+    """Return a value's varying mesh axes, from its type (`check_vma=True`)."""
     return varying_axes(atom.aval)
 
 
 def varying_axes(typed: Any) -> frozenset[str]:
-    """Return the varying mesh axes of a type's values."""
     return frozenset(map(str, typed.manual_axis_type.varying))

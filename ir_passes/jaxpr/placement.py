@@ -15,18 +15,17 @@ _SPECS_DIFFER = re.compile(
     r"for arg: (?P<type>\w+\[[^\]]*\])",
     re.DOTALL,
 )
-"""JAX's error for an argument of a mesh with explicit axes: the spec, and the type of the argument."""
+"""JAX's error for an argument with explicit axes: spec and argument type."""
 
 
 @dataclass(frozen=True)
 class Unplaced:
-    """An argument that is not placed on a mesh.
+    """An argument that is not on a mesh.
 
     Attributes:
-        path: of the argument, as "args[0]".
-        name: of the parameter; "" for an unknown name.
-        type: dtype and shape, as "float32[8,4]".
-        spec: the entry of `in_specs`, as "P('data', None)"; "" for an unknown entry.
+        name: of the parameter, or "".
+        type: such as "float32[8,4]".
+        spec: of `in_specs`, as "P('data', None)", or "".
     """
 
     path: str
@@ -40,10 +39,10 @@ class Unplaced:
 
 
 class PlacementError(ValueError):
-    """Arguments of a `shard_map` are not placed on its mesh as `in_specs` require.
+    """Arguments that are not on a `shard_map`'s mesh as `in_specs` require.
 
     Attributes:
-        arguments: first the arguments that `in_specs` split, then other arguments without a mesh.
+        arguments: split arguments, then others without a mesh.
     """
 
     def __init__(self, *arguments: Unplaced):
@@ -63,14 +62,9 @@ class PlacementError(ValueError):
 def placement_error(
     error: ValueError, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
 ) -> PlacementError | None:
-    """Return the error with the arguments of JAX's error about `in_specs`; None for others.
+    """Return the error with the arguments of JAX's `in_specs` error, or None.
 
-    JAX names the type of the first argument only. Arguments of this type without a mesh come first.
-
-    Args:
-        error: from the trace of a step.
-        args, kwargs: its arguments, without static ones.
-        names: of the positional parameters.
+    JAX names only the first argument's type; arguments of this type without a mesh come first.
     """
     match = _SPECS_DIFFER.search(str(error))
     if match is None:
@@ -89,15 +83,10 @@ def check_donated(
     names: Sequence[str],
     donated: Collection[int],
 ) -> None:
-    """Raise PlacementError for donated arrays on no mesh that a `shard_map` splits.
+    """Raise PlacementError for donated arrays without a mesh that a `shard_map` splits.
 
-    XLA moves such an array to the mesh in each call, so it cannot be written in place. A `jax.ShapeDtypeStruct` may
+    Each call would move such an array to the mesh, so it could not be written in place. A `jax.ShapeDtypeStruct` may
     represent an array on the mesh.
-
-    Args:
-        program: of the step.
-        args, kwargs, names: as for `placement_error`.
-        donated: indices of the flattened arguments.
     """
     leaves, free = jax.tree.leaves((tuple(args), dict(kwargs))), _free_arguments(args, kwargs, names)
     free = {index: argument for index, argument in free.items() if not isinstance(leaves[index], jax.ShapeDtypeStruct)}
@@ -115,12 +104,11 @@ def check_donated(
 
 
 def _code(spec: str) -> str:
-    """Return a spec as code, for all versions of JAX."""
     return "P" + spec.removeprefix("PartitionSpec").removeprefix("P")
 
 
 def _free_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> dict[int, Unplaced]:
-    """Return the arrays on no mesh by their index among the flattened arguments."""
+    """Return the arrays without a mesh by flattened index."""
     free = {}
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((tuple(args), dict(kwargs)))):
         if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding) or not hasattr(leaf, "dtype"):

@@ -36,7 +36,7 @@ CALLS = {
     "custom_vmap_call": "call",
     "eval_jaxpr": "call_jaxpr",
 }
-"""Calls that only name a computation: primitive -> the parameter with the body."""
+"""Calls that only name a computation -> parameter with the body."""
 
 _ROWS = {
     "elementwise": """
@@ -93,7 +93,7 @@ _ROWS = {
 }  # fmt: skip
 
 PRIMITIVES = {name: frozenset(classes.split()) for classes, names in _ROWS.items() for name in names.split()}
-"""Primitive -> its classes, of jax 0.10 to 0.12."""
+"""Primitive -> classes, of jax 0.10 to 0.12."""
 
 
 def _having(label: str) -> frozenset[str]:

@@ -1,7 +1,6 @@
-"""The time of a compilation: seconds of each phase, without Python's cycle collector.
+"""Seconds of each compilation phase, without Python's cycle collector.
 
-An analysis makes many small objects, all of them live. The cycle collector would walk all of them again and again,
-which takes a sixth of the time of an analysis.
+An analysis makes many live objects; walking them takes the collector a sixth of the time.
 """
 
 import gc
@@ -15,20 +14,19 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The seconds of each phase; a nested phase counts only for itself.
+    """Seconds of each phase, without nested phases.
 
     Args:
-        start: a clock to continue from; it stays unchanged.
+        start: to continue from; unchanged.
 
     Attributes:
-        seconds: by phase; phases in `PHASES`, and others that were timed.
+        seconds: by phase, of `PHASES` and others.
     """
 
     def __init__(self, start: "Clock | None" = None) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if start is None else dict(start.seconds)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Return `run(*args, **options)` and add its seconds to the phase."""
         total_before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)

@@ -1,4 +1,4 @@
-"""Traced functions with their argument trees; static and named arguments as in `jax.jit`."""
+"""Traced functions with argument trees; static and named arguments as in `jax.jit`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ from ir_passes.jaxpr.jax_private import without_refs
 from ir_passes.jaxpr.placement import placement_error
 
 Static = tuple[tuple[int | str, Any], ...]
-"""Place or name of each static argument, and its value."""
+"""Position or name of static arguments -> value."""
 
 
 @dataclass(frozen=True)
 class FunctionSignature:
-    """The parameters of a function, as far as its signature shows them.
+    """Parameters of a function, from its signature.
 
     Attributes:
-        positional: names of non-static parameters that can be passed by position, in order.
-        optional: names of positional parameters with a default.
-        numbers, names: the static arguments, by position and by name.
+        positional: non-static positional parameters, in order.
+        optional: those with a default.
+        numbers, names: static arguments by position and name.
     """
 
     positional: tuple[str, ...] = ()
@@ -38,13 +38,7 @@ class FunctionSignature:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
     ) -> "FunctionSignature":
-        """Return the signature of a function; static parameters as for `jax.jit`.
-
-        Static parameters are given by position, by name or both.
-
-        Raises:
-            ValueError: JAX reports that the function has no such parameter.
-        """
+        """Return a function's signature, with static parameters as for `jax.jit`."""
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
         if numbers or names:
@@ -67,7 +61,7 @@ class FunctionSignature:
         )
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
-        """Return the arguments without the static ones, and these."""
+        """Return the other arguments, and the static ones."""
         static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]
         static += [(name, kwargs[name]) for name in sorted(self.names) if name in kwargs]
         dynamic = tuple(arg for k, arg in enumerate(args) if k not in self.numbers)
@@ -79,11 +73,11 @@ class Trace:
     """A traced function.
 
     Attributes:
-        name: name of the function.
-        program: program over the flattened arguments and results, with values instead of mutable arrays.
-        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, without the static ones.
-        results: the results, in the same form.
-        parameters: parameters of the function.
+        name: function name.
+        program: over flattened arguments and results, without mutable arrays.
+        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, without static ones.
+        results: likewise.
+        parameters: of the function.
     """
 
     name: str
@@ -103,13 +97,13 @@ def trace_function(
     """Trace `fn(*args, **kwargs)`; nothing runs.
 
     Args:
-        fn: any function that JAX traces, also a jitted one.
-        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and the static ones.
-        parameters: of the function; by default none is static.
+        fn: perhaps jitted.
+        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static ones.
+        parameters: by default none is static.
 
     Raises:
-        PlacementError: arguments of a `shard_map` are not placed on its mesh.
-        ValueError: a static argument cannot be hashed.
+        PlacementError: `shard_map` arguments are not on its mesh.
+        ValueError: an unhashable static argument.
     """
     parameters = FunctionSignature.of(fn) if parameters is None else parameters
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})
@@ -125,13 +119,11 @@ def trace_function(
 
 
 def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
-    """Return the trace of an existing program of `jax.make_jaxpr` or `jax.jit(fn).trace`.
-
-    A jaxpr has no trees: its arguments and results are flat tuples.
+    """Return the trace of `jax.make_jaxpr` (flat tuples) or `jax.jit(fn).trace`.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: it was traced inside another trace and holds values of that trace.
+        TypeError: neither.
+        ValueError: it holds values of another trace.
     """
     if isinstance(program, ir.ClosedJaxpr):
         args = tuple(map(_example, program.in_avals))
@@ -149,12 +141,12 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a function, or the class name of a callable object."""
+    """Return the name of a function, or of a callable object's class."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def check_hashable(static: Static) -> None:
-    """Raise ValueError, naming the argument, where a static value cannot be hashed."""
+    """Raise ValueError with the name of an unhashable static argument."""
     for where, value in static:
         try:
             hash(value)
@@ -169,7 +161,6 @@ def _example(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _with_static(fn: Callable[..., Any], static: Static) -> Callable[..., Any]:
-    """A function of the other arguments."""
     by_place = {where: value for where, value in static if isinstance(where, int)}
     by_name = {where: value for where, value in static if isinstance(where, str)}
 

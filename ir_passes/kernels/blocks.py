@@ -1,6 +1,4 @@
-"""Blocks of a kernel's arrays: sizes, grid steps, and guesses.
-
-Guesses are for arrays that a kernel takes whole.
+"""Blocks of a kernel's arrays: sizes, grid steps, and guesses for arrays that a kernel takes whole.
 
 Triton's kernels often use `program_id` as an index in the body, not in a block's index map. Such an array is read as if
 it were cut into blocks. A guess comes from sizes alone; the body confirms or refutes it.
@@ -119,12 +117,10 @@ class Blocks:
 
     @property
     def axes(self) -> frozenset[int]:
-        """The grid axes that pick the block."""
         return frozenset().union(*(component.axes for component in self.components))
 
     @property
     def level(self) -> int:
-        """The innermost grid axis that picks the block; -1 without one."""
         return max(self.axes, default=-1)
 
     def along(self, axis: int) -> int | None:
@@ -170,7 +166,6 @@ def _dependencies(jaxpr: Any, axes: int) -> Any:
 
 SCRATCH = "scratch"
 MAX_GUESSES = 12
-"""Guesses for one array."""
 
 
 @dataclass(frozen=True)

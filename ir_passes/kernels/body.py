@@ -71,16 +71,13 @@ class Ref:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the memory."""
         return tuple(self._value.shape)
 
     @property
     def has_holes(self) -> bool:
-        """Whether there is an unwritten place."""
         return self.holes is not None and bool(self.holes.any())
 
     def content(self) -> Any:
-        """Return the whole content."""
         return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
 
     def load(self, places: "Places", key: Key | None = None) -> Any:
@@ -206,7 +203,7 @@ class _Body:
         return results
 
     def constant(self, value: Any) -> Any:
-        """Return a value as a NumPy array if it is known now, else unchanged."""
+        """Return a value as a NumPy array if it is known now."""
         if is_constant(value) or id(value) not in self.producers:
             return value
         _, eqn, args, number = self.producers[id(value)]
@@ -220,7 +217,6 @@ class _Body:
             return np.asarray(results[number] if eqn.primitive.multiple_results else results)
 
     def term(self, value: Any) -> Term:
-        """Return a number as a term."""
         if is_constant(value) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iub":
             return index_terms.constant(value)
         if id(value) not in self.terms:
@@ -231,7 +227,6 @@ class _Body:
         return self.terms[id(value)][1]
 
     def _key(self, indexers: Sequence[Any]) -> Key:
-        """Return indexers as terms."""
         places = [[_place(index) for index in getattr(indexer, "indices", ())] for indexer in indexers]
         return tuple(tuple((self.term(place.start), place.size, place.stride) for place in part) for part in places)
 
@@ -331,7 +326,6 @@ class _Body:
         return indexers
 
     def _in_part(self, part: StepPart | None, indexers: Sequence[Any]) -> Sequence[Any]:
-        """Return indexers into a part of an array; raises like `_within`."""
         if part is None:
             return indexers
         if not indexers or getattr(indexers[0], "indices", None) is None:
@@ -669,7 +663,6 @@ def _arrays(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is known now."""
     return isinstance(value, np.generic | np.ndarray | int | float | bool)
 
 
@@ -694,7 +687,6 @@ def memory_for(kind: tuple[tuple[int, ...], Any]) -> Any:
 
 
 def _split_ref(ref: Any) -> tuple[Any, list[Any]]:
-    """Return a reference and its indexers."""
     return (ref.ref, list(ref.transforms)) if hasattr(ref, "transforms") else (ref, [])
 
 
@@ -716,7 +708,6 @@ class _Indexer:
 
 
 def _place(index: Any) -> _Place:
-    """Return an index of JAX as `_Place`."""
     if isinstance(index, _Place):
         return index
     if hasattr(index, "size") and hasattr(index, "start"):
@@ -743,7 +734,6 @@ class _Box:
     shape: tuple[int, ...]
 
     def of(self, value: Any) -> Any:
-        """Return the selected part of a value."""
         return lax.slice(value, [begin for begin, _ in self.bounds], [end for _, end in self.bounds])
 
     def padded(self, part: Any, mask: Any, other: Any) -> Any:

@@ -42,7 +42,6 @@ class Semaphore:
     index: tuple[Term, ...]
 
     def place(self) -> tuple[Any, Key]:
-        """Return the semaphore as a place of its array."""
         return self.array, (tuple((term, None, 1) for term in self.index),)
 
 
@@ -103,7 +102,6 @@ class Copies:
         self.running.append(copy)
 
     def _apart(self, first: Copy, second: Copy) -> bool:
-        """True if two copies have different semaphores."""
         return not self._meet(*first.semaphore.place(), *second.semaphore.place())
 
     def wait(self, copy: Copy) -> Copy:
@@ -124,7 +122,6 @@ class Copies:
         return copies[0]
 
     def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
-        """True if two copies have the same places."""
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),

@@ -235,20 +235,17 @@ class _Kernel:
         return _State(results, inner_state.scratch)
 
     def _in_place(self, result: int) -> bool:
-        """Whether steps work in the memory of a result."""
         return self.in_place or self._copies_only(result)
 
     def _copies_only(self, result: int) -> bool:
-        """Whether only copies reach a result: it stays in device memory."""
+        """Whether a result stays in device memory, so that only copies reach it."""
         return self.copies and self.outputs[result].in_device_memory
 
     def _parallel_writes(self, result: int) -> bool:
-        """Whether parallel steps write to one block."""
         axes = self.outputs[result].axes
         return any(n > 1 and k not in axes and not self.sequential[k] for k, n in enumerate(self.grid))
 
     def _loop(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
-        """Run the steps of one grid axis."""
         size = self.grid[axis]
 
         def step(index: Any, inputs: list[Any], state: _State) -> _State:
@@ -347,7 +344,6 @@ class _Kernel:
         return _State(results, final[len(carried) :])
 
     def _body(self, _: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
-        """Run the body of the kernel on the blocks of one step."""
         # new references for this step: other steps may start from the same state
         outputs = []
         for k, (blocks, ref) in enumerate(zip(self.outputs, state.results, strict=True)):
@@ -407,7 +403,6 @@ def _most_steps(mapping: Any, axis: int) -> int:
 
 
 def _chosen(runs: Any, new: Any, old: Any) -> Any:
-    """Return memory or an array after a conditional step."""
     if isinstance(old, Ref):
         return Ref(jnp.where(runs, new.value, old.value), union(new.holes, old.holes), new.private and old.private)
     return jnp.where(runs, new, old)
@@ -435,12 +430,10 @@ def _value(memory: Any) -> Any:
 
 
 def _as_memory(value: Any, like: Any) -> Any:
-    """Return a value as memory if `like` is memory."""
     return Ref(value, like.holes, like.private) if isinstance(like, Ref) else value
 
 
 def _replaced(arrays: Sequence[Any], indices: Sequence[int], new: Sequence[Any]) -> list[Any]:
-    """Return the arrays with new ones at some indices."""
     new_at = dict(zip(indices, new, strict=False))
     return [new_at.get(k, array) for k, array in enumerate(arrays)]
 

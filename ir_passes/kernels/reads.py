@@ -1,8 +1,9 @@
-"""Bytes that the kernels of a step read, counted in their programs for given lengths.
+"""Bytes that the kernels of a step read and write, counted in their programs for given lengths.
 
-A kernel's loads have fixed sizes; how often they run follows from loop counts. These are computed from known operands:
-lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or over a
-context's limit, is counted with all its reads, whatever its metadata declares.
+A kernel's loads and stores have fixed sizes; how often they run follows from loop counts. These are computed from known
+operands: lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or
+over a context's limit, or writes all rows of a pool, is counted with all its reads and writes, whatever its metadata
+declares.
 
 More than 300 lines: one interpreter of kernels with its operations.
 """
@@ -38,19 +39,21 @@ class UncountedKernel(ValueError):
 
 @dataclass(frozen=True)
 class KernelReads:
-    """Reads of one kernel.
+    """Reads and writes of one kernel.
 
     Attributes:
         name: of the kernel.
         shapes: of its operands.
         loaded: bytes that all its program instances load of each operand.
         sizes: bytes of each operand.
+        stored: bytes that all its program instances store to each result.
     """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     loaded: tuple[int, ...]
     sizes: tuple[int, ...]
+    stored: tuple[int, ...] = ()
 
     def read(self, cache: int) -> int:
         """Return the bytes read from memory.
@@ -60,9 +63,14 @@ class KernelReads:
         pairs = zip(self.loaded, self.sizes, strict=True)
         return sum(min(loaded, size) if size <= cache else loaded for loaded, size in pairs)
 
+    @property
+    def written(self) -> int:
+        """Bytes written to memory."""
+        return sum(self.stored)
+
 
 def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelReads]:
-    """Return the reads of each kernel that can be counted, in program order.
+    """Return the reads and writes of each kernel that can be counted, in program order.
 
     Args:
         program: of a step.
@@ -119,10 +127,10 @@ class _Step(_Values):
 
     Args:
         reads: list to append to.
-        counted: kernel and known operands -> bytes loaded of each operand.
+        counted: kernel and known operands -> bytes loaded of each operand, and stored to each result.
     """
 
-    def __init__(self, reads: list[KernelReads], counted: dict[Any, tuple[int, ...]]):
+    def __init__(self, reads: list[KernelReads], counted: "dict[Any, tuple[tuple[int, ...], tuple[int, ...]]]"):
         self._reads, self._counted = reads, counted
 
     def _top_k(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -147,10 +155,11 @@ class _Step(_Values):
         try:
             key = str(eqn.params["jaxpr"]), str(eqn.params["grid_mapping"]), tuple(map(_digest, args))
             if key not in self._counted:
-                self._counted[key] = _loaded(eqn, args)
+                self._counted[key] = _moved(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
             sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
-            self._reads.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
+            loaded, stored = self._counted[key]
+            self._reads.append(KernelReads(eqn.params["name"], shapes, loaded, sizes, stored))
         except (UncountedKernel, UnreadableKernel):
             pass
         return [UNKNOWN] * len(eqn.outvars)
@@ -162,25 +171,45 @@ def _digest(value: Any) -> Any:
 
 @dataclass
 class _CountedMemory:
-    """Memory of a kernel: an operand with its known block, or uncounted memory."""
+    """Memory of a kernel: an operand with its known block, a result, or uncounted memory.
+
+    Attributes:
+        number: of the operand, also of the one that shares its memory with a result.
+        content: the known block of an operand.
+        result: number of a result.
+    """
 
     number: int | None
     content: Any = UNKNOWN
+    result: int | None = None
+
+
+_Moved = dict[tuple[str, int], int]
+"""("load", operand) or ("store", result) -> bytes."""
 
 
 @dataclass
 class _Instance(_Values):
-    """One program instance; `loaded` counts the bytes of each operand.
+    """One program instance; `moved` counts the bytes of its loads and stores.
 
     Attributes:
         ids, grid: of the instance.
-        loaded: bytes by operand.
+        exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
+        moved: bytes by operand and result.
+        used: variables with a use.
     """
 
     ids: tuple[int | None, ...]
     grid: tuple[int, ...]
-    loaded: dict[int, int] = field(default_factory=dict)
+    exact: bool = False
+    moved: _Moved = field(default_factory=dict)
+    used: set[Any] = field(default_factory=set)
     limit = MAX_KNOWN_INSIDE
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
+        self.used.update(atom for atom in atoms if not isinstance(atom, ir.Literal))
+        return super().run(jaxpr, consts, args)
 
     def _program_id(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         number = self.ids[eqn.params["axis"]]
@@ -194,15 +223,18 @@ class _Instance(_Values):
 
     _max_contiguous = _multiple_of
 
-    def _charge(self, memory: _CountedMemory, eqn: ir.JaxprEqn) -> None:
-        if memory.number is not None:
-            (var, *_) = eqn.outvars
+    def _charge(self, kind: str, memory: _CountedMemory, var: Any) -> None:
+        """Count the bytes of a value that is loaded from memory, or stored to it."""
+        number = memory.number if kind == "load" else memory.result
+        if kind == "load" and number is None and memory.result is not None:
+            raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
+        if number is not None:
             size = prod(ir.shape_of(var)) * np.dtype(ir.dtype_of(var)).itemsize
-            self.loaded[memory.number] = self.loaded.get(memory.number, 0) + size
+            self.moved[kind, number] = self.moved.get((kind, number), 0) + size
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, *indexers = args
-        self._charge(memory, eqn)
+        self._charge("load", memory, eqn.outvars[0])
         if memory.content is UNKNOWN:
             return [UNKNOWN]
         transforms = jax.tree.unflatten(eqn.params["tree"], range(len(indexers)))
@@ -210,16 +242,30 @@ class _Instance(_Values):
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
-        self._charge(memory, eqn)
+        self._charge("load", memory, eqn.outvars[0])
         return [UNKNOWN]
 
     def _addupdate(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        for kind in ("load", "store"):
+            self._charge(kind, args[0], eqn.invars[1])
         return []
 
     def _swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
+        self._charge("store", memory, eqn.outvars[0])
+        if eqn.outvars[0] in self.used:
+            self._charge("load", memory, eqn.outvars[0])
         return [UNKNOWN] * len(eqn.outvars)
 
     _masked_swap = _swap
+
+    def _atomic_rmw(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
+        for kind in ("load", "store"):
+            self._charge(kind, memory, eqn.outvars[0])
+        return [UNKNOWN] * len(eqn.outvars)
+
+    _atomic_cas = _atomic_rmw
 
     def _cond(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         predicate, *operands = args
@@ -227,19 +273,19 @@ class _Instance(_Values):
         if predicate is not UNKNOWN:
             chosen = branches[min(max(int(predicate), 0), len(branches) - 1)]
             return self.run(chosen.jaxpr, chosen.consts, operands)
-        maximum: dict[int, int] = {}
+        maximum: _Moved = {}
         for branch in branches:
-            part = _Instance(self.ids, self.grid)
+            part = _Instance(self.ids, self.grid, self.exact)
             part.run(branch.jaxpr, branch.consts, operands)
-            maximum = {
-                number: max(maximum.get(number, 0), part.loaded.get(number, 0)) for number in {*maximum, *part.loaded}
-            }
+            if self.exact and branch is not branches[0] and part.moved != maximum:
+                raise UncountedKernel(f"the condition at {ir.source_of(eqn)} is unknown")
+            maximum = {key: max(maximum.get(key, 0), part.moved.get(key, 0)) for key in {*maximum, *part.moved}}
         self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
 
-    def _include(self, loaded: dict[int, int], times: int) -> None:
-        for number, size in loaded.items():
-            self.loaded[number] = self.loaded.get(number, 0) + times * size
+    def _include(self, moved: _Moved, times: int) -> None:
+        for key, size in moved.items():
+            self.moved[key] = self.moved.get(key, 0) + times * size
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         body, length = ir.closed(eqn.params["jaxpr"]), int(eqn.params["length"])
@@ -247,10 +293,10 @@ class _Instance(_Values):
         carry = list(args[consts : consts + carries])
         xs = [arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in args[consts + carries :]]
 
-        def turn(carry: list[Any]) -> tuple[dict[int, int], list[Any]]:
-            part = _Instance(self.ids, self.grid)
+        def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
+            part = _Instance(self.ids, self.grid, self.exact)
             results = part.run(body.jaxpr, body.consts, [*args[:consts], *carry, *xs])
-            return part.loaded, results[:carries]
+            return part.moved, results[:carries]
 
         self._repeat(turn, carry, length)
         return [UNKNOWN] * len(eqn.outvars)
@@ -260,10 +306,10 @@ class _Instance(_Values):
         split, of_condition = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], eqn.params["cond_nconsts"]
         carry = list(args[split:])
 
-        def turn(carry: list[Any]) -> tuple[dict[int, int], list[Any]]:
-            part = _Instance(self.ids, self.grid)
+        def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
+            part = _Instance(self.ids, self.grid, self.exact)
             results = part.run(body.jaxpr, body.consts, [*args[of_condition:split], *carry])
-            return part.loaded, results
+            return part.moved, results
 
         turns = _counted_turns(eqn, args[:of_condition], carry)
         if turns is not None:
@@ -275,22 +321,22 @@ class _Instance(_Values):
                 break
             if not proceeds:
                 return carry
-            loaded, carry = turn(carry)
-            self._include(loaded, 1)
+            moved, carry = turn(carry)
+            self._include(moved, 1)
         raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
 
-    def _repeat(self, turn: Callable[[list[Any]], tuple[dict[int, int], list[Any]]], carry: list[Any], times: int):
-        """Add the loads of all iterations: of one, or one by one if they differ."""
+    def _repeat(self, turn: Callable[[list[Any]], tuple[_Moved, list[Any]]], carry: list[Any], times: int):
+        """Add loads and stores of all iterations: of one, or one by one if they differ."""
         try:
-            loaded, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
+            moved, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
         except UncountedKernel:
             if times > MAX_TURNS:
                 raise
             for _ in range(times):
-                loaded, carry = turn(carry)
-                self._include(loaded, 1)
+                moved, carry = turn(carry)
+                self._include(moved, 1)
         else:
-            self._include(loaded, times)
+            self._include(moved, times)
 
 
 def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
@@ -322,8 +368,8 @@ def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shap
     return np.asarray(content[tuple(places)]).reshape(shape)
 
 
-def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes that all instances of a kernel load of each operand.
+def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes that all instances of a kernel load of each operand, and store to each result.
 
     Raises:
         UncountedKernel, UnreadableKernel: a loop or a block that cannot be counted.
@@ -333,33 +379,60 @@ def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
         raise UnreadableKernel("a grid or blocks whose sizes are computed")
     grid = tuple(map(int, mapping.grid))
     blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
-    scratch = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
+    operand_of = {result: operand for operand, result in dict(eqn.params["input_output_aliases"]).items()}
+    others = [_CountedMemory(operand_of.get(k), result=k) for k in range(mapping.num_outputs)]
+    others += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(others))]
     arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
     # Instances that differ along another axis have the same known operands, and mostly the same loops.
-    axes = set().union(*(block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN))
-    try:
-        return _sum_loads(jaxpr, grid, blocks, arrays, scratch, axes)
-    except UncountedKernel:
-        return _sum_loads(jaxpr, grid, blocks, arrays, scratch, set(range(len(grid))))
+    known = [block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN]
+    axes = frozenset[int]().union(*known)
+    all_axes = frozenset(range(len(grid)))
+    for exact in (True, False):
+        for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
+            try:
+                moved = _sum_moved(jaxpr, blocks, arrays, others, _Instances(grid, chosen, numbered, exact))
+            except UncountedKernel:
+                continue
+            counts = ("load", len(blocks)), ("store", mapping.num_outputs)
+            loaded, stored = (tuple(moved.get((kind, k), 0) for k in range(count)) for kind, count in counts)
+            return loaded, stored
+    raise UncountedKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
 
 
-def _sum_loads(
-    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], arrays: Sequence[Any], scratch: Any, axes: set[int]
-) -> tuple[int, ...]:
-    """Return the bytes that all instances load of each operand, with unknown numbers along all but some grid axes."""
-    total, counted = dict[int, int](), dict[Any, dict[int, int]]()
-    for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
-        numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
+@dataclass(frozen=True)
+class _Instances:
+    """The instances of a kernel that are run.
+
+    Attributes:
+        grid: of the kernel.
+        axes: the grid axes whose instances are run one by one; one stands for all along another axis.
+        numbered: the instances know their numbers along these axes.
+        exact: as in `_Instance`.
+    """
+
+    grid: tuple[int, ...]
+    axes: frozenset[int]
+    numbered: bool
+    exact: bool
+
+
+def _sum_moved(
+    jaxpr: Any, blocks: Sequence[Blocks], arrays: Sequence[Any], others: Any, instances: _Instances
+) -> _Moved:
+    """Return the bytes that all instances load and store."""
+    total, counted, grid = _Moved(), dict[Any, _Moved](), instances.grid
+    for ids in np.ndindex(*(size if axis in instances.axes else 1 for axis, size in enumerate(grid))):
+        numbers = tuple(int(number) if axis in instances.axes else UNKNOWN for axis, number in enumerate(ids))
         contents = [_block(block, array, numbers) for block, array in zip(blocks, arrays, strict=True)]
-        needs_numbers = len(axes) == len(grid)
-        key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
+        seen = numbers if instances.numbered else (UNKNOWN,) * len(grid)
+        key = seen, tuple(map(_digest, contents))
         if key not in counted:
-            instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
-            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *scratch])
-            counted[key] = instance.loaded
+            instance = _Instance(seen, grid, instances.exact)
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
+            counted[key] = instance.moved
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
-    times = prod(size for axis, size in enumerate(grid) if axis not in axes)
-    return tuple(times * total.get(number, 0) for number in range(len(arrays)))
+    times = prod(size for axis, size in enumerate(grid) if axis not in instances.axes)
+    return {key: times * size for key, size in total.items()}
 
 
 def _block(blocks: Blocks, array: Any, numbers: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Measured dependence between lanes: change one lane, and compare the bits of all others.
 
-The proof covers all runs; this measures some runs. A difference between lanes that are proved independent is a fault of
-the proof or of the machine code; no difference proves nothing.
+A difference between lanes that are proved independent is a fault of proof or machine code; no difference proves
+nothing.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ class Dependence:
     """The measured dependence of lanes on lanes.
 
     Attributes:
-        changed: matrix of lanes; entry `[i][j]` is True if a result or a row of lane i changed with lane j.
+        changed: `[i][j]`: a result or row of lane i changed with lane j.
     """
 
     changed: tuple[tuple[bool, ...], ...]
 
     @property
     def crossings(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (i, j) of different lanes: lane i changed when lane j was changed."""
+        """Pairs (i, j) of different lanes: i changed with j."""
         return tuple(
             (i, j) for i, row in enumerate(self.changed) for j, differs in enumerate(row) if differs and i != j
         )
@@ -38,13 +38,11 @@ def measured_dependence(
 ) -> Dependence:
     """Run a step unchanged, and once per lane with changed inputs and rows.
 
-    Numbers get noise, integers and words of keys are increased by one; lengths and row numbers stay unchanged.
+    Floats get noise, integers and key words are increased by one; lengths and row numbers stay.
 
     Args:
-        run: the step, which may consume its pools.
-        args: its arguments, arrays; no lane's length is zero, and integers can be increased by one.
-        bound: its contract.
-        seed: seed of the noise.
+        run: may consume its pools.
+        args: arrays; lengths are positive, integers can be increased.
     """
     leaves, tree = jax.tree.flatten(args)
 
@@ -78,7 +76,7 @@ def measured_dependence(
 
 
 def lane_bytes(bound: BoundContract, leaves: list[Any], bound_output: Bound, array: np.ndarray, lane: int) -> bytes:
-    """Return the bytes of a lane's part of a result: an entry or pool rows."""
+    """Return the bytes of a lane's part of a result: entry or pool rows."""
     assert isinstance(bound_output.entry, Lane | Pool)
     return np.take(
         array, row_of_lane(bound, leaves, bound_output, lane, "read"), axis=bound_output.entry.axis
@@ -90,11 +88,7 @@ def row_of_lane(
 ) -> int | list[int]:
     """Return a lane's index along its array's axis: a slot map's row, or the lane.
 
-    A slot map of role `not_role` is ignored. For a pool behind page tables: all rows of the pages that only this lane
-    names, without the null page.
-
-    Raises:
-        ValueError: the slot map counts rows within a device.
+    Role `not_role` is ignored. With page tables: all rows of pages that only this lane names, without the null page.
     """
     if (
         isinstance(bound_array.entry, Pool)
@@ -114,10 +108,7 @@ def row_of_lane(
 
 
 def _own_pages(bound: BoundContract, leaves: list[Any], group: str, lane: int) -> list[int] | None:
-    """Return the rows of a group's pages that only this lane names.
-
-    A group without a page table gives None.
-    """
+    """Return the rows of pages that only this lane names; None without a page table."""
     named: list[set[int]] = [set() for _ in range(bound.lanes)]
     null, tables = 0, 0
     for bound_input, leaf in zip(bound.inputs, leaves, strict=True):
@@ -136,7 +127,7 @@ def _own_pages(bound: BoundContract, leaves: list[Any], group: str, lane: int) -
 
 
 def _other(bound_input: Bound, leaf: Any, place: int | list[int] | None, rng: np.random.Generator) -> Any:
-    """Return an argument with other numbers at one place; no place leaves it unchanged."""
+    """Return an argument with other numbers at one place, if any."""
     entry = bound_input.entry
     if isinstance(entry, Lane) and entry.role == "length" or not isinstance(entry, Lane | Pool):
         return leaf

@@ -1,8 +1,7 @@
-"""The measurement whether unaccepted tokens of a verification step reach the rows it writes.
+"""Measurement whether unaccepted tokens of a verifying step reach its rows.
 
-The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. It does not show that
-only accepted tokens enter a row, because it does not follow places within a lane. A run with other tokens after the
-accepted tokens can refute that claim; no run can prove it.
+The proof does not follow places within a lane. A run with other tokens after the accepted ones can refute that only
+accepted tokens enter rows; no run can prove it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +18,11 @@ from ir_passes.measure.dependence import lane_bytes
 
 @dataclass(frozen=True)
 class Unaccepted:
-    """The measured reach of tokens that were not accepted.
+    """Measured reach of unaccepted tokens.
 
     Attributes:
-        reached: one line for each array of each lane that unaccepted tokens have changed; empty for a right step.
-        compared: comparisons made of the rows of a lane: 0 means that nothing was looked at.
+        reached: a line per changed array and lane; empty for a right step.
+        compared: comparisons of lanes' rows; 0 compares nothing.
     """
 
     reached: tuple[str, ...]
@@ -39,23 +38,21 @@ def unaccepted_reach(
     rounds: int = 8,
     seed: int = 0,
 ) -> Unaccepted:
-    """Change the tokens after the accepted ones in every lane; compare the resulting rows.
+    """Change the tokens after accepted ones in every lane; compare the rows.
 
-    Tokens after the first rejected token may change nothing, the count included. A replaced token in the place of the
-    first rejected one may be accepted by chance; lanes with a changed count are then not compared.
+    Tokens after the first rejected one may change nothing, not even the count. A replaced first rejected token may be
+    accepted by chance; such lanes are not compared.
 
     Args:
-        step: a step, which is compiled; one output of its contract is `Lane(role="accepted")`.
-        args: arrays, with some wrong drafts; replacement tokens come from other places of the same array.
-        contract: contract of the step.
-        tokens: path of every argument with an entry for each token, as "args[2]" -> its token axis.
-        by_position: whether the pool of this path, as "args[1].layers[3].keys", is indexed by position, so that entries
-            after the accepted tokens are never read. None: pools with a dimension named "position".
+        step: is compiled; one output is `Lane(role="accepted")`.
+        args: arrays with some wrong drafts; replacements come from the same array.
+        tokens: path of each argument with an entry per token, as "args[2]" -> token axis.
+        by_position: True for paths of pools indexed by position, whose later entries are never read; None: those with a
+            dimension "position".
         rounds: pairs of runs.
-        seed: seed of the choice.
 
     Raises:
-        ContractError: the contract has no such output, or an argument of `tokens` is not an array of its lanes.
+        ContractError: no such output, or an argument of `tokens` that is no array of lanes.
     """
     bound = contract.bind(step, args)
     counts = [
@@ -101,7 +98,7 @@ def unaccepted_reach(
 
 
 def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[int, int]]:
-    """Index of an argument -> its lane axis and its token axis."""
+    """Argument index -> lane axis and token axis."""
     lane_axes = {
         bound_input.path: (i, bound_input.entry.axis)
         for i, bound_input in enumerate(bound.inputs)
@@ -128,7 +125,7 @@ def _with_positions(bound: BoundContract) -> Callable[[str], bool]:
 def _changed(
     leaves: list[Any], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
 ) -> tuple[list[Any], np.ndarray]:
-    """Return the arguments with other tokens from `begin` on, and the changed lanes."""
+    """Return arguments with other tokens from `begin` on, and the changed lanes."""
     new = list(leaves)
     lanes = np.zeros(len(begin), bool)
     for i, (lane_axis, token_axis) in places.items():

@@ -39,5 +39,7 @@ def assumed_of(bound: BoundContract) -> list[Statement]:
             null = ", nor is it the null page, page 0" if array.entry.null else ""
             if array.entry.packed and array.entry.role == "write":
                 null += f", and of padding it is {array.entry.size}"
-            assumptions.append(Assumption.PAGE_TABLE.statement(array.path, size=array.entry.size, null=null))
+            device = "" if array.entry.local is None else f" of its device along {array.entry.local!r}"
+            size = array.entry.size
+            assumptions.append(Assumption.PAGE_TABLE.statement(array.path, size=size, device=device, null=null))
     return assumptions

@@ -114,7 +114,6 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
 
 
 def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> Proof:
-    """Prove a flat program with these kernels."""
     prover = Prover(bound, unread=kernels.unread)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]

@@ -68,12 +68,15 @@ class Prover:
         invariance: True if JAX has checked along which axes each value of this program may differ.
         comparisons: the equations that compare operands of devices, in program order.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
+        active: value numbers of lanes that are active where the current program runs.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: value number of sorted keys -> value number of the keys.
         callers: equations around the current program, the outermost first.
         refine: adds facts about packed tokens to the results of a rule; None without packed tokens.
         layout: value number -> fact and bounds of an array computed from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
+        scanned: lane of an iteration of a scan over lanes -> number of equations around an iteration, and the key of
+            the rows of all iterations.
         numbers: the value numbers.
         mapped: groups of pools with a slot map or page table.
     """
@@ -98,14 +101,17 @@ class Prover:
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
     diverging: frozenset[str] = frozenset()
+    active: set[Number] = field(default_factory=set)
     own_orders: dict[Number, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[Number, Number] = field(default_factory=dict)
     callers: list[Any] = field(default_factory=list)
     refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
+    scanned: dict[Any, tuple[int, Hashable]] = field(default_factory=dict)
     numbers: Numbering = field(default_factory=Numbering)
     _literals: dict[int, Value] = field(default_factory=dict)
+    _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         entries = [array.entry for array in self.bound.inputs]
@@ -199,6 +205,12 @@ class Prover:
         yield
         self.observe = observe
         forget()
+
+    def makers(self, jaxpr: Any) -> dict[Any, Any]:
+        """Return the equation of each result of a program."""
+        if id(jaxpr) not in self._makers:
+            self._makers[id(jaxpr)] = jaxpr, {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        return self._makers[id(jaxpr)][1]
 
     def mark(self) -> Callable[[], None]:
         """Return a function that forgets later violations and accesses, for rounds towards a fixpoint."""

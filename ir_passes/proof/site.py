@@ -19,6 +19,11 @@ from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Tiles, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, violation_at
 
+_REMEDIES = {
+    "check": "make its error a result of each lane: error, y = jax.vmap(checkify.checkify(one_lane))(x), both Lane()"
+}
+"""Operation without a rule -> the remedy."""
+
 
 @dataclass(slots=True)
 class Site:
@@ -60,6 +65,10 @@ class Site:
         """Shape of the first result."""
         return ir.shape_of(self.eqn.outvars[0])
 
+    def maker(self, atom: Any) -> Any:
+        """Return the equation of this program that makes a value; None for an input, a constant or a literal."""
+        return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
+
     def apply(self, operands: list[Value]) -> list[Value]:
         """Return the values of the results by the rule of the primitive."""
         for value in operands:
@@ -96,6 +105,7 @@ class Site:
         if self.name in RULES:
             message = f"{self.name!r} with {PARAMETERS[self.name].unknown(self.params)} has no rule"
             remedy = "leave this parameter at its default, or put the operation in a function declared by rowwise"
+        remedy = _REMEDIES.get(self.name, remedy)
         if self.eqn.effects:
             self.report(ViolationKind.UNKNOWN, f"{message}, and it has effects {self.eqn.effects}", remedy)
         owner = self.mixed(message, remedy, ViolationKind.UNKNOWN)

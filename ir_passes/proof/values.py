@@ -205,6 +205,20 @@ class LaneStarted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class AtStart(Fact):
+    """Element at (t, i) equals `when` if cu_seqlens[i] = t, otherwise not.
+
+    Attributes:
+        tokens, lanes: axes of t and i; `lanes` is an axis of all lanes.
+    """
+
+    layout: str
+    tokens: int
+    lanes: int
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetCounts(Fact):
     """Element t of a vector = number of entries of cu_seqlens equal to t.
 
@@ -254,14 +268,17 @@ class TokenBound(Fact):
     """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
 
     Attributes:
+        axis: None for the token of a loop iteration.
+        token: the token of the iteration, as in `OneLane`.
         base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
             t - start, "left" for stop - t.
     """
 
     layout: str
-    axis: int
+    axis: int | None
     base: str
     plus: int = 0
+    token: Symbol | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +315,7 @@ class TokenSpan(Fact):
     Attributes:
         axis: axis of the tokens; None if r is 0 for all elements.
         window: a second axis; None without one.
+        base: if 0 or 1, `axis` is an axis of lanes, and t = cu_seqlens[r + `base`] + `start` + `slope` * k.
     """
 
     layout: str
@@ -308,6 +326,100 @@ class TokenSpan(Fact):
     ahead: int = 0
     window: int | None = None
     slope: int = 0
+    base: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlaces(Fact):
+    """Element at index i of `axis` and j of `window` = cu_seqlens[i + `base`] + `plus` + `slope` * j.
+
+    Attributes:
+        axis: axis of all lanes.
+        base: 0 or 1.
+        slope: 1 or -1.
+        exact: as in `IndexSum`.
+    """
+
+    layout: str
+    axis: int
+    window: int
+    base: int
+    plus: int
+    slope: int
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WithinLength(Fact):
+    """Mask over lanes i and indices j: `when` implies that lane i has more than j + `reach` tokens.
+
+    Attributes:
+        axis, window: axes of i and j.
+        reach: 0 or greater.
+    """
+
+    layout: str
+    axis: int
+    window: int
+    reach: int
+    when: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTokens(Fact):
+    """Element = number of a token of the lane of its row, or past the last token.
+
+    Attributes:
+        rows: lanes of the elements.
+    """
+
+    layout: str
+    rows: LaneRows
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBound(Fact):
+    """Every element is a bound of one lane, plus a constant.
+
+    Attributes:
+        lane: the lane, as in `OneLane`.
+        base: "start", "stop" or "length" of the lane.
+    """
+
+    layout: str
+    lane: int | Symbol
+    base: str
+    plus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOf(Fact):
+    """Every element is the number of one token of a lane, or its position in the lane.
+
+    Attributes:
+        lane: the lane, as in `OneLane`.
+        base: "start" for the number of the token, "length" for its position.
+    """
+
+    layout: str
+    lane: int | Symbol
+    base: str = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class OneLaneMask(Fact):
+    """Mask over tokens: `when` implies a bound of one lane.
+
+    Attributes:
+        lane: the lane, as in `OneLane`.
+        side: "start" for tokens not before the lane, "stop" for tokens not after it, "both" for tokens of the lane.
+    """
+
+    layout: str
+    axis: int
+    lane: int | Symbol
+    side: str
+    when: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""Rewrites of a step's jaxpr: batch loops over sequences, drop dead equations.
+"""Rewrites of a step's jaxpr: batch loops over sequences, order writes of pools, drop dead equations.
 
 Imports `proof`, `scratch`, `contract` and `jaxpr`. Begin with `graph` (input and output of a pass) and `pipeline`.
 """
 
 from ir_passes.rewrites.graph import DropDead, Pass
 from ir_passes.rewrites.rebatch import Rebatch
+from ir_passes.rewrites.write_in_place import WriteInPlace
 
 DEFAULT_PASSES: tuple[Pass, ...] = (Rebatch(), DropDead())
 
-__all__ = ["DEFAULT_PASSES", "DropDead", "Rebatch"]
+__all__ = ["DEFAULT_PASSES", "DropDead", "Rebatch", "WriteInPlace"]

@@ -55,11 +55,11 @@ class BatchedWork:
 
     def _is_entry(self, eqn: ir.JaxprEqn) -> bool:
         """Record the result if it is an entry of an array or slot map."""
-        var, facts = eqn.outvars[0], self.accesses.facts
-        entry, root = facts.of(var), self.owners.roots.get(var)
+        var, index = eqn.outvars[0], self.accesses.index
+        entry, root = index(var), self.owners.roots.get(var)
         if isinstance(entry, SlotIndex) and len(eqn.outvars) == 1:
             entries = [SlotIndex(entry.map, lane) for lane in range(self.lanes)]
-            if [facts.of(other) for other in self.work.alike[var]] == entries:
+            if [index(other) for other in self.work.alike[var]] == entries:
                 slots = lax.reshape(self._slots(entry.map), (self.lanes, *ir.shape_of(var)))
                 self.batched[var] = lax.convert_element_type(slots, ir.dtype_of(var))
                 return True

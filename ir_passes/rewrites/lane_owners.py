@@ -79,7 +79,7 @@ class LaneOwners:
     def _selects(self, eqn: ir.JaxprEqn) -> bool:
         if id(eqn) in self.boxes or len(eqn.outvars) != 1:
             return False
-        if eqn.outvars[0] in self.roots or isinstance(self.accesses.facts.of(eqn.outvars[0]), SlotIndex):
+        if eqn.outvars[0] in self.roots or isinstance(self.accesses.index(eqn.outvars[0]), SlotIndex):
             return True
         operands = [var for var in ir.variables(eqn.invars) if var in self.lane_of]
         return eqn.primitive.name in SELECTING and all(var in self.names for var in operands)
@@ -119,7 +119,7 @@ class LaneOwners:
             step != 1 for step in eqn.params.get("strides") or ()
         ):
             return None
-        source, owner = eqn.invars[0], self.accesses.facts.value(eqn.outvars[0]).owner
+        source, owner = eqn.invars[0], self.accesses.value(eqn.outvars[0]).owner
         axis = self._lane_axis(source)
         if axis is None or isinstance(source, ir.Literal) or ir.shape_of(eqn.outvars[0])[axis] != 1:
             return None
@@ -128,7 +128,7 @@ class LaneOwners:
 
     def _lane_axis(self, source: ir.Atom) -> int | None:
         """Return the lane axis: entry i belongs to lane i."""
-        owner = self.accesses.facts.value(source).owner
+        owner = self.accesses.value(source).owner
         if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None
         return owner.axis if ir.shape_of(source)[owner.axis] == self.graph.bound.lanes else None

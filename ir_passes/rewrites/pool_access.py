@@ -29,37 +29,6 @@ IndexFact = int | SlotIndex
 """The value of all elements of an index: an integer, or an entry of a slot map."""
 
 
-class IndexFacts:
-    """Facts about the indices of a graph, proved or not.
-
-    Attributes:
-        sizes: position of each slot map among the inputs -> size. Entries are in [0, size).
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._prover = Prover(graph.bound)
-        walk(self._prover, graph.program)
-        self._env = self._prover.values[graph.program.jaxpr]
-        inputs = enumerate(graph.bound.inputs)
-        self.sizes = {i: leaf.entry.size for i, leaf in inputs if isinstance(leaf.entry, SlotMap)}
-
-    def value(self, atom: ir.Atom) -> Value:
-        """Return the proof's abstract value."""
-        return self._prover.read(self._env, atom)
-
-    def of(self, atom: ir.Atom) -> IndexFact | None:
-        """Return the constant or slot-map entry; None for other values."""
-        return _fact(self.value(atom), math.prod(ir.shape_of(atom)))
-
-    def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
-        """Return the fact of each component (last dimension) of an index array."""
-        value, shape = self.value(atom), ir.shape_of(atom)
-        if isinstance(value.fact, Columns) and len(value.fact.values) == shape[-1]:
-            return tuple(_fact(part, math.prod(shape[:-1])) for part in value.fact.values)
-        fact = self.of(atom)
-        return (fact if shape[-1] == 1 or isinstance(fact, int) else None,) * shape[-1]
-
-
 def _fact(value: Value, elements: int) -> IndexFact | None:
     owner, fact = value.owner, value.fact
     if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
@@ -97,19 +66,22 @@ class PoolAccesses:
     """The versions and accesses of all pools of a graph.
 
     Attributes:
-        facts: facts about indices.
         versions: version -> position of the pool among the inputs.
         readers: version -> equations with the version as an operand, except its updates.
         writers: version -> equations that update the version.
         makers: version -> the update that made the version.
         made_by: variable -> the equation that computes it.
         distinct: slot maps with distinct entries on active lanes.
+        sizes: position of each slot map among the inputs -> size. Entries are in [0, size).
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.facts = IndexFacts(graph)
+        self._prover = Prover(graph.bound)
+        walk(self._prover, graph.program)
         jaxpr, inputs = graph.program.jaxpr, list(enumerate(graph.bound.inputs))
+        self._env = self._prover.values[jaxpr]
+        self.sizes = {i: leaf.entry.size for i, leaf in inputs if isinstance(leaf.entry, SlotMap)}
         self.axes = {i: leaf.entry.axis for i, leaf in inputs if isinstance(leaf.entry, Pool)}
         self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in self.axes}
         self.readers: dict[ir.Var, list[ir.JaxprEqn]] = {}
@@ -130,12 +102,27 @@ class PoolAccesses:
         """Return the versions among the operands of an equation."""
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
+    def value(self, atom: ir.Atom) -> Value:
+        return self._prover.read(self._env, atom)
+
+    def index(self, atom: ir.Atom) -> IndexFact | None:
+        """Return the constant or slot-map entry; None for other values."""
+        return _fact(self.value(atom), math.prod(ir.shape_of(atom)))
+
+    def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
+        """Return the fact of each component (last dimension) of an index array."""
+        value, shape = self.value(atom), ir.shape_of(atom)
+        if isinstance(value.fact, Columns) and len(value.fact.values) == shape[-1]:
+            return tuple(_fact(part, math.prod(shape[:-1])) for part in value.fact.values)
+        fact = self.index(atom)
+        return (fact if shape[-1] == 1 or isinstance(fact, int) else None,) * shape[-1]
+
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
         """Return the box of an access to one pool; None for other accesses."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
-        window = _window(eqn, self.facts)
+        window = self._window(eqn)
         if window is None:
             return None
         starts, sizes = window
@@ -153,34 +140,33 @@ class PoolAccesses:
             return 0
         if isinstance(start, int):
             return start if 0 <= start <= size - length else None
-        if isinstance(start, SlotIndex) and is_row and length == 1 and self.facts.sizes[start.map] <= size:
+        if isinstance(start, SlotIndex) and is_row and length == 1 and self.sizes[start.map] <= size:
             return start
         return None
 
-
-def _window(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
-    """Return the starts and sizes of an access; None for strides and for several windows."""
-    match eqn.primitive.name:
-        case "slice":
-            if any(stride != 1 for stride in eqn.params["strides"] or ()):
-                return None
-            return [int(start) for start in eqn.params["start_indices"]], ir.shape_of(eqn.outvars[0])
-        case "dynamic_slice":
-            return [facts.of(atom) for atom in eqn.invars[1:]], ir.shape_of(eqn.outvars[0])
-        case "dynamic_update_slice":
-            return [facts.of(atom) for atom in eqn.invars[2:]], ir.shape_of(eqn.invars[1])
-    numbers, indices = eqn.params["dimension_numbers"], ir.shape_of(eqn.invars[1])
-    if numbers.operand_batching_dims or indices[:-1] != (1,) * (len(indices) - 1):
-        return None
-    rank = len(ir.shape_of(eqn.invars[0]))
-    if eqn.primitive.name == "gather":
-        indexed, sizes = numbers.start_index_map, tuple(eqn.params["slice_sizes"])
-    else:
-        lengths = iter(ir.shape_of(eqn.invars[2])[dim] for dim in sorted(numbers.update_window_dims))
-        sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(rank))
-        indexed = numbers.scatter_dims_to_operand_dims
-    starts = dict(zip(indexed, facts.columns(eqn.invars[1]), strict=True))
-    return [starts.get(dim, 0) for dim in range(rank)], sizes
+    def _window(self, eqn: ir.JaxprEqn) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
+        """Return the starts and sizes of an access; None for strides and for several windows."""
+        match eqn.primitive.name:
+            case "slice":
+                if any(stride != 1 for stride in eqn.params["strides"] or ()):
+                    return None
+                return [int(start) for start in eqn.params["start_indices"]], ir.shape_of(eqn.outvars[0])
+            case "dynamic_slice":
+                return [self.index(atom) for atom in eqn.invars[1:]], ir.shape_of(eqn.outvars[0])
+            case "dynamic_update_slice":
+                return [self.index(atom) for atom in eqn.invars[2:]], ir.shape_of(eqn.invars[1])
+        numbers, indices = eqn.params["dimension_numbers"], ir.shape_of(eqn.invars[1])
+        if numbers.operand_batching_dims or indices[:-1] != (1,) * (len(indices) - 1):
+            return None
+        rank = len(ir.shape_of(eqn.invars[0]))
+        if eqn.primitive.name == "gather":
+            indexed, sizes = numbers.start_index_map, tuple(eqn.params["slice_sizes"])
+        else:
+            lengths = iter(ir.shape_of(eqn.invars[2])[dim] for dim in sorted(numbers.update_window_dims))
+            sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(rank))
+            indexed = numbers.scatter_dims_to_operand_dims
+        starts = dict(zip(indexed, self.columns(eqn.invars[1]), strict=True))
+        return [starts.get(dim, 0) for dim in range(rank)], sizes
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:

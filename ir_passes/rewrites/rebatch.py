@@ -41,7 +41,6 @@ class Rebatch:
     name: ClassVar[str] = "rebatch"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Rewrite the graph (see `Pass.run`)."""
         rewritten: Graph | None = graph
         result, reasons = graph, list[str]()
         while rewritten is not None and graph.bound.lanes > 1:
@@ -161,7 +160,7 @@ def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir
     owners, accesses = work.owners, work.owners.accesses
     eqns = [*work.named, *work.lanes[0]]
     results = {var for eqn in eqns for var in eqn.outvars}
-    read = [*pools, *(owners.graph.program.jaxpr.invars[i] for i in accesses.facts.sizes)]
+    read = [*pools, *(owners.graph.program.jaxpr.invars[i] for i in accesses.sizes)]
     read += [work.first_version(version) for eqn in eqns for version in accesses.versions_in(eqn)]
     read += [var for eqn in eqns for var in ir.variables(eqn.invars) if var not in accesses.versions]
     inputs: dict[ir.Var, list[ir.Var]] = {}

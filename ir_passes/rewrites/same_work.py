@@ -91,7 +91,7 @@ class SameWork:
         if isinstance(atom, ir.Literal) or isinstance(other, ir.Literal):
             literals = isinstance(atom, ir.Literal) and isinstance(other, ir.Literal)
             return literals and to_numpy(atom.val).tobytes() == to_numpy(other.val).tobytes()
-        lanes, value = self.owners.lane_of, self.owners.accesses.facts.value
+        lanes, value = self.owners.lane_of, self.owners.accesses.value
         if other in lanes:
             return self._same_name(atom, other) if other not in self.first else self.first[other] is atom
         same_type = atom not in lanes and ir.types([atom]) == ir.types([other])
@@ -99,7 +99,7 @@ class SameWork:
 
     def _same_name(self, var: ir.Var, other: ir.Var) -> bool:
         """True if two variables select corresponding parts of two lanes' entries."""
-        owners, made_by, fact_of = self.owners, self.owners.accesses.made_by, self.owners.accesses.facts.of
+        owners, made_by, fact_of = self.owners, self.owners.accesses.made_by, self.owners.accesses.index
         if var not in owners.names or other not in owners.names:
             return False
         entry, other_entry = fact_of(var), fact_of(other)

@@ -1,8 +1,8 @@
-"""The sanitizer's interpreter: runs a traced step with tags for its values.
+"""Interpreter of the sanitizer: runs a traced step with tags.
 
-Moves are repeated on the tags. An operation that computes with rows of a pool is a use: their labels are compared
-there, and the result is marked as computed for its lane. A write carries the label of rows that were only moved, and
-the lane's stamp for everything computed. The values themselves are evaluated by the unchanged equations.
+Moves are repeated on tags. Computation with pool rows is a use: labels are compared, and the result is computed for its
+lane. A write carries moved rows' labels, and the lane's stamp for computed values. Values are evaluated by the
+unchanged equations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,13 +46,8 @@ _NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(OPAQUE, Unt
 class Interpreter:
     """One run over a step.
 
-    Args:
-        judge: compares labels.
-        named: the rows of each pool of pages that lanes name (`paged.Named`).
-        opaque: declared operations by name.
-
     Attributes:
-        untracked: equations that use a pool in a way that cannot be followed, in the order they were met.
+        untracked: equations through which a pool cannot be followed, in order.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class Interpreter:
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        """Return the results of a program on these operands, with their tags."""
+        """Return a program's results on these operands, with tags."""
         jaxpr = program.jaxpr
         environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         environment |= dict(zip(jaxpr.invars, values, strict=True))
@@ -85,7 +80,7 @@ class Interpreter:
         return [value for value, _ in results], [tag for _, tag in results]
 
     def equation(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> tuple[list[Any], list]:
-        """The results of one equation, one for each of its variables, with their tags."""
+        """Return an equation's results, with tags."""
         name = eqn.primitive.name
         if (body := ir.body_of(eqn)) is not None:
             # Equations of jax's own functions have no source; they take the caller's line.
@@ -168,7 +163,7 @@ class Interpreter:
         return computed(tags.lanes, tags.derived)
 
     def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], separate: bool) -> Tags:
-        """Return the tags of an elementwise result; if `separate`, lanes must not meet in it."""
+        """Return the tags of an elementwise result; if `separate`, lanes must not meet."""
         present = [tag for tag in aligned if tag is not None]
         for tag in present:
             other_lanes = [tag2.lanes for tag2 in present if tag2 is not tag]
@@ -180,17 +175,14 @@ class Interpreter:
         return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
     def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-        """Return the tags of a dot's operand, equal along the contracted axes."""
+        """Return a dot operand's tags, equal along the contracted axes."""
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
         return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-        """Return the tags of a select.
-
-        A select of whole rows moves rows; a select within a row computes a new row from both cases.
-        """
+        """Return the tags of a select: whole rows move, within a row a new one is computed."""
         rank = len(ir.shape_of(eqn.outvars[0]))
         chooser = None if tags[0] is None else ranked(tags[0], rank)
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
@@ -217,7 +209,6 @@ class Interpreter:
         return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
-        """Note that a pool cannot be followed through this equation."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
         one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
         fault = UntrackedFault.ONE_ROW if one_row else fault
@@ -227,15 +218,12 @@ class Interpreter:
 
 
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
-    """True if a loop ends separately for each batch entry, as under `jax.vmap`.
-
-    The interpreter does not look into such a loop.
-    """
+    """Whether a loop ends separately per batch entry (`jax.vmap`); it is not interpreted."""
     return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
 
 
 def _literal(value: Any) -> Tags | None:
-    """Return the tags of a literal: zero is the state of a sequence that begins."""
+    """Return the tags of a literal: zero is the state of a beginning sequence."""
     return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 
@@ -244,10 +232,7 @@ def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-    """Return the tags of a dot's operand in the layout of the result.
-
-    The axes of the result are: batch, free axes of the left operand, free axes of the right operand.
-    """
+    """Return a dot operand's tags in the result's layout: batch, free axes left, free axes right."""
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]

@@ -1,6 +1,6 @@
-"""Loops and branches under the sanitizer: tags of pools are further carries and results.
+"""Loops and branches: tags of pools are further carries and results.
 
-Labels of rows that a lane has read are compared before the rows enter a loop. Only pools keep their tags after a loop.
+Labels of read rows are compared before a loop; only pools keep their tags after it.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
 
 
 def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
-    """Return the tags of a body's results, with a pool at each place of `pools`."""
+    """Return the tags of a body's results, with pools in the places of `pools`."""
     results: Tagged = []
     for out, pool in zip(outs, pools, strict=True):
         out = out if out is None or out.whole else run.use(eqn, out)
@@ -53,7 +53,7 @@ def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequ
 
 
 def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a scan; pools may be carried, or scanned over along a non-row axis."""
+    """Run a scan; pools are carried, or scanned along a non-row axis."""
     body = ir.closed(eqn.params["jaxpr"])
     consts, carries = ir.scan_counts(eqn)
     split = consts + carries
@@ -102,7 +102,7 @@ def _stacked(tags: Sequence[Tags | None]) -> Tagged:
 
 
 def _agreed(stacked: Array) -> Array:
-    """Return the rows of a stack of pools; rows that moved differently become mixed."""
+    """Return the rows of a stack of pools; rows that moved differently are mixed."""
     uniform = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
     labels = jnp.where(
         uniform, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:]
@@ -111,7 +111,6 @@ def _agreed(stacked: Array) -> Array:
 
 
 def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """A while loop; pools may be carried."""
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
     tags = _enter(run, eqn, tags)
@@ -134,7 +133,7 @@ def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> 
 
 
 def cond(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a conditional; each branch must return the same pools at the same places."""
+    """Run a conditional; branches return the same pools at the same places."""
     tags = _enter(run, eqn, tags)
     verdict = run.judge.verdict
     returned: list[Tagged] = []

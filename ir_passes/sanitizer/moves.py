@@ -1,7 +1,6 @@
-"""Gathers, scatters and dynamic slices, repeated on tags with the state's own indices.
+"""Gathers, scatters and dynamic slices on tags, by the state's indices.
 
-If the tags have length 1 along an axis, the indices of that axis are set to zero. The other axes, above all the row
-axis, are clamped, filled or dropped by the same mode as the state.
+Along tags' axes of length 1 indices are zero; other axes are clamped, filled or dropped as in the state.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_
 
 @dataclass(frozen=True)
 class Addressing:
-    """The addressing of a value with tags by an equation.
+    """Addressing of a tagged value by an equation.
 
     Attributes:
-        column: number of the index component, or start operand, that addresses the rows; None if none does.
-        batch: shape of the batch of indices.
-        window: axes of the rows read, or of the update, that are not of the batch.
+        column: index component, or start operand, of rows, or None.
+        batch: shape of the index batch.
+        window: axes of read rows, or of the update, outside the batch.
     """
 
     column: int | None
@@ -32,7 +31,7 @@ class Addressing:
     window: tuple[int, ...]
 
     def spread(self, batch: Ints) -> Ints:
-        """Expand a batch array to rows or update, with length 1 along the window."""
+        """Expand a batch array to rows or update, of length 1 along the window."""
         return numpy_of(batch).expand_dims(batch, self.window)
 
 
@@ -42,7 +41,6 @@ def rows_axis(tags: Tags) -> int | None:
 
 
 def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
-    """Return the addressing of rows by a gather, scatter or dynamic slice."""
     axis = rows_axis(tags)
     if indices is None:
         return Addressing(axis, (), tuple(range(len(tags.shape))))
@@ -57,13 +55,13 @@ def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
 
 
 def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
-    """Whether a read takes some rows of a pool rather than all of them."""
+    """Whether a read takes some rows of a pool only."""
     axis = rows_axis(tags)
     return axis is not None and eqn.params["slice_sizes"][axis] < tags.shape[axis]
 
 
 def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
-    """Return the tags of the result of a gather; lanes or rows, with columns."""
+    """Return the tags of a gather's result; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
         return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -89,17 +87,15 @@ def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
 
 
 def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Addressing) -> Array:
-    """Return the rows of a pool after a scatter of these labels over it.
+    """Return a pool's rows after a scatter of these labels.
 
-    Several updates may address one row, for example the tokens of a sequence in a cache. If any of them is computed,
-    the row is computed: computed updates are written after moved ones. A dropped update leaves its row as it is.
+    A row with several updates is computed if one is: computed updates are written last. Dropped updates change nothing.
 
     Args:
-        array: rows of the pool.
-        indices: indices of the state.
-        labels: labels of the update, [..., 4], with length 1 along axes where the pool's tags have length 1.
-        moved: whether each update is an unchanged, moved row; known while tracing if all updates are alike.
-        window: window of this equation.
+        array: of the pool.
+        indices: of the state.
+        labels: of the update, [..., 4], of length 1 like the pool's tags.
+        moved: updates that are moved rows; known while tracing if all are alike.
     """
     numbers = eqn.params["dimension_numbers"]
     _, collapsed = _batching(array, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
@@ -127,10 +123,7 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
 
 
 def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Addressing) -> Array:
-    """Return the indices, with a row past the end for each dropped update.
-
-    An update is dropped by its place inside the row.
-    """
+    """Return the indices, with a row past the end for updates dropped by their place in the row."""
     if window.column is None or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return indices
     numbers: Any = eqn.params["dimension_numbers"]
@@ -148,7 +141,7 @@ def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Address
 
 
 def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
-    """Return the tags of the result of a dynamic slice; lanes or rows, with columns."""
+    """Return the tags of a dynamic slice's result; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1}:
         return array
     sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
@@ -156,18 +149,17 @@ def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
 
 
 def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
-    """Rows of a pool after a dynamic update slice."""
     updated = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
     return jnp.concatenate([array[..., :LABEL], updated], axis=-1)
 
 
 def addressed(array: Ints, column: Array) -> Array:
-    """The rows with these numbers, those past either end taken from it; [..., 5]."""
+    """Return the rows with these clamped numbers, [..., 5]."""
     return jnp.asarray(array).reshape((-1, COLUMNS)).at[column].get(mode="clip", wrap_negative_indices=False)
 
 
 def _batching(array: Ints, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
-    """Return batching axes of the tags, each with its index axis, and missing axes."""
+    """Return the tags' batching axes with index axes, and missing axes."""
     pairs = {int(axis): int(place) for axis, place in zip(operand, indices, strict=True)}
     present = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
     return present, pairs.keys() - present.keys()

@@ -1,8 +1,7 @@
-"""Pools of pages under the sanitizer: a lane may write only its own pages.
+"""Pools of pages: a lane may write only its own pages.
 
-A written page must be named by no other lane and must not be the null page. A sequence's pages are written in many
-steps, and pages of a shared prefix by another sequence, so labels cannot tell the owner that a lane must find in them.
-The check compares the page tables of the step with the promise of `PageTable`.
+A sequence's pages are written in many steps, and shared ones by another sequence, so labels cannot tell owners. The
+check compares the step's page tables with the promise of `PageTable`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ir_passes.sanitizer.walk import Walk
 
 
 def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
-    """Return the lane of each packed token of a layout, UNKNOWN for padding."""
+    """Return the lane of each packed token, UNKNOWN for padding."""
     sides = zip(bound.inputs, values, strict=True)
     roles = {
         bound_input.entry.role: value
@@ -37,10 +36,10 @@ def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check the layout of packed tokens: `cu_seqlens` and segment ids.
+    """Check the layout of packed tokens.
 
-    `cu_seqlens` must begin with 0, never decrease, and end at most at the last token; segment ids must be lanes. A lane
-    with tokens in one layout must have tokens in all.
+    `cu_seqlens` begins with 0, never decreases, and ends at most at the last token; segment ids are lanes. A lane with
+    tokens in one layout has tokens in all.
     """
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
@@ -74,18 +73,18 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class Named:
-    """The rows of a pool that lanes name.
+    """Rows of a pool that lanes name.
 
     Attributes:
         by: bool [N, rows].
-        null: bool [rows], true for rows of the null page.
+        null: bool [rows], of the null page.
     """
 
     by: Array
     null: Array
 
     def along(self, length: int) -> "Named":
-        """Return the names for an axis that a reshape has made longer or shorter."""
+        """Return the names for an axis whose length a reshape has changed."""
         rows = self.null.shape[0]
         if length >= rows:
             return Named(*(jnp.repeat(array, length // rows, axis=-1) for array in (self.by, self.null)))
@@ -93,7 +92,7 @@ class Named:
 
 
 def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
-    """Return the rows that lanes name, for each pool with page tables, by input index."""
+    """Return input index -> rows that lanes name, for pools with page tables."""
     named = {}
     for i, pool_input in enumerate(bound.inputs):
         pool = pool_input.entry
@@ -117,14 +116,7 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
 
 
 def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
-    """Check that written rows are named by their lane alone.
-
-    Args:
-        pool: index among the inputs.
-        rows: row numbers; numbers out of bounds address no row.
-        lanes: the lane of each row, UNKNOWN if the lane is not known.
-        length: length of the axis of the rows.
-    """
+    """Check that written rows are named by their lane alone (UNKNOWN: an unknown lane)."""
     named = run.named[pool].along(length)
     in_bounds = (rows >= 0) & (rows < length)
     clamped = jnp.where(in_bounds, rows, 0)

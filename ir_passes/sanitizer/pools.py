@@ -1,4 +1,4 @@
-"""Reads and writes of pools under the sanitizer: each row's addressing lane and label."""
+"""Reads and writes of pools: each row's addressing lane and label."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.entries import Opaque, Pool, SlotMap
+from ir_passes.contract.entries import Opaque, PageTable, Pool
 from ir_passes.contract.opaque import donors, lengths_of, maps_of
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
@@ -19,7 +19,7 @@ from ir_passes.sanitizer.walk import Walk
 
 
 def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Run a gather or dynamic slice; selected rows belong to the lanes that address them."""
+    """Run a gather or dynamic slice; rows belong to the lanes that address them."""
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
@@ -69,9 +69,9 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
 
 
 def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
-    """Run a declared operation on rows of slot maps.
+    """Run a declared operation on rows of slot maps, or on pages.
 
-    Returns tags, None for pools without a slot map.
+    Pools without a slot map or page table give None.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """
@@ -86,10 +86,16 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
         if not isinstance(entry, Pool):
             run.use(eqn, tag)
             continue
-        maps = [(place, by) for place, by in maps_of(declared, entry.group) if isinstance(by, SlotMap)]
+        maps = list(maps_of(declared, entry.group))
         if not tag.whole or not maps:
             return None
         for place, by in maps:
+            result = next((number for number, donor in donor_of.items() if donor == k), None)
+            if isinstance(by, PageTable):
+                # The declaration does not tell which pages are written.
+                if result is not None:
+                    results[result] = tag
+                continue
             holders = tags[place]
             column = jnp.asarray(values[place])
             if holders is not None:
@@ -97,14 +103,13 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
             if by.role != "write":
                 rows = moves.addressed(tag.some_rows, column)
                 run.use(eqn, Tags(lanes, rows, tag.pools), mask=active if fresh is None else active & ~fresh)
-            result = next((number for number, donor in donor_of.items() if donor == k), None)
             if result is not None and by.role != "read":
                 results[result] = tag.with_rows(_stamped(run, tag.some_rows, lanes, column, active))
     return results
 
 
 def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -> Array:
-    """Return the rows of a pool after active lanes have computed those with these numbers."""
+    """Return a pool's rows after active lanes have computed these."""
     flat = jnp.asarray(rows).reshape((-1, rows.shape[-1]))
     column = jnp.where(active, column, len(flat))
     labels = flat[:, LABEL:].at[column].set(run.judge.left(lanes), mode="drop", wrap_negative_indices=False)
@@ -117,10 +122,10 @@ def settle(
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
-        tags: tags of the written values.
+        tags: of written values.
         shape: 1 along every axis that belongs to one row.
-        holders: the lane that owns the written rows, UNKNOWN if the lane is not known.
-        slots: numbers of the written rows.
+        holders: owning lanes, or UNKNOWN.
+        slots: row numbers.
     """
     holders = numpy_of(holders).broadcast_to(holders, shape)
     if tags is None:
@@ -149,7 +154,7 @@ def settle(
 
 
 def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bool) -> tuple[int, ...]:
-    """Shape of an update, but 1 along the axes that belong to one row."""
+    """Return an update's shape, 1 along axes of one row."""
     shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
     places, without = iter(window.window), set[int]()
     if not sliced:
@@ -162,10 +167,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bo
 
 
 def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
-    """Return the lane of each row number.
-
-    It is the lane of the slot map that the row number came from, or its position if there is one row number per lane.
-    """
+    """Return each row number's lane: of its slot map, or its position with one row per lane."""
     if window.column is None:
         return None
     tag = tags[window.column] if sliced else tags[0]

@@ -1,8 +1,7 @@
 """A step with shadow labels for every pool: each row's writer, position, layout, step.
 
-The indices that move the state also move its labels. At every use of a row, its label is compared with the label that
-the lane must find. This checks a claim that no proof of the step can establish: the slot map, positions and snapshots
-that the host passes belong to the sequences that the host means.
+Indices that move the state also move its labels, which are compared at every use of a row. This checks what no proof
+can: the host's slot map, positions and snapshots belong to the intended sequences.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,16 +27,16 @@ from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, LabelFault, Untrac
 
 
 class UntrackedError(StatedError, ValueError):
-    """A step that the sanitizer cannot follow: every equation concerned, with an id of `UntrackedFault`."""
+    """A step that cannot be followed: every equation, by `UntrackedFault`."""
 
 
 class SanitizedStep:
-    """A step that also checks the owners of the rows it uses. Made by `sanitize`.
+    """A step that also checks the owners of its rows; made by `sanitize`.
 
     Attributes:
-        bound: the contract.
-        pools: index among the inputs of each pool, in the order of the shadow labels.
-        checks: the places where labels are compared.
+        bound: contract.
+        pools: input indices of pools, in the order of shadow labels.
+        checks: places where labels are compared.
     """
 
     def __init__(self, program: ir.ClosedJaxpr, bound: BoundContract, tree: Any, masked: frozenset[int]):
@@ -47,23 +46,23 @@ class SanitizedStep:
 
     @property
     def shadow_label_bytes(self) -> int:
-        """Bytes of all shadow labels: 16 for each row of each pool."""
+        """Bytes of all shadow labels: 16 per row and pool."""
         return sum(16 * rows for rows in self._rows())
 
     def shadow_labels(self) -> tuple[Array, ...]:
-        """Return the shadow labels of zeroed pools, int32 [rows, 4] for each pool."""
+        """Return the shadow labels of zeroed pools, int32 [rows, 4] each."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
     def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
-        """Return the step's results, the new shadow labels and a `Verdict`; can be compiled.
+        """Return the step's results, new shadow labels and a `Verdict`; can be compiled.
 
         Args:
-            args: arguments of the step.
-            shadow_labels: shadow labels of each pool.
-            expected: the result of `RowLedger.expect` for this step.
+            args: of the step.
+            shadow_labels: by pool.
+            expected: from `RowLedger.expect`.
 
         Raises:
-            ValueError: shapes or dtypes differ from the ones that the step was sanitized for.
+            ValueError: other shapes or dtypes.
         """
         values = jax.tree.leaves(args)
         self._check_shapes([*values, *shadow_labels, *expected])
@@ -83,7 +82,7 @@ class SanitizedStep:
         """Wait for a step and raise the faults of its verdict.
 
         Raises:
-            SanitizerError: for every lane with a fault: the row, the check with its source, expected and found label.
+            SanitizerError: per lane: row, check with source, expected and found label.
         """
         if (error := explain(verdict, expected, self.checks)) is not None:
             raise error
@@ -107,7 +106,6 @@ class SanitizedStep:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
     def _check_maps(self, judge: Judge, values: list[Any]) -> None:
-        """Check that disjoint slot maps share no active row, and agree on idle lanes."""
         lanes = np.arange(self.bound.lanes, dtype=np.int32)
         kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
         computed_label = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
@@ -160,10 +158,7 @@ class SanitizedStep:
 
 
 def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
-    """Yield each disjoint slot map with its index and another map's index.
-
-    Both maps have a pool in common.
-    """
+    """Yield disjoint slot maps with their index, and another map's index of a common pool."""
     maps = [(k, bound_input.entry) for k, bound_input in enumerate(inputs) if isinstance(bound_input.entry, SlotMap)]
     for k, entry in maps:
         for other, other_entry in maps:
@@ -177,15 +172,15 @@ def sanitize(
     """Trace `fn(*args)` with shadow labels for every pool of its contract.
 
     Args:
-        fn: the step, as for `LaneContract.bind`.
-        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: contract of the step.
-        masked: paths of input pools, as "args[1].key", that the step masks by position (caches of keys and values). A
-            sequence that begins may find stale contents there; in other pools it must find zero state.
+        fn: as for `LaneContract.bind`.
+        args: examples, arrays or `jax.ShapeDtypeStruct`.
+        contract: of the step.
+        masked: paths of input pools, as "args[1].key", masked by position (KV caches): a beginning sequence may find
+            stale contents there, and zero state in others.
 
     Raises:
-        ContractError: the contract does not fit.
-        UntrackedError: a pool is used in a way that cannot be followed.
+        ContractError: an unfit contract.
+        UntrackedError: a pool that cannot be followed.
         ValueError: a name in `masked` is no pool.
     """
     bound = contract.bind(fn, args)

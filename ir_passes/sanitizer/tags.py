@@ -1,9 +1,8 @@
-"""Tags: the owners and lanes of the rows that a value holds.
+"""Tags: owners and lanes of the rows that a value holds.
 
-The tags of a value are a lane for each entry, and for entries from a pool also the row's number and label. They have
-the value's rank (and one more axis for the columns of a row). Along every axis they are as long as the value, or have
-length 1 if they are equal along it. So they cost one entry per row, and follow the value through reshapes, slices and
-joins by the same operation. Lanes that do not depend on the step's computation are numpy arrays and cost nothing.
+Each entry has a lane, and from a pool the row's number and label. Tags have the value's rank (and a column axis), and
+length 1 along axes of equal tags: one entry per row, which follows the value by the same operations. Lanes independent
+of the computation are numpy arrays and cost nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +17,12 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
 
 Ints = np.ndarray | Array
-"""int32, known while tracing or not."""
+"""int32, perhaps known while tracing."""
 SLOT, LABEL = 0, 1
 COLUMNS = 5
-"""Numbers per row: its number, owner, position, layout, epoch."""
+"""A row's number, owner, position, layout and epoch."""
 UNKNOWN = -1
-"""A lane or row number that is not known."""
+"""An unknown lane or row number."""
 _MANY = np.int32(2**31 - 1)
 
 
@@ -32,10 +31,10 @@ class Tags:
     """The tags of one value.
 
     Attributes:
-        lanes: int32, the lane of each entry, UNKNOWN if the entry belongs to no lane.
-        rows: int32 [..., 5], None for values computed for their lane.
-        pools: the input pools with rows that the value may hold, moved but not yet used in a computation; else empty.
-        whole: True for a version of a pool with all its rows, False for rows that lanes have read.
+        lanes: int32, UNKNOWN for no lane.
+        rows: int32 [..., 5], None for computed values.
+        pools: input pools whose moved, unused rows the value may hold.
+        whole: a version of a pool with all rows, not read rows.
         derived: the value depends on a pool.
     """
 
@@ -47,63 +46,57 @@ class Tags:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of lanes and rows together."""
         return self.lanes.shape if self.rows is None else np.broadcast_shapes(self.lanes.shape, self.rows.shape[:-1])
 
     @property
     def pending(self) -> bool:
-        """True if the value may hold pool rows with labels that were not compared yet."""
+        """Whether the value may hold pool rows with uncompared labels."""
         return bool(self.pools) and not self.whole
 
     @property
     def some_rows(self) -> Ints:
-        """The rows; for a value without rows, the row of a computed value."""
+        """The rows, or the row of a computed value."""
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
-        """Return the tags after an operation that maps an array with columns to another."""
+        """Return the tags after an operation on arrays with columns."""
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
     def of_lanes(self, mask: Ints) -> Ints:
-        """Return a mask of entries: the lane is in `mask`, bool [N], or unknown."""
+        """Return a mask of entries with a lane in `mask`, bool [N], or an unknown one."""
         selected = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
         return (self.lanes == UNKNOWN) | selected
 
     def with_rows(self, rows: Ints) -> "Tags":
-        """Return the tags of the pool with other labels."""
         return replace(self, rows=rows)
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """numpy where all of these are known, otherwise jax.numpy."""
+    """numpy if all arrays are known, else jax.numpy."""
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
 def along(size: int, axis: int, rank: int) -> np.ndarray:
-    """0 .. size-1 along one axis."""
     return np.arange(size, dtype=np.int32).reshape(tuple(size if i == axis else 1 for i in range(rank)))
 
 
 def nobody(rank: int) -> np.ndarray:
-    """Lanes of a value that belongs to none."""
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
 def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
-    """One row for a whole value, with this owner and no number."""
+    """Return one row for a whole value, with this owner and no number."""
     return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
 
 
 def numbered(slots: Ints, labels: Ints) -> Ints:
-    """Rows from their numbers and labels; shapes are broadcast."""
     shape = np.broadcast_shapes(slots.shape, labels.shape[:-1])
     numbers = jnp.broadcast_to(slots, shape)[..., None]
     return jnp.concatenate([numbers, jnp.broadcast_to(labels, (*shape, 4))], axis=-1)
 
 
 def computed(lanes: Ints, derived: bool = False) -> Tags:
-    """Tags of something computed for these lanes."""
     if isinstance(lanes, np.ndarray) and lanes.size:
         for axis, size in enumerate(lanes.shape):
             first = lanes[(slice(None),) * axis + (slice(0, 1),)]
@@ -113,15 +106,12 @@ def computed(lanes: Ints, derived: bool = False) -> Tags:
 
 
 def zero(rank: int) -> Tags:
-    """Tags of zeros, the state of a sequence that begins."""
+    """Return the tags of zeros, a beginning sequence's state."""
     return Tags(nobody(rank), constant_row(ReservedOwner.FRESH, rank))
 
 
 def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
-    """Return the largest and smallest known lane of each entry.
-
-    An entry without a known lane has UNKNOWN and a large number.
-    """
+    """Return each entry's largest and smallest known lane; UNKNOWN and a large number without one."""
     high: Ints | None = None
     low: Ints | None = None
     for array in lanes:
@@ -133,32 +123,32 @@ def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
 
 
 def common(lanes: Iterable[Ints]) -> Ints:
-    """Return the lane that all known lanes agree on, UNKNOWN if two differ; shapes broadcast."""
+    """Return the lane that all known lanes agree on, else UNKNOWN; shapes broadcast."""
     high, low = range_of(lanes)
     return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
 
 
 def range_along(lanes: Ints, axes: Sequence[int]) -> tuple[Ints, Ints]:
-    """Reduce `range_of` over axes of one array; the axes are kept with length 1."""
+    """Reduce `range_of` over axes, kept with length 1."""
     lower = numpy_of(lanes).where(lanes == UNKNOWN, _MANY, lanes)
     return lanes.max(axis=tuple(axes), keepdims=True), lower.min(axis=tuple(axes), keepdims=True)
 
 
 def common_along(lanes: Ints, axes: Sequence[int]) -> Ints:
-    """Reduce `common` over axes of one array; the axes are kept with length 1."""
+    """Reduce `common` over axes, kept with length 1."""
     high, low = range_along(lanes, axes)
     return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
 
 
 def ranked(tags: Tags, rank: int) -> Tags:
-    """Tags of a scalar as tags of a value of this rank."""
+    """Return a scalar's tags as tags of this rank."""
     if tags.lanes.ndim == rank:
         return tags
     return tags.map(lambda array: array.reshape((1,) * rank + array.shape[-1:]))
 
 
 def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
-    """True if a move keeps the order of a row's own axes, so its layout."""
+    """Whether a move keeps the order of a row's axes, and so its layout."""
     if eqn.primitive.name != "transpose" or tags.whole:
         return True
     shape = shape_of(eqn.invars[0])
@@ -167,13 +157,12 @@ def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
 
 
 def joins_places(eqn: JaxprEqn, tags: Tags) -> bool:
-    """True if a bitcast to a wider dtype joins elements with different tags."""
+    """Whether a bitcast to a wider dtype joins elements with different tags."""
     narrower = len(shape_of(eqn.outvars[0])) < len(tags.shape)
     return eqn.primitive.name == "bitcast_convert_type" and narrower and tags.shape[-1] > 1
 
 
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
-    """Tags of the results of an equation that only moves its first operand."""
     if eqn.primitive.name in ("split", "unstack"):
         return _split(eqn, tags)
     rule = _MOVES.get(eqn.primitive.name)
@@ -268,10 +257,10 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
 
 
 def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
-    """Return the tags of a concatenation or stack: the joined tags of its operands.
+    """Return the joined tags of a concatenation or stack.
 
-    Lanes that are not known while tracing and are equal along the axis keep one entry for the axis, so that joining
-    features costs nothing; but stacked single rows keep one entry each.
+    Unknown lanes that are equal along the axis keep one entry, so that joined features cost nothing; stacked single
+    rows keep one each.
     """
     stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
     axis = eqn.params["axis" if stack else "dimension"]

@@ -1,4 +1,4 @@
-"""The interpreter's protocol for loops and pool accesses; it avoids a circular import."""
+"""Protocol of the interpreter for loops and pool accesses, against a circular import."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,10 +9,7 @@ from ir_passes.sanitizer.verdict import Judge, UntrackedFault
 
 
 class Walk(Protocol):
-    """A run over a step with tags for its values.
-
-    `ir_passes.sanitizer.interpreter.Interpreter` implements it.
-    """
+    """A run over a step with tags, implemented by `ir_passes.sanitizer.interpreter.Interpreter`."""
 
     lanes: int
     judge: Judge
@@ -21,13 +18,13 @@ class Walk(Protocol):
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        """Run a program on values and their tags; return the results and their tags."""
+        """Run a program on values and tags; return results and tags."""
         ...
 
     def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
-        """Check the labels of rows that lanes read; return the tags after the check."""
+        """Check the labels of read rows; return the tags after the check."""
         ...
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
-        """Note that labels cannot be followed through the equation, and why; return results without tags."""
+        """Note why labels cannot be followed through an equation; return results without tags."""
         ...

@@ -1,4 +1,4 @@
-"""Scratch of a step before fusion: live ranges, offsets in one arena, offset verifier.
+"""Scratch of a step before fusion: live ranges, offsets, verifier.
 
 Imports `contract`, `jaxpr` and `targets`. Begin with `liveness` and `planner`.
 """

@@ -1,12 +1,11 @@
-"""Compute live ranges of temporaries, in equations of the inlined jaxpr.
+"""Live ranges of temporaries, in equations of the inlined jaxpr.
 
-Inputs, constants and outputs belong to the caller. Every other value is scratch, live from the equation that computes
-it to the last equation that reads it, both included: an equation reads its operands while it writes its results. A
-reinterpretation (reshape, squeeze, bitcast) is a view: a read of the view is a read of its base.
+Inputs, constants and outputs belong to the caller. Other values are live from their equation to the last reader, both
+included: an equation reads operands while it writes results. Reshape, squeeze and bitcast are views: a read of a view
+reads its base.
 
-The bodies of a scan, while, cond or shard_map use a block of bytes that is live only at this equation. A body reads its
-inputs in place. The results of the outer equation hold the carry of a loop. Results of a body stay in the block until
-the body ends and are then copied to the outer results.
+Bodies of scan, while, cond or shard_map use a block that is live at this equation only. A body reads inputs in place;
+outer results hold a loop's carry. Body results stay in the block until they are copied to the outer results.
 """
 
 import math
@@ -24,10 +23,10 @@ class Scratch:
     """One temporary value.
 
     Attributes:
-        equation, result: the equation that computes it, and its position among the results.
-        start, end: first and last equation at which it is live.
-        eqn: the equation that computes it.
-        offset: of its bytes, from the start of the arena or of the body's part of a block; 0 without a plan.
+        equation, result: equation, and position among its results.
+        start, end: first and last equation.
+        eqn: its equation.
+        offset: from the start of the arena or the body's part of a block; 0 without a plan.
     """
 
     equation: int
@@ -40,18 +39,18 @@ class Scratch:
 
     @property
     def name(self) -> str:
-        """Primitive and number of the equation, and the position among several results."""
+        """Primitive and number of the equation, and position among results."""
         return f"{self.eqn.primitive.name}.{self.equation}" + f".{self.result}" * (len(self.eqn.outvars) > 1)
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """Live ranges of one jaxpr and of the bodies that its equations run.
+    """Live ranges of a jaxpr and its equations' bodies.
 
     Attributes:
-        jaxpr: the inlined jaxpr.
-        scratch: temporaries in the order of computation.
-        bodies: equation -> live ranges of the bodies that the equation runs.
+        jaxpr: inlined.
+        scratch: in the order of computation.
+        bodies: equation -> live ranges of its bodies.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
@@ -60,7 +59,7 @@ class Liveness:
 
     @property
     def profile(self) -> tuple[int, ...]:
-        """Live bytes at each equation, and after the last equation."""
+        """Live bytes at each equation, and after the last one."""
         changes = [0] * (len(self.jaxpr.jaxpr.eqns) + 2)
         for value in self.scratch:
             changes[value.start] += value.bytes
@@ -69,23 +68,18 @@ class Liveness:
 
     @property
     def lower_bound(self) -> int:
-        """Largest number of bytes live at once; no arena is smaller."""
+        """Most bytes live at once; no arena is smaller."""
         return max(self.profile)
 
     def block_bytes(self, equation: int) -> int:
-        """Smallest scratch of an equation's bodies: the sum, or the largest branch of a cond."""
+        """Return the least scratch of an equation's bodies: sum, or largest branch of a cond."""
         sizes = [body.lower_bound for body in self.bodies.get(equation, ())]
         branches = bool(sizes) and self.jaxpr.jaxpr.eqns[equation].primitive.name == "cond"
         return max(sizes) if branches else sum(sizes)
 
 
 def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
-    """Trace `fn(*args)` without running it, and return the live ranges.
-
-    Args:
-        fn: any JAX function.
-        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-    """
+    """Trace `fn(*args)` without running it, and return the live ranges."""
     return liveness_of(ir.inline(ir.trace(fn, *args)))
 
 
@@ -125,7 +119,7 @@ def _liveness_of(closed: ir.ClosedJaxpr, is_body: bool, of_body: Callable[[ir.Cl
 
 
 def is_view(eqn: ir.JaxprEqn) -> bool:
-    """True if the result has the operand's bytes in the same order."""
+    """Whether the result has the operand's bytes in order."""
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
@@ -136,7 +130,7 @@ def is_view(eqn: ir.JaxprEqn) -> bool:
 
 
 def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
-    """Return the bodies that an equation runs: of a while the condition, then the body."""
+    """Return an equation's bodies: of a while the condition, then the body."""
     if eqn.primitive.name == "while":
         return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     body = ir.body_of(eqn)
@@ -146,5 +140,5 @@ def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
 
 
 def bytes_of(aval: Any) -> int:
-    """Return the number of bytes of a value; 0 without a shape (for example tokens)."""
+    """Return a value's bytes; 0 without a shape (tokens)."""
     return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") and hasattr(aval, "dtype") else 0

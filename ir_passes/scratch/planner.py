@@ -1,4 +1,4 @@
-"""Plan the arena: offsets for the temporaries of a function, checked by `verifier`."""
+"""Arena plan: offsets for the temporaries of a function, checked by `verifier`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +12,9 @@ from ir_passes.scratch.verifier import ALIGNMENT, Block, Plan, verify_plan
 from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
-"""Equation -> scratch bytes of its operation in addition to the results."""
+"""Equation -> scratch bytes besides the results."""
 Buffer = tuple[int, int, int]
-"""Bytes, first and last time of use, both included."""
+"""Bytes, first and last time of use, included."""
 
 
 def plan(
@@ -24,18 +24,16 @@ def plan(
     *,
     target: Target | str | None = None,
 ) -> Plan:
-    """Trace `fn(*args)` without running it, and return a verified scratch plan.
+    """Trace `fn(*args)` without running it; return a verified scratch plan.
 
     Args:
-        fn: any JAX function.
-        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: contract of the function; declares the scratch of opaque operations.
-        target: machine of the function, for example "nvidia-h100:4"; a mesh of the arguments is a mesh of this
-            machine's devices. None for the devices of the arguments.
+        args: examples, arrays or `jax.ShapeDtypeStruct`.
+        contract: declares the scratch of opaque operations.
+        target: machine, for example "nvidia-h100:4"; None for the arguments' devices.
 
     Raises:
-        ContractError: the contract does not fit the function.
-        TargetError: the target is unknown, its compiler is not installed, or the arguments are on other devices.
+        ContractError: a contract that does not fit the function.
+        TargetError: no such target or compiler, or arguments on other devices.
     """
     args = args if target is None else as_target(target).place(args)
     scratch = None if contract is None else declared_scratch(contract.opaque, contract.bind(fn, args).lanes)
@@ -45,11 +43,7 @@ def plan(
 
 
 def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
-    """Return a function from an equation to the declared scratch bytes of its operation.
-
-    Raises:
-        ValueError: a declaration does not return a number of bytes.
-    """
+    """Return equation -> declared scratch bytes."""
 
     def scratch(eqn: ir.JaxprEqn) -> int:
         name, declaration = opaque_of(eqn, opaque) or ("", None)
@@ -64,12 +58,7 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
 
 
 def plan_liveness(live: Liveness, *, opaque_scratch: OpaqueScratch | None = None) -> Plan:
-    """Return a plan for live ranges, without verification.
-
-    Args:
-        live: the live ranges. Equations that share the `Liveness` of a body share the body's plan.
-        opaque_scratch: scratch bytes of an operation in addition to its results.
-    """
+    """Return an unverified plan; equations that share a body's `Liveness` share its plan."""
     plans: dict[int, Plan] = {}  # by id of the live ranges; `live` keeps them alive
 
     def planned(part: Liveness) -> Plan:
@@ -81,7 +70,6 @@ def plan_liveness(live: Liveness, *, opaque_scratch: OpaqueScratch | None = None
 
 
 def _plan(live: Liveness, planned: Callable[[Liveness], Plan], scratch: OpaqueScratch) -> Plan:
-    """Plan the bodies, then the arena of blocks and temporaries."""
     blocks: dict[int, Block] = {}
     sizes = [scratch(eqn) for eqn in live.jaxpr.jaxpr.eqns]
     for i, eqn in enumerate(live.jaxpr.jaxpr.eqns):
@@ -116,5 +104,4 @@ def pack(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def aligned(offset: int) -> int:
-    """Round up to a multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,7 +1,6 @@
-"""Check an arena plan against the jaxpr alone, without code of `liveness` or `planner`.
+"""Check of an arena plan against the jaxpr, without code of `liveness` or `planner`.
 
-From the equation that computes a value to the last equation that reads the value or a view of it, no other value may
-use the same bytes. Both equations are included: an equation reads its operands while it writes its results.
+From a value's equation to the last reader of it or its view, both included, no other value may use its bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,20 +15,19 @@ from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 from ir_passes.scratch.liveness import Scratch
 
 ALIGNMENT = 64
-"""Bytes: XLA's alignment on CPUs, and the size of a cache line."""
+"""XLA's alignment on CPUs in bytes, and a cache line."""
 
 
 class PlanError(ValueError):
-    """Two live values of a plan overlap, or a plan does not match its function."""
+    """Two live values overlap, or a plan does not match its function."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The bytes for the bodies and the declared scratch of an equation.
+    """Bytes for the bodies and declared scratch of an equation.
 
     Attributes:
-        offset, bytes: byte range of the block.
-        bodies: (offset within the block, plan) of each body, in ascending order.
+        bodies: ascending (offset in the block, plan).
     """
 
     offset: int
@@ -42,11 +40,11 @@ class Plan:
     """Offsets for the temporaries of one jaxpr.
 
     Attributes:
-        jaxpr: the inlined jaxpr.
-        placements: temporaries with their offsets, in the order of computation.
-        blocks: equation -> block of its bodies.
-        size: bytes of the arena.
-        lower_bound: largest number of bytes live at once; no arena is smaller.
+        jaxpr: inlined.
+        placements: temporaries with offsets, in the order of computation.
+        blocks: by equation.
+        size: of the arena.
+        lower_bound: most bytes live at once.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
@@ -56,7 +54,7 @@ class Plan:
     lower_bound: int
 
     def report(self, rows: int = 10) -> str:
-        """Return the largest `rows` temporaries and all blocks as text, with source lines."""
+        """Return the largest `rows` temporaries and all blocks, with source lines."""
         lines = [f"scratch before fusion: {self.lower_bound} bytes are live at once, planned in {self.size}"]
         largest = sorted(self.placements, key=lambda value: (-value.bytes, value.start))
         for value in largest[:rows]:
@@ -85,12 +83,11 @@ def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[
     """Check a plan.
 
     Args:
-        closed: the inlined jaxpr of the plan.
-        plan: the plan to check.
-        opaque_scratch: equation -> scratch bytes of its operation in addition to the results; None for 0 bytes.
+        closed: its inlined jaxpr.
+        opaque_scratch: equation -> scratch bytes besides the results; None for 0.
 
     Raises:
-        PlanError: the plan is wrong; the message names the equation, both values and both byte ranges.
+        PlanError: with equation, values and byte ranges.
     """
     _verify(closed.jaxpr, plan, opaque_scratch or (lambda eqn: 0), False, set())
 
@@ -98,11 +95,7 @@ def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[
 def _verify(
     jaxpr: Any, plan: Plan, scratch_of: Callable[[Any], int], is_body: bool, checked: set[tuple[int, int]]
 ) -> None:
-    """Check a plan and its bodies' plans.
-
-    Args:
-        checked: ids of the jaxpr and the plan of each checked body.
-    """
+    """Check a plan and its bodies' plans; `checked` bodies have (jaxpr id, plan id)."""
     ranges = [*_value_ranges(jaxpr, plan, is_body), *_block_ranges(jaxpr, plan, scratch_of)]
     for r in ranges:
         if r.low % ALIGNMENT:
@@ -193,7 +186,7 @@ def _bodies(eqn: Any) -> list[Any]:
 
 
 def _same_bytes(eqn: Any) -> bool:
-    """True if the equation only changes the shape or dtype of its operand's bytes."""
+    """Whether the equation only changes shape or dtype."""
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval

@@ -1,14 +1,12 @@
-"""GPUs and TPUs: device descriptions for the compilers, and figures of the data sheets.
+"""GPUs and TPUs: device descriptions, and figures of data sheets.
 
-The numbers are from openxla/xla, xla/backends/gpu/target_config/specs; for the L4, L40, L40S and RTX 4090, which are
-missing there, from NVIDIA's data sheets. Peaks are without sparsity; the float32 peak is TF32's, the upper limit for
-products of float32 operands.
+Sources: openxla/xla, xla/backends/gpu/target_config/specs; for L4, L40, L40S and RTX 4090 NVIDIA's data sheets. Peaks
+are without sparsity; the float32 peak is TF32's.
 """
 
 from dataclasses import dataclass
 
 MAX_GPUS = 8
-"""GPUs of one host that steps are compiled for."""
 KNOWN_KINDS = {
     (8, 0): "NVIDIA A100",
     (8, 6): "NVIDIA A10",
@@ -16,7 +14,7 @@ KNOWN_KINDS = {
     (9, 0): "NVIDIA H100",
     (10, 0): "NVIDIA B200",
 }
-"""Compute capability -> a device kind with it that all versions of JAX know (jax/_src/pallas/triton/gpu_info.py)."""
+"""Compute capability -> a device kind that all versions of JAX know (jax/_src/pallas/triton/gpu_info.py)."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,13 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        kind: device kind, as JAX names it.
-        capability: CUDA compute capability; `accelerated` for code that runs on this one alone ("9.0a").
+        kind: JAX's device kind.
+        capability: CUDA compute capability; `accelerated` for code of this one alone ("9.0a").
         memory, bandwidth, l2: bytes, bytes per second, bytes.
-        cores, clock: streaming multiprocessors, and GHz.
-        fpus, threads: float32 units and most threads of a core.
-        shared, block_shared: bytes of shared memory of a core, and the most that a block can ask for.
-        half, single: peak operations per second of bfloat16 (and float16) and of float32 products.
+        cores, clock: multiprocessors, GHz.
+        fpus, threads: float32 units and threads per core.
+        shared, block_shared: shared memory bytes of a core, and of a block.
+        half, single: peak operations per second of bfloat16 (float16) and float32 products.
     """
 
     kind: str
@@ -49,7 +47,7 @@ class Gpu:
     single: float
 
     def config(self) -> str:
-        """Return the description in the text format of XLA's GpuTargetConfigProto."""
+        """Return XLA's GpuTargetConfigProto as text."""
         major, minor = self.capability
         extension = "ACCELERATED_FEATURES" if self.accelerated else "NONE"
         return f"""
@@ -142,13 +140,13 @@ class Tpu:
     """One TPU.
 
     Attributes:
-        kind: device kind, as JAX names it.
-        version: its name in libtpu's topologies.
-        memory, bandwidth: bytes of a chip, bytes per second.
-        half, single: peak operations per second of bfloat16 products, and of float32 products; operands of float32
-            products are rounded to bfloat16 unless full precision is requested.
-        shapes: number of chips -> topology. One chip uses the topology of four, because there is no smaller topology.
-        settings: further arguments of the topology.
+        kind: JAX's device kind.
+        version: in libtpu's topologies.
+        memory, bandwidth: bytes, bytes per second.
+        half, single: peak operations per second of bfloat16 and float32 products, whose operands are rounded to
+            bfloat16 by default.
+        shapes: chips -> topology; one chip uses the smallest, of four.
+        settings: further topology arguments.
     """
 
     kind: str
@@ -164,7 +162,7 @@ class Tpu:
 FLAT = ((1, "2x2"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"))
 SOLID = ((1, "2x2x1"), (4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"))
 MEGACORE = (("chip_config_name", "megacore"),)
-"""Both cores of a v4 chip are one device, which is how JAX runs it."""
+"""Both cores of a v4 chip are one device, as JAX runs it."""
 
 TPUS: dict[str, Tpu] = {
     "tpu-v4": Tpu("TPU v4", "v4", 32 * GIB, 1_228_000_000_000, 275e12, 275e12, SOLID, MEGACORE),

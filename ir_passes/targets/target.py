@@ -1,4 +1,4 @@
-"""The machine that a step is compiled for: local devices, or a named device."""
+"""Machine that a step is compiled for: local devices, or a named device."""
 
 import os
 from collections.abc import Mapping
@@ -22,34 +22,34 @@ NO_TPU = {
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Settings under which libtpu neither looks for a TPU nor asks who else uses it. It reads them when it is loaded."""
+"""Settings at libtpu's load, so that it looks for no TPU and no other user."""
 CUDA_PACKAGES = {
     ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"): "jax-cuda13-pjrt",
     ("jax_cuda13_plugin", "jax_cuda12_plugin"): "jax-cuda13-plugin",
 }
-"""Alternative modules -> the package that contains the first of them."""
+"""Alternative modules -> package of the first."""
 
 CUDA_VERSIONS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "nvidia-cuda-nvcc", "nvidia-nvvm")
-"""Packages with versions that affect the programs that XLA makes for a GPU."""
+"""Packages that affect XLA's GPU programs."""
 
 
 class TargetError(ValueError):
-    """The name is no target, or the target's compiler is not installed; includes a remedy."""
+    """No such target, or no compiler for it; with a remedy."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that a step is compiled for.
+    """Machine that a step is compiled for.
 
     Attributes:
         name: as in `read_target`, or "local".
         platform: "cpu", "gpu" or "tpu".
-        device_kind: as JAX names it.
-        count: number of devices.
-        memory: bytes of each device; None where unknown.
-        bandwidth: bytes per second that each device can read or write in its memory; None where unknown.
-        flops: dtype -> most operations per second of products of such operands on each device; empty where unknown.
-        cache: bytes of the last cache before a GPU's memory; 0 where unknown.
+        device_kind: of JAX.
+        count: of devices.
+        memory: bytes per device, or None.
+        bandwidth: memory bytes per second and device, or None.
+        flops: dtype -> peak operations per second and device of products.
+        cache: bytes of a GPU's last cache, or 0.
     """
 
     name: str
@@ -63,16 +63,11 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether steps can run on it in this process."""
         return self.name == LOCAL
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """The devices, for shardings and meshes; for an absent target, programs can only be compiled.
-
-        Raises:
-            TargetError: its compiler is not installed; names the extra.
-        """
+        """Devices, for shardings and meshes; those of an absent target only compile."""
         if self.is_local:
             return tuple(jax.local_devices())
         base = self.name.partition(":")[0]
@@ -80,10 +75,7 @@ class Target:
         return tuple(devices[: self.count])
 
     def tracing(self) -> AbstractContextManager[Any]:
-        """Return a context for tracing steps.
-
-        JAX needs to know the GPU when Pallas kernels are lowered for it.
-        """
+        """Return a context for tracing: Pallas kernels are lowered for a known GPU."""
         if self.is_local or self.platform != "gpu":
             return nullcontext()
         gpu = GPUS[self.name.partition(":")[0]]
@@ -93,23 +85,17 @@ class Target:
 
     @property
     def compiler(self) -> tuple[str, ...]:
-        """Return the packages that compile for the target, without JAX, with their versions.
-
-        Local devices give ().
-        """
+        """Return the target's compiler packages with versions, without JAX; () for local devices."""
         if self.is_local:
             return ()
         names = CUDA_VERSIONS if self.platform == "gpu" else ("libtpu",)
         return tuple(f"{name} {metadata.version(name)}" for name in names if _has(name))
 
     def place(self, args: Any) -> Any:
-        """Return a step's arguments by their types; by default on the first device.
-
-        Args:
-            args: a tree of arrays and `jax.ShapeDtypeStruct`.
+        """Return a step's arguments as types, by default on the first device.
 
         Raises:
-            TargetError: an argument is on a mesh of other devices, or the compiler is not installed.
+            TargetError: an argument on other devices, or no compiler.
         """
         if self.is_local:
             return args
@@ -131,13 +117,12 @@ class Target:
 
 
 def read_target(name: str) -> Target:
-    """Return the target of a name.
+    """Return a target such as "nvidia-h100", "nvidia-h100:4" or "tpu-v5e:8".
 
-    Examples: "nvidia-h100", or with a number of devices "nvidia-h100:4", "tpu-v5e:8". Nothing is loaded: a missing
-    compiler is reported when `devices` is first used.
+    A missing compiler is reported on first use of `devices`.
 
     Raises:
-        TargetError: there is no such target, or it does not come in this number.
+        TargetError: no such target or number of devices.
     """
     base, colon, number = name.partition(":")
     if base not in GPUS and base not in TPUS:
@@ -160,10 +145,7 @@ def read_target(name: str) -> Target:
 
 
 def local_target() -> Target:
-    """Return the target of this process's devices; figures are known for named devices.
-
-    Only this function asks JAX for its platform.
-    """
+    """Return the target of local devices; only this function asks JAX for its platform."""
     devices = jax.local_devices()
     target_name = next(
         (name for name, device in {**GPUS, **TPUS}.items() if device.kind == devices[0].device_kind), None
@@ -182,18 +164,13 @@ def local_target() -> Target:
 
 
 def as_target(target: Target | str | None) -> Target:
-    """Return a target from a target or its name; None means the local devices.
-
-    Raises:
-        TargetError: as `read_target`.
-    """
+    """Return a target or the target of a name; None means local devices."""
     if isinstance(target, Target):
         return target
     return local_target() if target is None else read_target(target)
 
 
 def named_targets() -> tuple[str, ...]:
-    """Return the names of all targets that need not be there."""
     return (*GPUS, *TPUS)
 
 

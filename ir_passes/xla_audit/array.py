@@ -1,4 +1,4 @@
-"""Array types of a compiled program: number of elements and bytes in memory."""
+"""Array types of a compiled program: elements and bytes in memory."""
 
 import math
 from dataclasses import dataclass
@@ -9,15 +9,14 @@ from functools import cached_property
 class Array:
     """The type of one array.
 
-    The table of a tuple is an array of dtype "tuple" with one pointer for each entry.
+    A tuple's table has dtype "tuple" and one pointer per entry.
 
     Attributes:
         dtype: XLA's name.
-        dims: sizes of the dimensions.
-        layout: dimensions from the fastest to the slowest.
-        bits: bits of one element in memory.
-        tiles: sizes of nested blocks of contiguous elements; each tile divides the last dimensions of the shape that
-            the previous tile leaves. Only TPUs have tiles. A negative size joins a dimension with the next one.
+        layout: dimensions, fastest first.
+        bits: of one element.
+        tiles: nested blocks of contiguous elements (TPUs only); each divides the last dimensions that the previous tile
+            leaves. A negative size joins a dimension with the next.
     """
 
     dtype: str
@@ -28,7 +27,6 @@ class Array:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
         count = 1
         for size in self.dims:
             count *= size
@@ -36,15 +34,12 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements, without padding."""
+        """Bytes without padding."""
         return (self.count * self.bits + 7) // 8
 
     @cached_property
     def padded_bytes(self) -> int:
-        """Bytes in memory, including the padding that fills the last tile of each dimension.
-
-        Source: openxla/xla, docs/tiled_layout.md.
-        """
+        """Bytes with the padding of last tiles (openxla/xla, docs/tiled_layout.md)."""
         shape = [self.dims[dim] for dim in reversed(self.layout)]
         for tile in self.tiles:
             for i, size in enumerate(tile):
@@ -59,11 +54,11 @@ class Array:
 
     @property
     def row_major(self) -> bool:
-        """True if memory order is row-major: the last dimension is the fastest."""
+        """Whether the last dimension is the fastest."""
         return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
 
     def same_order(self, other: "Array") -> bool:
-        """True if two arrays of equal dimensions have the same memory order."""
+        """Whether arrays of equal dimensions have the same memory order."""
         return self.layout == other.layout and (self.tiles == other.tiles or self.count == 1)
 
     def __str__(self) -> str:

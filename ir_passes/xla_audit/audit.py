@@ -1,7 +1,6 @@
-"""The audit of one compiled program against the contract of its step.
+"""Audit of a compiled program against its contract.
 
-The proof shows that the jaxpr keeps lanes apart; the audit checks that the compiled program still does, as far as its
-scheduled HLO and buffer assignment tell. The machine code below them is sampled by tests only.
+The proof covers the jaxpr, the audit XLA's scheduled HLO and buffer assignment; tests sample the machine code.
 """
 
 import time
@@ -19,14 +18,14 @@ from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
-from ir_passes.xla_audit.memory import Neighbours, misplaced, neighbours, overlaps, scratch_lower_bound
+from ir_passes.xla_audit.memory import misplaced, neighbours, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL, PoolCopy, whole_pools
 from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.pools import io_aliases
 from ir_passes.xla_audit.program import CPU, GPU, TPU, Executable
 
 ALIGNMENT = {CPU: 64, GPU: 256, TPU: 1 << 14}
-"""Platform -> bytes; XLA begins every value of its arena at a multiple of this."""
+"""Platform -> alignment in bytes of values in XLA's arena."""
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
     AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
@@ -40,7 +39,7 @@ REFUTED_BY = {
     AuditClaim.COLLECTIVES: {FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE},
     AuditClaim.SCRATCH: {FindingKind.SCRATCH},
 }
-"""Claims of an audit, each with the findings under which it does not hold."""
+"""Claim of an audit -> findings that refute it."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,21 @@ class AuditReport:
     """The outcome of an audit.
 
     Attributes:
-        findings: every fault.
         copies: copies of whole pools.
-        schedule: operations between devices, as collectives of the program, in execution order.
-        neighbours: the values next to results of custom calls in memory.
-        values: number of values that were placed and compared.
-        temp_bytes: scratch that the program needs.
-        temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
-        fingerprint: hash of the program, the same in every process.
-        uncovered: properties that the audit does not know; ids of `NotCovered`.
-        seconds: duration of the audit.
+        schedule: collectives in execution order.
+        neighbours: values next to results of custom calls in memory.
+        values: compared values.
+        temp_bytes: scratch.
+        temp_lower_bound: most live scratch in XLA's schedule.
+        fingerprint: of the program, equal in every process.
+        uncovered: `NotCovered` properties.
+        seconds: of the audit.
     """
 
     findings: tuple[Finding, ...]
     copies: tuple[PoolCopy, ...]
     schedule: tuple[Collective, ...]
-    neighbours: tuple[Neighbours, ...]
+    neighbours: tuple[str, ...]
     values: int
     temp_bytes: int
     temp_lower_bound: int
@@ -73,16 +71,12 @@ class AuditReport:
 
     @property
     def audited(self) -> tuple[Statement, ...]:
-        """The claims that the program satisfies; ids of `AuditClaim`."""
+        """`AuditClaim`s that hold."""
         faults = {finding.kind for finding in self.findings}
         return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & faults)
 
     def require(self) -> "AuditReport":
-        """Return this report, if nothing was found.
-
-        Raises:
-            AuditError: with every finding.
-        """
+        """Return this report, or raise AuditError with every finding."""
         if self.findings:
             raise AuditError(self.findings)
         return self
@@ -100,9 +94,9 @@ def audit(
 
     Args:
         compiled: the executable.
-        bound: the step's contract, bound to the arguments that it was compiled for.
-        dump: HloProto of the executable, if the executable does not expose its buffer assignment.
-        mesh: the devices it runs on, if more than one.
+        bound: contract, bound to its arguments.
+        dump: HloProto, if the executable does not expose its buffer assignment.
+        mesh: devices, if several.
         options: `axes`, `may_copy`, `temp_ratio`, `scheduled` and `call` of `audit_executable`.
 
     Raises:
@@ -126,19 +120,19 @@ def audit_executable(
     scheduled: Sequence[Scheduled] = (),
     call: str = COMPILE_CALL,
 ) -> AuditReport:
-    """Audit an executable that has been read.
+    """Audit an executable.
 
     Args:
         executable, bound: as for `audit`.
-        mesh: names and sizes of the mesh axes, the last one fastest.
+        mesh: axis names and sizes, the last fastest.
         axes: mesh axes along which XLA may add collectives.
-        may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
-        temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
-        scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
-        call: spelling of the caller's call in remedies, with braces for an argument.
+        may_copy: paths (fnmatch) of pools that may be copied whole.
+        temp_ratio: allowed scratch over the aligned lower bound.
+        scheduled: of the program (`collectives.schedule_of`).
+        call: the caller's call in remedies, with braces for an argument.
 
     Raises:
-        HloError: the parts of the program do not fit together.
+        HloError: inconsistent parts.
     """
     start = time.perf_counter()
     live = live_values(executable)
@@ -169,7 +163,6 @@ def audit_executable(
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
-    """Find pools with a successor of a different sharding."""
     for donor, successor in bound.successors.items():
         sharding, new_sharding = shardings(compiled, donor, successor)
         if sharding is not None and not sharding.is_equivalent_to(new_sharding, len(bound.inputs[donor].shape)):

@@ -1,8 +1,7 @@
-"""The check that a compiled step runs exactly the collectives of its program.
+"""Check that a compiled step runs exactly the collectives of its program.
 
-Each operand of a collective is compared separately, because XLA merges similar collectives: into one with several
-operands, or, on a GPU, into one over the concatenated elements. XLA may also reorder collectives; each is counted at
-its place in XLA's schedule. XLA may compute sums of 16-bit numbers in 32 bits, with the same number of elements.
+Operands are compared separately, because XLA merges collectives: into several operands or, on a GPU, concatenated
+elements. XLA may also reorder them, and sum 16-bit numbers in 32 bits.
 """
 
 import math
@@ -31,7 +30,7 @@ KINDS = {
     ("collective-broadcast", ""): "pbroadcast",
     ("ragged-all-to-all", ""): "ragged_all_to_all",
 }
-"""Opcode and opcode of its reducer -> the operation in a schedule."""
+"""Opcode and its reducer's opcode -> operation in a schedule."""
 DTYPES = (
     {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "s4": "int4", "u4": "uint4"}
     | {
@@ -45,7 +44,7 @@ DTYPES = (
     }
 )
 WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16": "uint32"}
-"""The wider dtype that XLA may compute with instead."""
+"""Dtype -> wider dtype that XLA may use."""
 
 
 def collectives(
@@ -58,7 +57,7 @@ def collectives(
     """Return the collectives of a compiled program in schedule order, and their findings.
 
     Args:
-        mesh: names and sizes of the mesh axes, the last one fastest; empty for one device.
+        mesh: axis names and sizes, the last fastest; empty on one device.
         declared: axes along which XLA may add collectives.
         scheduled: collectives of the traced program.
     """
@@ -99,9 +98,9 @@ def collectives(
 def _behind_each_other(
     instruction: Instruction, computation: Computation, executable: Executable
 ) -> list[tuple[str, int]]:
-    """Return dtype and elements of each array that a sum's only operand concatenates, or [].
+    """Return dtype and elements of arrays that a sum's only operand concatenates, or [].
 
-    XLA flattens and concatenates several operands, sums once and slices (openxla/xla,
+    XLA concatenates operands, sums once and slices (openxla/xla,
     xla/hlo/transforms/collectives/all_reduce_contiguous.cc).
     """
     if instruction.opcode not in ("all-reduce", "all-reduce-start") or len(instruction.operands) != 1:
@@ -119,10 +118,7 @@ def _behind_each_other(
 def _matches(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], parts: list[tuple[str, int]]
 ) -> list[Scheduled]:
-    """Match a compiled collective to collectives of the program, one for each part.
-
-    Returns an empty list unless every part has a match.
-    """
+    """Match a compiled collective to one of the program per part; [] unless all match."""
     remaining, matched = list(waiting), list[Scheduled]()
     for dtype, count in parts:
         match = _match(remaining, operation, groups, dtype, count)
@@ -136,10 +132,7 @@ def _matches(
 def _match(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
 ) -> Scheduled | None:
-    """Match a compiled collective to one of the program, with the same dtype if possible.
-
-    A collective of a constant is matched last.
-    """
+    """Match a compiled collective to one of the program, by dtype if possible, constants last."""
     alike = [
         candidate
         for candidate in waiting
@@ -150,10 +143,7 @@ def _match(
 
 
 def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield dtype, elements and bytes of each operand; all-to-all counts its operands as one.
-
-    XLA splits the only operand of an all-to-all into pieces.
-    """
+    """Yield dtype, elements and bytes of each operand; all-to-all's pieces count as one operand."""
     if operation == "all_to_all":
         count, size = sum(array.count for array in operands), sum(array.bytes for array in operands)
         yield DTYPES.get(operands[0].dtype, operands[0].dtype), count, size
@@ -172,12 +162,11 @@ def _not_scheduled(
 ) -> Finding:
     along = "groups that cannot be read" if axes is None else f"axes {list(axes)}"
     along += f", expected {list(declared) or 'no communication at all'}" if not scheduled else ""
-    groups = instruction.groups.sets if instruction.groups is not None else ()
     return Finding(
         FindingKind.COLLECTIVE,
         where(instruction, executable.module),
         f"{instruction.opcode} runs along {along}; it exchanges {description}, which no collective of the program does"
-        f"; groups {groups}",
+        f"; groups {instruction.groups or ()}",
         "Constrain shardings so that XLA does not move arrays between devices, or write the step as a shard_map with "
         "the collectives that it needs.",
     )
@@ -196,11 +185,11 @@ _COMBINING = (
     "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
     "all-reduce-start",
 )  # fmt: skip
-"""Opcodes that call computations only to combine numbers, without communication."""
+"""Opcodes that call computations to combine numbers, without communication."""
 
 
 def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:
-    """Return the collectives that run, including asynchronous ones, in schedule order."""
+    """Return collectives, also asynchronous ones, in schedule order."""
     clock = {instruction.id: tick for tick, instruction in enumerate(live.executed)}
     module = executable.module
     entries: list[tuple[int, Instruction, Computation]] = []
@@ -220,21 +209,21 @@ def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instructio
 
 
 def _reducer(instruction: Instruction, executable: Executable) -> str:
-    """Return the opcode that combines two numbers in a reduction; "" for other instructions."""
+    """Return the opcode that a reduction combines numbers with; "" otherwise."""
     return executable.module.computations[instruction.called[0]].result.opcode if instruction.called else ""
 
 
 def _members(groups: Groups, count: int, ordered: bool) -> frozenset[tuple[int, ...]]:
     return frozenset(
-        members if ordered and members else tuple(sorted(members)) or tuple(range(count)) for members in groups.sets
+        members if ordered and members else tuple(sorted(members)) or tuple(range(count)) for members in groups
     )
 
 
 def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
     sizes = [size for _, size in mesh]
     count = int(np.prod(sizes)) if sizes else 1
-    sets = [members or tuple(range(count)) for members in groups.sets]
-    if not groups.readable or any(not 0 <= device < count for members in sets for device in members):
+    sets = [members or tuple(range(count)) for members in groups]
+    if not sets or any(not 0 <= device < count for members in sets for device in members):
         return None
     used: set[int] = set()
     for members in sets:
@@ -244,36 +233,32 @@ def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | 
 
 
 MAX_DEVICES = 1 << 20
-"""Largest number of devices in a collective."""
+"""Most devices of a collective."""
 
 
 def read_groups(raw: dict[str, Any]) -> Groups:
-    """Return the device groups of a collective, from any of XLA's four encodings.
-
-    Raises:
-        HloError: the collective has no devices, or more than `MAX_DEVICES`.
-    """
+    """Return a collective's device groups, from any of XLA's four encodings; raises HloError."""
     if raw["pairs"]:
-        return Groups(tuple((pair["source"], pair["target"]) for pair in raw["pairs"]))
+        return tuple((pair["source"], pair["target"]) for pair in raw["pairs"])
     if raw["mesh_groups"]:
         mesh, axes = raw["mesh_groups"]["mesh"], raw["mesh_groups"]["axes"]
         if mesh is None or mesh["rest"] or any(axis["rest"] for axis in axes):
-            return Groups((), readable=False)
+            return ()
         sizes = [axis["size"] for axis in mesh["axes"]]
         group_axes = [axis["index"] for axis in axes]
-        return Groups(_mesh_groups(sizes, group_axes))
+        return _mesh_groups(sizes, group_axes)
     devices = raw["devices"] or hlo_schema.DEVICE_LIST.blank
     if devices["iota"]:
         iota = devices["iota"]
         order = _devices(iota["reshape"])
         order = order.transpose(iota["transpose"] or None).reshape(iota["groups"], iota["devices"])
-        return Groups(tuple(tuple(int(i) for i in row) for row in order))
+        return tuple(tuple(int(i) for i in row) for row in order)
     groups = devices["replica_groups"] or raw["replica_groups"]
-    return Groups(tuple(group["replica_ids"] for group in groups) or ((),))
+    return tuple(group["replica_ids"] for group in groups) or ((),)
 
 
 def _mesh_groups(sizes: list[int], axes: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices of a row-major mesh that differ only along `axes`."""
+    """Return the device groups of a row-major mesh that differ only along `axes`."""
     order = _devices(sizes)
     other_axes = [axis for axis in range(len(sizes)) if axis not in axes]
     rows = order.transpose(other_axes + axes).reshape(-1, math.prod(sizes[axis] for axis in axes))
@@ -281,7 +266,6 @@ def _mesh_groups(sizes: list[int], axes: list[int]) -> tuple[tuple[int, ...], ..
 
 
 def _devices(sizes: Sequence[int]) -> np.ndarray:
-    """Return the positions of all devices of a row-major mesh."""
     if not 0 < math.prod(sizes) <= MAX_DEVICES:
         raise HloError(f"a collective has {math.prod(sizes)} devices; expected 1 to {MAX_DEVICES}")
     return np.arange(math.prod(sizes)).reshape(sizes)

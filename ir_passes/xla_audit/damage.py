@@ -1,11 +1,11 @@
-"""The error for an executable that the audit cannot read; each reader runs inside `hlo_errors`."""
+"""Error for an unreadable executable; readers run inside `hlo_errors`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class HloError(ValueError):
-    """The executable lacks data that the audit reads; the message names the missing part."""
+    """Missing data of an executable; the message names the part."""
 
 
 # fmt: off
@@ -13,19 +13,12 @@ UNEXPECTED = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
 )
 # fmt: on
-"""Errors that inconsistent references, shapes or numbers cause."""
+"""Errors of inconsistent references, shapes or numbers."""
 
 
 @contextmanager
 def hlo_errors(part: str) -> Iterator[None]:
-    """Convert unexpected errors of a reader to HloError.
-
-    Args:
-        part: name of the part of the executable, for the message.
-
-    Raises:
-        HloError: the protobuf is damaged, or has other field numbers than `hlo_schema`.
-    """
+    """Convert unexpected errors of a reader to HloError with the name of the part."""
     try:
         yield
     except HloError:

@@ -7,7 +7,7 @@ from ir_passes.xla_audit.program import Instruction, Module
 
 
 class FindingKind(StatementId):
-    """The kind of a compiled step's fault: the value is its id, `sentence` describes it."""
+    """Kind of a fault: the value is its id, `sentence` describes it."""
 
     NOT_IN_PLACE = "not-in-place", "The successor of a pool is not written into that pool's buffer."
     WRONG_SUCCESSOR = "wrong-successor", "The buffer of a pool is donated to another output than its successor."
@@ -29,10 +29,10 @@ class Finding:
     """One fault.
 
     Attributes:
-        where: the HLO instruction, JAX's name of the operation, the source line.
-        message: the fault, with the expected and the actual state.
-        remedy: the advice.
-        pools: paths of the affected pools.
+        where: HLO instruction, JAX's operation name, source line.
+        message: with expected and actual state.
+        remedy: advice.
+        pools: affected paths.
     """
 
     kind: FindingKind | MeasuredFault
@@ -43,7 +43,6 @@ class Finding:
 
     @property
     def statement(self) -> Statement:
-        """The finding as a fault of a certificate."""
         text = f"{self.kind.sentence}\n  {self.message}\n  at {self.where}\n  {self.remedy}"
         return Statement(self.kind.value, ", ".join(self.pools), text)
 
@@ -52,11 +51,7 @@ class Finding:
 
 
 class AuditError(RuntimeError):
-    """XLA's program violates the contract of its step; carries every finding.
-
-    Attributes:
-        findings: all of them.
-    """
+    """XLA's program violates its contract; with every finding."""
 
     def __init__(self, findings: tuple[Finding, ...]):
         self.findings = findings
@@ -65,10 +60,9 @@ class AuditError(RuntimeError):
 
 
 def origin(instruction: Instruction, module: Module) -> tuple[str, str]:
-    """Return JAX's name of the operation and the source line of an instruction.
+    """Return JAX's operation name and source line of an instruction.
 
-    Instructions that XLA inserted, mostly copies, have neither. Then both are taken from the nearest reader that has
-    them, or else from the nearest operand.
+    Those inserted by XLA, mostly copies, take them from the nearest reader, else operand.
     """
     for nearest in (_readers, _operands):
         visited: set[int] = set()
@@ -88,7 +82,6 @@ def origin(instruction: Instruction, module: Module) -> tuple[str, str]:
 
 
 def where(instruction: Instruction, module: Module) -> str:
-    """Describe an instruction for a message."""
     op_name, source = origin(instruction, module)
     inherited = "" if instruction.source or not source else "for "
     parts = (

@@ -1,6 +1,6 @@
-"""The reader of a compiled step's scheduled HLO module and buffer assignment.
+"""Reader of a compiled step's scheduled HLO module and buffer assignment.
 
-Only this file, `hlo_schema` and `wire` know how JAX and XLA expose these.
+Only this file, `hlo_schema` and `wire` depend on how JAX and XLA expose these.
 """
 
 import hashlib
@@ -29,15 +29,14 @@ from ir_passes.xla_audit.wire import decode
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
-    """Read the module and the buffer assignment of a compiled executable.
+    """Read an executable's module and buffer assignment.
 
     Args:
-        dump: HloProto of the same executable, if the executable does not expose its buffer assignment
-            (`buffer_assignment.compile_with_assignment`).
-        placed: whether the buffer assignment is required; if not, a missing assignment is empty.
+        dump: its HloProto, if it does not expose its buffer assignment.
+        placed: require the buffer assignment; otherwise a missing one is empty.
 
     Raises:
-        HloError: this version of JAX or XLA does not expose the module, its schedule or the buffer assignment.
+        HloError: this version of JAX or XLA does not expose them.
     """
     memory: Any = compiled.memory_analysis()
     running = only_module(compiled)
@@ -62,7 +61,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
 
 
 def only_module(compiled: jax.stages.Compiled) -> Any:
-    """The HLO module of an executable; raises HloError unless there is exactly one."""
+    """Return the only HLO module of an executable; raises HloError."""
     runtime: Any = compiled.runtime_executable()
     modules = [] if runtime is None else runtime.hlo_modules()
     if len(modules) != 1:
@@ -71,12 +70,12 @@ def only_module(compiled: jax.stages.Compiled) -> Any:
 
 
 def given_assignment(compiled: jax.stages.Compiled) -> bytes:
-    """The serialized BufferAssignmentProto that an executable gives out itself; empty if it gives out none."""
+    """Return the exposed BufferAssignmentProto, or b""."""
     return getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"") or b""
 
 
 def platform_of(compiled: jax.stages.Compiled) -> str:
-    """Return the platform of an executable's devices; raises HloError if it is unknown."""
+    """Return the platform of an executable's devices; raises HloError."""
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for place in places for device in place.device_set}
     if len(platforms) != 1:
@@ -86,17 +85,13 @@ def platform_of(compiled: jax.stages.Compiled) -> str:
 
 @hlo_errors("XLA's dump of a program")
 def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
-    """The serialized module and buffer assignment of an HloProto; raises HloError."""
+    """Return the serialized module and buffer assignment of an HloProto; raises HloError."""
     raw = decode(dump, hlo_schema.HLO)
     return raw["module"], raw["assignment"]
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """Return the flattened arguments that a program reads, in parameter order.
-
-    Raises:
-        HloError: the executable does not expose them.
-    """
+    """Return the flattened arguments that a program reads, in parameter order; raises HloError."""
     arguments = jax_private.kept_arguments(compiled)
     if arguments is None:
         raise HloError("the executable does not say which arguments it kept")
@@ -110,7 +105,7 @@ def fingerprint(module: Any) -> str:
 
 @hlo_errors("XLA's module")
 def read_module(data: bytes) -> Module:
-    """Decode a serialized HloModuleProto; raises HloError if it is damaged."""
+    """Decode an HloModuleProto; raises HloError."""
     raw = decode(data, hlo_schema.MODULE)
     reader = _ModuleReader(raw["stack_frames"])
     computations: dict[int, Computation] = {}
@@ -133,7 +128,7 @@ def read_module(data: bytes) -> Module:
 
 @hlo_errors("XLA's buffer assignment")
 def read_buffers(data: bytes) -> Buffers:
-    """Decode a serialized BufferAssignmentProto; raises HloError if it is damaged."""
+    """Decode a BufferAssignmentProto; raises HloError."""
     raw = decode(data, hlo_schema.BUFFER_ASSIGNMENT)
     defined: dict[int, tuple[int, Index]] = {}
     for logical in raw["buffers"]:
@@ -160,7 +155,7 @@ def read_buffers(data: bytes) -> Buffers:
 
 
 def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the device addresses of every array of a pytree, one per local shard."""
+    """Return device addresses by array and local shard."""
     return tuple(
         tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
         for leaf in jax.tree.leaves(arrays)
@@ -168,18 +163,18 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
-    """Return the sharding of each flattened argument; None for an unused argument."""
+    """Return the sharding of each flattened argument; None if unused."""
     return compiled.in_tree.flatten_up_to(compiled.input_shardings)
 
 
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
-    """Return the shardings of one flattened argument and of a result."""
+    """Return the shardings of a flattened argument and a result."""
     results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
     return argument_shardings(compiled)[argument], results[result]
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:
-    """Return `file:line` of each stack frame; id 0 is no frame."""
+    """Return `file:line` of each stack frame; id 0 is none."""
     names = [""]
     for frame in table["frames"] if table else ():
         location = table["locations"][frame["location"] - 1] if table and frame["location"] else None
@@ -188,10 +183,7 @@ def _frames(table: dict[str, Any] | None) -> list[str]:
 
 
 def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dict[Index, Array]:
-    """Return every part of a shape, including the tables of tuples.
-
-    A type without a size, for example a token, has 0 bytes.
-    """
+    """Return every part of a shape, with tables of tuples; tokens have 0 bytes."""
     if raw["element_type"] == hlo_schema.TUPLE:
         parts = raw["tuple_shapes"]
         arrays[index] = Array("tuple", (len(parts),), (0,), 64)
@@ -207,7 +199,7 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
 
 
 class _ModuleReader:
-    """The instructions of one module; equal shapes and source lines are decoded once."""
+    """Instructions of a module; equal shapes and lines are decoded once."""
 
     def __init__(self, stack_frames: dict[str, Any] | None):
         self._frames = _frames(stack_frames)
@@ -217,7 +209,7 @@ class _ModuleReader:
     def instructions(
         self, serialized: Sequence[bytes], computation: int, callees: frozenset[int]
     ) -> tuple[Instruction, ...]:
-        """Decode the instructions of one computation; `callees` are the computations it may call."""
+        """Decode the instructions of one computation, which may call `callees`."""
         decoded: dict[int, Instruction] = {}
         for data in serialized:
             instruction = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)

@@ -1,8 +1,7 @@
-"""Every field number of XLA's protobufs that is read, in one table.
+"""Field numbers of XLA's protobufs, in one table.
 
-XLA does not promise that field numbers keep their meaning. A test therefore reads a program with known contents through
-this table and fails if a number is wrong.
-Sources: https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
+XLA does not promise stable numbers, so a test reads a known program through this table. Sources:
+https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
 """
 
 from ir_passes.xla_audit.wire import Field, Kind, WireMessage
@@ -129,7 +128,7 @@ PRODUCT = WireMessage(
         30: _one("dot", WireMessage("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
     },
 )
-"""Dimensions that products and convolutions sum over, in an instruction's `attributes`."""
+"""Contracted dimensions of products and convolutions, in `attributes`."""
 COMPUTATION = WireMessage(
     "HloComputationProto",
     {
@@ -224,7 +223,7 @@ DTYPES: dict[int, tuple[str, int]] = {
     32: ("f4e2m1fn", 8),
     33: ("f8e8m0fnu", 8),
 }
-"""PrimitiveType: name and bits of an element in memory; only a layout can give an element less than a byte."""
+"""PrimitiveType: name and bits of an element; only layouts have elements below a byte."""
 TUPLE = 13
 
 COLLECTIVES = (
@@ -238,4 +237,4 @@ COLLECTIVES = (
     "reduce-scatter",
     "send",
 )
-"""Prefixes of the opcodes that move data between devices."""
+"""Prefixes of opcodes that move data between devices."""

@@ -1,11 +1,9 @@
-"""The operations that a compiled program runs, with their bytes, arithmetic and pools.
+"""Operations of a compiled program, with bytes, arithmetic and pools.
 
-Compilers of accelerators do not expose XLA's cost analysis. This analysis counts the operands and results of every
-scheduled operation. If a fusion reads an operand through slices or gathers, or updates a result in place, only the rows
-that are read or written count. An operand counts even if an earlier operation has left it in a cache of the device.
-Values that a TPU's program keeps in the memory on the chip do not count: the buffer assignment names them. A Pallas
-kernel for GPUs reads the bytes that its metadata declares, or without metadata each operand once; reports on targets
-count its loads (`ir_passes.kernels.reads`). Arithmetic counts products and convolutions only.
+Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count, through slices,
+gathers and in-place updates only their rows. Device caches are ignored, as is a TPU's on-chip memory. A Pallas GPU
+kernel counts by its metadata, else by operands and results; reports on targets count its loads and stores
+(`ir_passes.kernels.reads`). Arithmetic is products and convolutions.
 """
 
 import re
@@ -28,19 +26,21 @@ FREE = frozenset({
     "opt-barrier", "parameter", "partition-id", "replica-id", "tuple", "while",
 })
 # fmt: on
-"""Opcodes that move nothing; for loops, calls and branches, the called computations count instead."""
+"""Opcodes that move nothing; of loops, calls and branches the called computations count."""
 ROWS = frozenset({"dynamic-slice", "gather", "slice"})
 """Opcodes that read as much of their first operand as they return."""
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that write into their first operand, each with the number of the operand that has the new rows."""
+"""Opcodes that write into their first operand -> number of the operand with new rows."""
 NEW: dict[str, Index] = {COPYING: (0,), STARTED: (1,)}
-"""Asynchronous opcode -> index of the result that it writes."""
+"""Asynchronous opcode -> index of its written result."""
 CUBLAS = "__cublas$"
-"""Prefix of the targets of cuBLAS products; their last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
+"""Prefix of cuBLAS products' targets; the last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
 TRITON = "__gpu$xla.gpu.triton"
-"""Target of Pallas kernels for GPUs."""
-DECLARED_READS = re.compile(rb'serialized_metadata = "[^"]*\\22read\\22: \\22(\d+)\\22')
-"""Bytes that a kernel reads, by `pallas_call(..., metadata={"read": "123"})`."""
+DECLARED = {
+    name: re.compile(rb'serialized_metadata = "[^"]*\\22%s\\22: \\22(\d+)\\22' % name.encode())
+    for name in ("read", "written")
+}
+"""A kernel's bytes, by `pallas_call(..., metadata={"read": "123", "written": "45"})`."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
@@ -49,16 +49,16 @@ class ScheduledKernel:
     """One operation of the schedule.
 
     Attributes:
-        name: name of the instruction.
-        kind: the opcode; the kind of a fusion; the target of a custom call.
-        op_name, source: JAX's name and the source line of the operation.
-        read, written: bytes in one run, in the device's own memory.
-        flops: operations of products in one run.
-        dtype: dtype of the operands of its products; "" without a product.
-        times: runs in one call of the step, or in one iteration of a loop with a data-dependent trip count.
-        loop: JAX's name of the outermost such loop around it, "" if XLA has no name for it; None outside such loops.
-        pools: paths of the pools that it reads or writes.
-        shapes: of the operands of a Pallas kernel for GPUs; else empty.
+        name: of the instruction.
+        kind: opcode, fusion kind, or custom call target.
+        op_name, source: of JAX.
+        read, written: bytes per run, in device memory.
+        flops: of products per run.
+        dtype: of product operands, or "".
+        times: runs per call, or per iteration of a data-dependent loop.
+        loop: JAX's name of the outermost such loop, or ""; None outside.
+        pools: paths of its pools.
+        shapes: operands of a Pallas GPU kernel.
     """
 
     name: str
@@ -76,48 +76,46 @@ class ScheduledKernel:
 
     @property
     def by_data(self) -> bool:
-        """True inside a loop with a data-dependent trip count."""
         return self.loop is not None
 
     @property
     def moved(self) -> int:
-        """Bytes read and written in all its runs."""
         return self.times * (self.read + self.written)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operations of one program in schedule order; a loop's operations appear once."""
+    """Operations of one program in schedule order; a loop's appear once."""
 
     kernels: tuple[ScheduledKernel, ...]
 
     @property
     def count(self) -> int:
-        """Number of runs of operations, without loops with a data-dependent trip count."""
+        """Runs of operations outside data-dependent loops."""
         return sum(kernel.times for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved(self) -> int:
-        """Bytes moved, without loops with a data-dependent trip count."""
+        """Bytes outside data-dependent loops."""
         return sum(kernel.moved for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved_in_a_turn(self) -> int:
-        """Bytes moved by one iteration of each loop with a data-dependent trip count."""
+        """Bytes of one iteration of each data-dependent loop."""
         return sum(kernel.moved for kernel in self.kernels if kernel.by_data)
 
     @property
     def flops(self) -> int:
-        """Operations of products, without loops with a data-dependent trip count."""
+        """Operations of products outside data-dependent loops."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if not kernel.by_data)
 
     @property
     def flops_in_a_turn(self) -> int:
-        """Operations of products in one iteration of each loop with a data-dependent trip count."""
+        """Operations of products in one iteration of each data-dependent loop."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if kernel.by_data)
 
     def largest(self, limit: int) -> tuple[ScheduledKernel, ...]:
-        """Return the `limit` operations that move the most bytes."""
+        """Return the `limit` operations that move most."""
         return tuple(sorted(self.kernels, key=lambda kernel: -kernel.moved)[:limit])
 
 
@@ -125,11 +123,8 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     """Return the operations of an executable.
 
     Args:
-        dump: its HloProto, of one that does not give out its buffer assignment; without either no pools are named.
-        bound: the contract of its step.
-
-    Raises:
-        HloError: this version of JAX or XLA does not give out the program.
+        dump: HloProto without an exposed buffer assignment; without either no pools are named.
+        bound: of its step.
     """
     executable = read(compiled, dump, placed=False)
     pools = {
@@ -142,17 +137,12 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
 
 @hlo_errors("XLA's program")
 def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
-    """Return the operations of an executable that has been read.
-
-    Args:
-        executable: its program; pools are named where it has a buffer assignment.
-        pools: number of an entry parameter that is a pool -> its path.
-    """
+    """Return the operations of an executable; `pools` maps entry parameters to paths."""
     return Kernels(tuple(_ScheduleWalk(executable, pools).kernels(executable.module.main, 1, None)))
 
 
 class _ScheduleWalk:
-    """A walk over a program's schedule and called computations that counts bytes and products."""
+    """Walk over a schedule and called computations that counts bytes and products."""
 
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._executable, self._module, self._pools = executable, executable.module, pools
@@ -218,12 +208,11 @@ class _ScheduleWalk:
         )  # fmt: skip
 
     def _on_chip(self, instruction: int, index: Index) -> bool:
-        """True if a result of an instruction is in a memory on the chip."""
         place = self._live.of.get(instruction, {}).get(index)
         return place is not None and self._executable.on_chip(self._live.values[place].slice)
 
     def _touched(self, instruction: int) -> Iterator[str]:
-        """Yield the paths of the pools that share bytes with an instruction's results."""
+        """Yield the pools that share bytes with an instruction's results."""
         for position in self._live.of.get(instruction, {}).values():
             value = self._live.values[position]
             if value.slice is not None:
@@ -238,7 +227,7 @@ class _ScheduleWalk:
 
 
 def _read_of(instruction: Instruction, fused: Computation, module: Module) -> int:
-    """Return the bytes of a value that a fusion (of TPUs also nested) reads."""
+    """Return the bytes of a value that a fusion, perhaps nested, reads."""
     size, total = _bytes(instruction), 0
     for user in fused.users.get(instruction.id, []):
         if user.opcode == "bitcast":
@@ -257,7 +246,7 @@ def _read_of(instruction: Instruction, fused: Computation, module: Module) -> in
 
 
 def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
-    """Yield the index and written bytes of each result; an update writes new rows."""
+    """Yield index and written bytes of each result; updates write new rows."""
     several = fused.result.opcode == "tuple"
     for number, instruction in enumerate(map(fused.unviewed, fused.results)):
         size = _bytes(
@@ -267,10 +256,13 @@ def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
 
 
 def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
-    """Return the bytes that an unfused operation reads and writes, without cuBLAS workspaces."""
+    """Return an unfused operation's read and written bytes, without cuBLAS workspaces."""
     result = _bytes(instruction)
-    if instruction.target == TRITON and (declared := DECLARED_READS.search(instruction.backend_config)):
-        return int(declared[1]), result
+    if instruction.target == TRITON:
+        moved = {"read": sum(map(_array_bytes, operands)), "written": result}
+        declared = {name: pattern.search(instruction.backend_config) for name, pattern in DECLARED.items()}
+        moved |= {name: int(match[1]) for name, match in declared.items() if match}
+        return moved["read"], moved["written"]
     if instruction.target.startswith(CUBLAS) and (1,) in instruction.arrays:
         result -= instruction.arrays[max(instruction.arrays)].bytes
     if instruction.opcode in ROWS:
@@ -284,11 +276,15 @@ def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, 
             array.bytes for index, array in instruction.arrays.items() if index[:1] == (1,) and array.dtype != "tuple"
         )
         return moved, moved
-    return sum(array.bytes for array in operands if array.dtype != "tuple"), result
+    return sum(map(_array_bytes, operands)), result
 
 
 def _bytes(instruction: Instruction) -> int:
-    return sum(array.bytes for array in instruction.arrays.values() if array.dtype != "tuple")
+    return sum(map(_array_bytes, instruction.arrays.values()))
+
+
+def _array_bytes(array: Array) -> int:
+    return 0 if array.dtype == "tuple" else array.bytes
 
 
 def _arrays(instruction: Instruction, fused: Computation) -> tuple[Array, ...]:

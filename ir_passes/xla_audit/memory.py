@@ -1,10 +1,9 @@
-"""Checks of live values: disjoint bytes, a scratch lower bound, neighbours of custom calls.
+"""Checks of live values: disjoint bytes, scratch bound, neighbours of custom calls.
 
-The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
+Writes of custom calls are unknown; their neighbours show possible harm.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
@@ -14,11 +13,10 @@ REMEDY = "Report it to openxla/xla with this program; do not run the step. Anoth
 
 
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find pairs of values that are live at the same tick and share a byte.
+    """Find pairs of live values that share a byte.
 
-    Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
-    may then be done in place is for `in_place`), but never overlap in part. Only one of several branches runs, so a
-    branch may use the bytes of a value that only another branch still needs.
+    A value and the operation's result that ends it may have the very same bytes (see `in_place`), but no partial
+    overlap. A branch may use bytes of a value that only another branch needs.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}
@@ -53,7 +51,7 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find values outside their allocation or too large for it, and carries that change place."""
+    """Find values outside their allocation or too large for it, and moved carries."""
     module = executable.module
     for value in live.values:
         place = value.slice
@@ -89,9 +87,9 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """Yield the scratch slices in the device's own memory, with first and last tick.
+    """Yield scratch slices in device memory, with first and last tick.
 
-    Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
+    A value written over another counts as one with it.
     """
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
@@ -127,32 +125,11 @@ def _until(value: LiveValue) -> str:
     return "the end" if value.stop > 1 << 61 else str(value.stop)
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """One result of a custom call.
+def neighbours(executable: Executable, live: LiveValues) -> tuple[str, ...]:
+    """Describe the neighbours of custom calls' results, in schedule order.
 
-    Attributes:
-        target: the called function.
-        result: the array that it writes, and its bytes.
-        before, behind: the nearest value on either side in its allocation that is live during the call, with the number
-            of bytes between them; None if there is no such value.
+    They are the nearest live values on both sides in the allocation, with distances in bytes.
     """
-
-    target: str
-    result: str
-    before: tuple[str, int] | None
-    behind: tuple[str, int] | None
-
-    def __str__(self) -> str:
-        sides = (("before", self.before), ("behind", self.behind))
-        descriptions = (
-            f"{side} it {_apart(*neighbour)}" if neighbour else f"nothing {side} it" for side, neighbour in sides
-        )
-        return f"{self.target} writes {self.result}: {', '.join(descriptions)}"
-
-
-def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ...]:
-    """Return the neighbours of every array that a custom call returns, in schedule order."""
     results = []
     for instruction in live.executed:
         if instruction.opcode != "custom-call":
@@ -161,11 +138,11 @@ def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ..
             value = live.values[position]
             if value.slice is not None and value.array.dtype != "tuple":
                 concurrent = [other for other in live.values if other.start <= value.start <= other.stop]
-                results.append(_of(value, value.slice, concurrent, instruction.target))
+                results.append(_described(value, value.slice, concurrent, instruction.target))
     return tuple(results)
 
 
-def _of(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
+def _described(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) -> str:
     lower: list[tuple[int, str]] = []
     higher: list[tuple[int, str]] = []
     for other in live:
@@ -181,15 +158,12 @@ def _of(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) 
             lower.append((place.offset - other_place.offset - other_place.size, str(other)))
         else:
             higher.append((other_place.offset - place.offset - place.size, str(other)))
-    return Neighbours(target, f"{value} in {place}", _nearest(lower), _nearest(higher))
+    sides = (
+        f"{side} it {_apart(*min(values))}" if values else f"nothing {side} it"
+        for side, values in (("before", lower), ("behind", higher))
+    )
+    return f"{target} writes {value} in {place}: {', '.join(sides)}"
 
 
-def _nearest(side: list[tuple[int, str]]) -> tuple[str, int] | None:
-    if not side:
-        return None
-    gap, name = min(side)
-    return name, gap
-
-
-def _apart(name: str, gap: int) -> str:
+def _apart(gap: int, name: str) -> str:
     return f"{name}, {gap} bytes away" if gap else name

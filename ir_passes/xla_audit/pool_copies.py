@@ -1,7 +1,6 @@
-"""Check that a compiled program neither copies nor rebuilds a pool.
+"""Check that a program neither copies nor rebuilds a pool.
 
-No value outside a pool's bytes may hold the elements of all rows except one. In a pool with a null row, these are the
-rows of every sequence.
+No value outside a pool's bytes may hold all rows except one: with a null row, the rows of every sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from ir_passes.xla_audit.program import CPU, Executable, Instruction
 MOVES, VIEWS = frozenset({"copy", "copy-start", "transpose"}), frozenset({"bitcast", "parameter", "reshape", "tuple"})
 CONVERSIONS = frozenset({"bitcast-convert", "convert", "reverse"})
 COMPILE_CALL = "lowered.compile({})"
-"""Default spelling of the call that compiles a step; the braces stand for an argument."""
+"""Default call that compiles a step; the braces stand for an argument."""
 REMEDY = (
     "If one copy in each step is acceptable, allow it: {call}. To avoid it, read every row of the pool before the "
     "first write to it, write all rows at once, and carry the pool through loops instead of scanning over it. XLA "
@@ -35,17 +34,14 @@ REMEDY_CONVERTED = (
 
 @dataclass(frozen=True)
 class PoolCopy:
-    """A value outside a pool's bytes with all rows, or all except one.
-
-    It is a copy, or a rebuilt pool.
+    """A value outside a pool's bytes with all rows except at most one: a copy or a rebuilt pool.
 
     Attributes:
-        pools: paths of the pools.
-        type: type of the pools on one device, as XLA prints it.
-        copied: the elements are copied, perhaps back into the pool's bytes; otherwise they are computed.
-        converted: the elements are converted from or to another dtype.
-        looped: the instruction runs inside a loop, possibly many times.
-        op_name, source: JAX's name and source line of the operation that XLA compiled to the instruction.
+        type: on one device, as XLA prints it.
+        copied: elements are copied, perhaps back; otherwise computed.
+        converted: elements are converted.
+        looped: inside a loop.
+        op_name, source: JAX's name and source line.
     """
 
     value: LiveValue
@@ -59,12 +55,10 @@ class PoolCopy:
 
     @property
     def instruction(self) -> str:
-        """Name of the instruction that writes the value."""
         return self.value.instruction.name
 
     @property
     def bytes(self) -> int:
-        """Number of bytes written by each run of the instruction."""
         return self.value.array.padded_bytes
 
     def __str__(self) -> str:
@@ -74,11 +68,10 @@ class PoolCopy:
 
 
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
-    """Return the values that copy or rebuild a whole pool, in order of execution.
+    """Return the values that copy or rebuild a whole pool, in execution order.
 
-    If a pool has one row per lane and no slot map, or one row on each device, the step computes every row. The new rows
-    are as large as the pool, so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored:
-    they take no device memory, and XLA reads and writes small pools through them.
+    For a pool with a row per lane and no slot map, or a row per device, new rows are as large as the pool, so only
+    copies are reported. A TPU's on-chip values are ignored: XLA reads and writes small pools through them.
     """
     values = PoolValues(executable, live)
     copies: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
@@ -105,12 +98,12 @@ def findings(
     allowed: Sequence[str],
     call: str = COMPILE_CALL,
 ) -> Iterator[Finding]:
-    """Yield a finding for each rebuilt pool and one finding for all copies without permission.
+    """Yield a finding per rebuilt pool and one for all copies without permission.
 
-    A copy is permitted if the path of every copied pool matches a pattern of `allowed`.
+    A copy is permitted if all its pools match `allowed`.
 
     Args:
-        call: spelling of the caller's call, with braces for an argument.
+        call: the caller's call, with braces for an argument.
     """
     refused: list[PoolCopy] = []
     for pool in pools:
@@ -146,7 +139,7 @@ def findings(
 
 
 def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
-    """Yield a remedy for each copied pool without a successor and with a matching result."""
+    """Yield a remedy for each copied pool without a successor but with a matching result."""
     for number, pool in enumerate(bound.inputs):
         if pool.path not in copied or number in bound.successors or not isinstance(pool.entry, Pool):
             continue
@@ -159,9 +152,9 @@ def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
-    """Return argument number -> type on one device, for each pool that the program reads.
+    """Return argument number -> type on one device, for each read pool.
 
-    A pool of one number per lane is skipped: it is no larger than the list of lanes.
+    Pools of one number per lane are skipped.
     """
     maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
@@ -183,11 +176,11 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
 
 @dataclass(frozen=True)
 class _PoolCheck:
-    """The check of the values that hold elements of one pool.
+    """Check of the values with elements of one pool.
 
     Attributes:
-        elements: position in `live.values` -> elements of the pool in that value.
-        ancestors: positions of the values that become the pool's successor.
+        elements: position in `live.values` -> elements of the pool.
+        ancestors: positions of the values that become its successor.
     """
 
     executable: Executable
@@ -197,7 +190,7 @@ class _PoolCheck:
     ancestors: AbstractSet[int]
 
     def is_copied(self, position: int) -> bool:
-        """True if an instruction copies the whole pool from or to its bytes."""
+        """Whether an instruction copies the whole pool from or to its bytes."""
         value = self.live.values[position]
         if not self._is_written(value):
             return False
@@ -213,21 +206,21 @@ class _PoolCheck:
         return same_type and bool(sources) and self._only(value.instruction, MOVES)
 
     def is_rebuilt(self, position: int) -> bool:
-        """True if a pool with more rows than lanes is computed outside its bytes."""
+        """Whether a pool with more rows than lanes is computed outside its bytes."""
         value = self.live.values[position]
         return (
             not self.pool.by_lane and self._is_written(value) and self._is_whole(position) and not self._in_pool(value)
         )
 
     def is_converted(self, position: int) -> bool:
-        """True if the dtype of a whole pool differs from a source's dtype."""
+        """Whether the whole pool's dtype differs from a source's."""
         value = self.live.values[position]
         return any(
             self.live.values[source].array.dtype != value.array.dtype for source in self._sources(value.instruction)
         )
 
     def _is_written(self, value: LiveValue) -> bool:
-        """True if an instruction writes a value to device memory, not in place."""
+        """Whether an instruction writes a value to device memory, not in place."""
         if value.slice is None or value.array.dtype == "tuple" or self.executable.on_chip(value.slice):
             return False
         if value.instruction.opcode in (*HANDING_OVER, "parameter", "constant"):
@@ -235,7 +228,7 @@ class _PoolCheck:
         return all(self.live.values[source].slice != value.slice for source in self._sources(value.instruction))
 
     def _sources(self, instruction: Instruction) -> list[int]:
-        """Return the positions of the operands with the whole pool."""
+        """Return the operands with the whole pool."""
         return [source for source in positions(instruction.operands, self.live) if self._is_whole(source)]
 
     def _is_whole(self, position: int) -> bool:
@@ -248,7 +241,7 @@ class _PoolCheck:
         )
 
     def _only(self, instruction: Instruction, moves: AbstractSet[str]) -> bool:
-        """True for an operation of `moves`, or a fusion of such operations and views."""
+        """Whether an operation is in `moves`, or a fusion of these and views."""
         if instruction.opcode != "fusion":
             return instruction.opcode in moves
         opcodes = {inner.opcode for inner in self.executable.module.computations[instruction.called[0]].instructions}

@@ -1,8 +1,8 @@
-"""Transfer of a pool's elements from the operands of an instruction to its results.
+"""Transfer of a pool's elements from an instruction's operands to its results.
 
-Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Matrix
-products, reads of rows selected by an input, and custom calls without a result of the pool's type pass on no elements.
-The result of a reduction holds at most as many elements of the pool as its own size.
+Elements are moved (copied, converted, transposed, sliced, concatenated) or computed. Matrix products, reads of rows
+selected by an input, and custom calls without a result of the pool's type pass on none. A reduction holds at most its
+size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,45 +22,40 @@ MOVING = frozenset({
     "transpose",
 })
 # fmt: on
-"""Opcodes that copy elements of their operands, perhaps in another order, layout or dtype."""
+"""Opcodes that copy elements, perhaps in another order, layout or dtype."""
 ENDING = frozenset({"custom-call", "fft", "ragged-dot", "rng", "rng-bit-generator", "topk", "triangular-solve"})
-"""Opcodes with new results, like matrix products."""
+"""Opcodes with new results, such as matrix products."""
 NAMED_READS = ("gather", "dynamic-slice")
 """Opcodes that read rows selected by an operand."""
 
 
 class Held(NamedTuple):
-    """Numbers of a pool's elements in a value.
-
-    Attributes:
-        moved: elements that were copied or converted to another dtype.
-        computed: results of arithmetic on elements.
-    """
+    """Numbers of a pool's elements in a value: moved and computed."""
 
     moved: int = 0
     computed: int = 0
 
     def within(self, limit: int) -> "Held":
-        """Bound both numbers by the size of a value."""
+        """Bound both numbers by a value's size."""
         return Held(min(self.moved, limit), min(self.computed, limit))
 
 
 NOTHING = Held()
 Leaves = Mapping[Index, Held]
-"""Entry of a result -> elements in it."""
+"""Result entry -> elements in it."""
 
 
 @dataclass(frozen=True)
 class PoolType:
-    """The properties of a pool that its dataflow depends on.
+    """Properties of a pool for its dataflow.
 
     Attributes:
-        parameter: number of its entry parameter.
-        array: type of the pool on one device.
-        rows: number of rows on one device.
-        by_lane: every row belongs to a lane, so a step computes all rows.
-        paged: page tables select the rows, any number of them.
-        lanes: number of lanes of the step, on all devices.
+        parameter: entry parameter.
+        array: type on one device.
+        rows: rows on one device.
+        by_lane: every row belongs to a lane.
+        paged: page tables select rows.
+        lanes: of the step, on all devices.
     """
 
     parameter: int
@@ -72,39 +67,33 @@ class PoolType:
 
     @property
     def least(self) -> int:
-        """Number of elements in all rows except one; in one or two rows, all elements.
+        """Elements in all rows except one; with one or two rows, all.
 
-        One of two rows is as large as a block of half the positions of both rows, which attention reads.
+        One of two rows is as large as a block of half the positions of both, which attention reads.
         """
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def is_like(self, array: Array) -> bool:
-        """True for an array of the pool's dtype and dimensions."""
         return (array.dtype, array.dims) == (self.array.dtype, self.array.dims)
 
     def is_few_rows(self, array: Array) -> bool:
-        """True for fewer elements than the pool, or at most one row per lane.
+        """Whether an array has fewer elements than the pool, or at most a row per lane.
 
-        A device with fewer rows than lanes reads and writes one row per lane, some of them out of bounds.
+        A device with fewer rows than lanes reads and writes a row per lane, some out of bounds.
         """
         return array.count < self.array.count or array.count * self.rows <= self.lanes * self.array.count
 
     def size(self, array: Array) -> int:
-        """Return how many elements of the pool fit into an array.
-
-        The larger of the array's number of elements and its bytes divided by the bytes of an element of the pool.
-        """
+        """Return how many elements of the pool fit into an array, by elements or bytes."""
         return max(array.count, array.padded_bytes * self.array.count // max(1, self.array.padded_bytes))
 
 
 @dataclass(frozen=True)
 class PoolFlow:
-    """Transfer of a pool's elements through one instruction, or through each instruction of a fusion.
+    """Transfer of a pool's elements through an instruction or a fusion.
 
     Attributes:
-        computations: of the program, by id.
-        pool: type of the pool.
-        whole_writes: count written rows only if the write replaces all rows.
+        whole_writes: count written rows only if all are replaced.
     """
 
     computations: Mapping[int, Computation]
@@ -117,10 +106,10 @@ class PoolFlow:
         """Return the elements in each entry of a result.
 
         Args:
-            instruction: a fusion or any other instruction, except loops and branches.
-            operands: elements in each operand.
-            arrays: types of the operands.
-            from_inputs: whether each operand is computed from an argument of the program.
+            instruction: no loop or branch.
+            operands: by operand.
+            arrays: operand types.
+            from_inputs: operands that depend on program arguments.
         """
         if instruction.opcode == "tuple":
             return {(i, *index): elements for i, leaves in enumerate(operands) for index, elements in leaves.items()}
@@ -150,7 +139,7 @@ class PoolFlow:
         return results
 
     def _inside(self, fused: Computation, operands: Sequence[Leaves], from_inputs: list[bool]) -> dict[Index, Held]:
-        """Return the elements in each result of a fusion; a tuple operand keeps its entries."""
+        """Return the elements in each result of a fusion; tuple operands keep their entries."""
         results: dict[int, dict[Index, Held]] = {}
         from_input: dict[int, bool] = {}
         for instruction in fused.instructions:
@@ -180,7 +169,7 @@ class PoolFlow:
         arrays: list[Array],
         from_inputs: list[bool],
     ) -> Held:
-        """Return the elements that one operand passes to one entry of the result."""
+        """Return the elements that an operand passes to an entry of the result."""
         elements = leaves.get((), NOTHING)
         if elements == NOTHING or multiplies(instruction):
             return NOTHING

@@ -1,6 +1,6 @@
-"""Dataflow of a pool's elements through the values of a compiled program.
+"""Flow of a pool's elements through a program's values.
 
-Dtype and shape do not tell: a rotary table or the queries of an attention may have as many elements as a pool.
+Dtype and shape do not suffice: a rotary table or queries may have as many elements.
 """
 
 import heapq
@@ -12,14 +12,10 @@ from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow, PoolType
 from ir_passes.xla_audit.program import Executable, Instruction
 
 HANDING_OVER = ("while", "conditional")
-"""Opcodes that pass values through unchanged."""
 
 
 class PoolValues:
-    """The flow of pools' elements through one program.
-
-    A fusion is decoded only if elements of a pool reach it.
-    """
+    """Flow of pools' elements through one program; fusions are decoded on demand."""
 
     def __init__(self, executable: Executable, live: LiveValues):
         self._module, self._live = executable.module, live
@@ -35,10 +31,7 @@ class PoolValues:
         self._from_inputs = self._derived_from_inputs()
 
     def onwards(self, pool: PoolType) -> dict[int, Held]:
-        """Return the elements of a pool by position in `live.values`.
-
-        Values without elements of the pool are absent.
-        """
+        """Return position in `live.values` -> elements of a pool, if any."""
         start = self._live.of[self._module.main.parameters[pool.parameter].id][()]
         elements = {start: Held(pool.array.count)}
         waiting = sorted(self._readers[start])
@@ -54,12 +47,9 @@ class PoolValues:
         return elements
 
     def backwards(self, pool: PoolType, successor: int) -> set[int]:
-        """Return positions in `live.values` of the values that become the successor of a pool.
+        """Return the values that become the pool's successor (an output number), by position in `live.values`.
 
-        Every value on the way to the output has at least the pool's size.
-
-        Args:
-            successor: number of the output.
+        Every such value has at least the pool's size.
         """
         results = self._live.of[self._module.main.root]
         # A tuple's table points to every output; a program with a single output has no table.
@@ -86,7 +76,6 @@ class PoolValues:
         return ancestors
 
     def sources(self, instruction: Instruction) -> set[int]:
-        """Return the positions in `live.values` of the operands of an instruction."""
         return positions(instruction.operands, self._live)
 
     def _makers(self) -> Callable[[int], Iterable[int]]:
@@ -105,12 +94,7 @@ class PoolValues:
     def _results(
         self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolType, whole_writes: bool = False
     ) -> Iterator[tuple[int, Held]]:
-        """Yield the position of each result of an instruction, with its elements of the pool.
-
-        Args:
-            elements: of the pool in each value, by position in `live.values`.
-            whole_writes: count written rows only if the write replaces all rows.
-        """
+        """Yield the position of each result, with its elements of the pool."""
         if instruction.opcode in HANDING_OVER:
             yield from (
                 (result, elements[source]) for source, result in self._handovers[instruction.id] if source in elements
@@ -129,10 +113,7 @@ class PoolValues:
         yield from ((position, results[index]) for index, position in live.made_by(instruction) if index in results)
 
     def _handed_over(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
-        """Yield (source, result) for each value that a loop or branch passes through.
-
-        Values keep their index in the tuple.
-        """
+        """Yield (source, result) of values that a loop or branch passes through."""
         positions, computations = self._live.of, [self._module.computations[id] for id in instruction.called]
         if instruction.opcode == "while":
             body, condition = computations
@@ -148,7 +129,7 @@ class PoolValues:
                     yield positions[source][index], position
 
     def _derived_from_inputs(self) -> set[int]:
-        """Return the positions in `live.values` of values that depend on an argument of the program."""
+        """Return the values that depend on a program argument, by position in `live.values`."""
         live, main = self._live, self._module.main
         derived = positions((instruction.id for instruction in main.parameters.values()), live)
         waiting = [tick for position in derived for tick in self._readers[position]]
@@ -165,5 +146,4 @@ class PoolValues:
 
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
-    """Return the positions in `live.values` of all values of some instructions."""
     return {position for instruction in instructions for position in live.of[instruction].values()}

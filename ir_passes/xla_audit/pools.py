@@ -1,6 +1,6 @@
-"""The check that every pool is written in place: its successor takes its bytes.
+"""Check that every pool's successor takes its bytes.
 
-Pools are donated; the executable's input-output aliases must give each result the bytes of the pool that it succeeds.
+The executable's input-output aliases must give each result its pool's bytes.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ir_passes.xla_audit.program import Executable
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
-    """Find pools that do not become their successor in place, and other overwritten inputs."""
+    """Find pools without an in-place successor, and other overwritten inputs."""
     into = executable.module.aliases
     for i, pool in enumerate(bound.inputs):
         number = executable.parameters.get(i)

@@ -1,4 +1,4 @@
-"""Arithmetic of products and convolutions in a compiled program, from their dimension numbers."""
+"""Arithmetic of products and convolutions, from their dimension numbers."""
 
 import math
 from collections.abc import Iterable
@@ -9,14 +9,13 @@ from ir_passes.xla_audit.wire import decode
 
 
 def multiplies(instruction: Instruction) -> bool:
-    """True if an instruction is a product or a convolution."""
     return instruction.opcode in ("dot", "convolution")
 
 
 def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
-    """Return the operations of a product or convolution; 0 for other instructions.
+    """Return the operations of a product or convolution, else 0.
 
-    Calls of cuBLAS count as 0 because their shapes do not determine the product.
+    cuBLAS calls count as 0: shapes do not determine their products.
     """
     if not multiplies(instruction):
         return 0
@@ -35,12 +34,12 @@ def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
 
 
 def _places(result: Array, dims: dict[str, int]) -> int:
-    """Elements of a convolution's result at one place of its window."""
+    """Elements of a convolution's result at one window place."""
     return result.dims[dims["output_batch"]] * result.dims[dims["output_feature"]]
 
 
 def _met(window: dict[str, int], size: int) -> int:
-    """Count pairs of a window position and an operand element that meet along one dimension."""
+    """Count pairs of window position and operand element along one dimension."""
     base, dilation, stride = (max(window[name], 1) for name in ("base_dilation", "window_dilation", "stride"))
     low, high = window["padding_low"], window["padding_high"]
     padded = low + (size - 1) * base + 1 + high if size else low + high

@@ -8,20 +8,11 @@ from ir_passes.xla_audit.array import Array
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 Index = tuple[int, ...]
-"""A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
+"""A place in a result: () for an array or a tuple's table, (i,) for entry i."""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Devices that talk to each other in a collective, as positions in the device assignment.
-
-    Attributes:
-        sets: the groups; a single empty one for all devices.
-        readable: False where the encoding is not known: `sets` is then empty.
-    """
-
-    sets: tuple[tuple[int, ...], ...]
-    readable: bool = True
+Groups = tuple[tuple[int, ...], ...]
+"""Device groups of a collective, as positions; [()] has all devices, no group is an unknown encoding."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +20,15 @@ class Instruction:
     """One HLO instruction.
 
     Attributes:
-        id: unique in the module.
-        arrays: type of every part of the result by its index, tables of tuples included.
-        operands: instruction ids.
-        called: computation ids: of a while its body and its condition.
-        op_name: JAX's name of the operation, with scopes; may be empty.
-        source: "file:line" of the innermost user's frame; may be empty.
-        backend_config: the backend's own settings, verbatim.
-        attributes: every other field that the value depends on, verbatim.
-        fusion_kind: of a fusion, as "kLoop"; else empty.
-        scalar: value of an integer constant with one element, else None.
+        id: in the module.
+        arrays: result types by index, with tables of tuples.
+        called: computation ids; of a while body and condition.
+        op_name: JAX's name with scopes, or "".
+        source: "file:line" of the innermost user frame, or "".
+        backend_config: verbatim.
+        attributes: other fields that the value depends on, verbatim.
+        fusion_kind: such as "kLoop", or "".
+        scalar: integer constant of one element, else None.
     """
 
     id: int
@@ -64,16 +54,16 @@ class Instruction:
 
     @property
     def array(self) -> Array:
-        """The type of the result; for a tuple, the type of its table of pointers."""
+        """Type of the result; of a tuple its table of pointers."""
         return self.arrays[()]
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A computation: its instructions, operands before users, and its root's id.
+    """Instructions, operands before users, and the root's id.
 
     Attributes:
-        read: its instructions; most of a program's are inside fusions, which few questions look into.
+        read: reads its instructions: most are inside rarely needed fusions.
     """
 
     id: int
@@ -84,42 +74,37 @@ class Computation:
 
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
-        """Operands before users."""
         return self.read()
 
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
-        """The instructions by id."""
         return {instruction.id: instruction for instruction in self.instructions}
 
     @property
     def result(self) -> Instruction:
-        """The root."""
         return self.by_id[self.root]
 
     @property
     def results(self) -> list[Instruction]:
-        """The root, or the operands of one that is a tuple."""
+        """The root, or the operands of a tuple root."""
         return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """Return the operands of an instruction of this computation."""
         return [self.by_id[operand] for operand in instruction.operands]
 
     def unviewed(self, instruction: Instruction) -> Instruction:
-        """Follow bitcasts back to the instruction that they view."""
+        """Follow bitcasts back to their instruction."""
         while instruction.opcode == "bitcast":
             instruction = self.by_id[instruction.operands[0]]
         return instruction
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
-        """The instructions that have an instruction as an operand."""
+        """Instruction id -> users."""
         return _users(self.instructions)
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """The parameters by number."""
         return {
             instruction.parameter: instruction for instruction in self.instructions if instruction.opcode == "parameter"
         }
@@ -130,9 +115,9 @@ class Module:
     """A scheduled module.
 
     Attributes:
-        instructions: by id, of every computation that has a schedule.
-        schedule: computation id -> instruction ids in execution order; fusions and scalar functions are absent.
-        aliases: parameter, with the index of its part -> output that is written into its bytes.
+        instructions: by id, of scheduled computations.
+        schedule: computation id -> instruction ids in execution order, without fusions and scalar functions.
+        aliases: (parameter, index) -> output in its bytes.
     """
 
     name: str
@@ -144,12 +129,11 @@ class Module:
 
     @property
     def main(self) -> Computation:
-        """The entry computation."""
         return self.computations[self.entry]
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
-        """The instructions that have an instruction as an operand."""
+        """Instruction id -> users."""
         return _users(self.instructions.values())
 
 
@@ -163,14 +147,11 @@ def _users(instructions: Iterable[Instruction]) -> dict[int, list[Instruction]]:
 
 @dataclass(frozen=True)
 class Slice:
-    """Bytes of an allocation."""
-
     allocation: int
     offset: int
     size: int
 
     def overlaps(self, other: "Slice") -> bool:
-        """Whether both have a byte in common."""
         return (
             self.allocation == other.allocation
             and self.offset < other.offset + other.size
@@ -186,9 +167,9 @@ class Allocation:
     """A piece of memory.
 
     Attributes:
-        parameter: number of the entry parameter it belongs to, else None.
-        live_out: it holds an output of the module.
-        space: the memory that it is in; 0 is the device's own, others of a TPU are on the chip.
+        parameter: its entry parameter, or None.
+        live_out: it holds an output.
+        space: 0 is device memory; others of a TPU are on the chip.
     """
 
     index: int
@@ -201,7 +182,7 @@ class Allocation:
 
     @property
     def is_temp(self) -> bool:
-        """Whether it is scratch: XLA's own arena, nobody's argument, output or constant."""
+        """Whether it is scratch: no argument, output or constant."""
         return self.parameter is None and not (self.live_out or self.is_constant or self.is_thread_local)
 
 
@@ -210,7 +191,7 @@ class Buffers:
     """The buffer assignment.
 
     Attributes:
-        slices: the bytes of the value that an instruction defines at an index.
+        slices: (instruction, index) -> bytes.
     """
 
     allocations: Mapping[int, Allocation]
@@ -218,7 +199,6 @@ class Buffers:
 
     @property
     def temp_bytes(self) -> int:
-        """Bytes of scratch."""
         return sum(allocation.size for allocation in self.allocations.values() if allocation.is_temp)
 
 
@@ -227,10 +207,10 @@ class Executable:
     """The parts of one executable that the audit reads.
 
     Attributes:
-        parameters: flattened argument -> entry parameter number; arguments that the step does not use are absent.
-        platform: platform that it was compiled for: "cpu", "gpu" or "tpu".
-        temp_bytes: bytes of scratch that XLA reports.
-        fingerprint: hash of the program without source lines and file names; the same in every process.
+        parameters: flattened argument -> entry parameter, if used.
+        platform: "cpu", "gpu" or "tpu".
+        temp_bytes: XLA's scratch.
+        fingerprint: hash without source lines and file names, equal in every process.
     """
 
     module: Module
@@ -241,5 +221,5 @@ class Executable:
     fingerprint: str
 
     def on_chip(self, place: Slice | None) -> bool:
-        """True if bytes are in a memory on the chip; only TPU programs use one."""
+        """Whether bytes are in a memory on the chip; only TPU programs use one."""
         return place is not None and self.platform == TPU and self.buffers.allocations[place.allocation].space != 0

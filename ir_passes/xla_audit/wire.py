@@ -1,8 +1,7 @@
-"""The protobuf wire format, read without protobuf: a schema of field numbers in, dictionaries out.
+"""Protobuf's wire format without protobuf: a schema of field numbers in, dictionaries out.
 
-Every field of the schema is present in the result: proto3 omits a field if its value is zero, so an absent number is 0,
-an absent string empty, an absent message None. Other fields are skipped, or kept verbatim if the schema asks for it.
-Source: https://protobuf.dev/programming-guides/encoding.
+Every schema field is in the result: an absent number is 0, a string empty, a message None. Other fields are skipped, or
+verbatim on request. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ _MAX_VARINT = 10
 
 
 class WireError(ValueError):
-    """The bytes are no message of the schema: cut off, or of another wire type."""
+    """Bytes that are no message of the schema: cut off, or of another wire type."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,10 @@ class Field:
     """One field of a message.
 
     Attributes:
-        name: its key in the decoded dictionary.
+        name: key in the result.
         kind: "int" is int32, int64, uint64 or an enum (two's complement); "skip" drops the field.
         repeated: a tuple of values, packed or not.
-        message: of a "message"; None: the message that has this field.
+        message: of a "message"; None for the enclosing one.
     """
 
     name: str
@@ -38,10 +37,10 @@ class Field:
 
 @dataclass(frozen=True)
 class WireMessage:
-    """A message: its name, for errors, and its fields by number.
+    """A message: name, for errors, and fields by number.
 
     Attributes:
-        rest: the key under which fields that are not in the schema are kept, as one byte string, or None.
+        rest: key of other fields as one byte string, or None.
     """
 
     name: str
@@ -62,17 +61,10 @@ class WireMessage:
 
 
 def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
-    """Read one message.
-
-    Args:
-        data: all bytes of the message.
-
-    Returns:
-        One entry per field of the schema.
+    """Read one message, with an entry per schema field.
 
     Raises:
-        WireError: the message is cut off, or the wire type of a field does not match its kind; the message
-            names the field and byte.
+        WireError: a cut-off message or wrong wire type, with field and byte.
     """
     return _decode(data, 0, len(data), message)
 

@@ -11,11 +11,11 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.layers.rope import Rope
 
 OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Kind of a layer in transformers before version 5 -> its new name."""
+"""Layer kind in transformers before version 5 -> its new name."""
 
 
 def spelled(reader: ConfigReader, *names: str) -> str:
-    """Return the first name present in config.json, or the first of all."""
+    """Return the first name that is present, else the first."""
     return next((name for name in names if name in reader), names[0])
 
 
@@ -31,7 +31,7 @@ def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: in
 
 
 def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
-    """Read `layer_types`; by default the last layer of each `interval` is attention."""
+    """Read `layer_types`; by default the last layer of `interval` is attention."""
     every = reader.integer(interval, default)
     if "layer_types" in reader:
         return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
@@ -41,17 +41,12 @@ def read_attending(reader: ConfigReader, layers: int, interval: str, default: in
 def paired(
     kinds: Sequence[str], mixers: Mapping[str, BranchConfig], feed_forward: Sequence[BranchConfig]
 ) -> tuple[tuple[BranchConfig, ...], ...]:
-    """Pair the mixer of each layer's kind with its feed-forward layer."""
+    """Pair each layer's mixer with its feed-forward layer."""
     return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
 
 
 def read_heads(reader: ConfigReader, default_kv_heads: int | None = None) -> tuple[int, int, int]:
-    """Read query heads, key/value heads (a divisor, GQA) and head size (default: hidden/heads).
-
-    Args:
-        reader: of config.json.
-        default_kv_heads: of transformers for an absent field; None, or a null field, for `heads`.
-    """
+    """Read query heads, key/value heads (a divisor, GQA) and head size (default: hidden/heads)."""
     heads = reader.integer("num_attention_heads")
     absent = default_kv_heads is not None and reader.absent("num_key_value_heads")
     kv_heads = reader.integer("num_key_value_heads", default_kv_heads if absent else heads)
@@ -70,16 +65,11 @@ PLACEHOLDERS = tuple(
     for part in ("image", "img_context", "video", "video_context", "audio", "sound_context", "ts", "time_series")
     for end in ("id", "index")
 )
-"""Fields with the id of a token with an embedding from another part of the model."""
+"""Fields with ids of tokens that other parts of the model embed."""
 
 
 def read_placeholders(reader: ConfigReader, defaults: Mapping[str, int]) -> tuple[int, ...]:
-    """Read the sorted ids of placeholder tokens of images, audio or video.
-
-    Args:
-        reader: of the outer config.json.
-        defaults: of transformers, by field.
-    """
+    """Read the sorted ids of placeholder tokens of images, audio or video."""
     ids = {
         token
         for name in PLACEHOLDERS
@@ -108,12 +98,8 @@ def read_decoder_config(
     """Build the decoder config of a flat config.json, after all other fields.
 
     Args:
-        reader: of config.json.
         positions: default of `max_position_embeddings` in transformers.
-        rope: of its attention layers, which may extend the context.
-
-    Raises:
-        ConfigError: with every fault of the reader.
+        rope: may extend the context.
     """
     return DecoderConfig(
         family=reader.family,
@@ -135,14 +121,7 @@ def read_decoder_config(
 def read_groups(
     reader: ConfigReader, experts: int, per_token: int, names: tuple[str, str], defaults: tuple[int, int] = (1, 1)
 ) -> tuple[int, int, int]:
-    """Read the groups of a router; return groups, chosen groups and experts per token.
-
-    Args:
-        reader: of config.json.
-        experts, per_token: of the router.
-        names: fields of the groups and of `per_token`.
-        defaults: of groups and chosen groups (`topk_group`).
-    """
+    """Read a router's groups, chosen groups and experts per token."""
     groups, chosen = reader.integer(names[0], defaults[0]), reader.integer("topk_group", defaults[1])
     if experts % groups or (groups > 1 and experts // groups < 2):
         reader.fault(names[0], f"a divisor of the {experts} experts that leaves at least two in a group")

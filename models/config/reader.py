@@ -1,4 +1,4 @@
-"""Strict reader of a Hugging Face `config.json`; it collects all faults."""
+"""Strict reader of `config.json`; collects all faults."""
 
 import math
 import sys
@@ -17,11 +17,7 @@ _BOILERPLATE = frozenset(
 
 
 class ConfigError(ValueError):
-    """A `config.json` with unsupported or wrong fields.
-
-    Attributes:
-        faults: every fault, one sentence each.
-    """
+    """A `config.json` with unsupported or wrong fields."""
 
     def __init__(self, family: str, faults: Sequence[str]):
         self.faults = list(faults)
@@ -41,7 +37,7 @@ def _is_number(value: Any) -> bool:
 class ConfigReader:
     """Reader of one JSON object that records read fields and faults.
 
-    A wrong field yields its default (or a harmless value), so `close` can report all faults at once.
+    A wrong field yields its default or a harmless value, so that `close` reports all faults.
     """
 
     def __init__(self, family: str, fields: Mapping[str, Any], where: str = ""):
@@ -56,21 +52,19 @@ class ConfigReader:
         return self._fields.get(name) is not None
 
     def fault(self, name: str, expected: str) -> None:
-        """Record a wrong field."""
         value = f"{self._fields[name]!r}" if name in self._fields else "no such field"
         self.faults.append(f"{self._where}{name}: expected {expected}, found {value}")
 
     def get(self, name: str) -> Any:
-        """Return the raw field, or None."""
         self._read.add(name)
         return self._fields.get(name)
 
     def absent(self, name: str) -> bool:
-        """Return True if there is no such field, not even null."""
+        """Whether there is no such field, not even null."""
         return name not in self._fields
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Read a whole number of at least `minimum`; required without a default."""
+        """Read an integer of at least `minimum`; required without a default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -100,7 +94,7 @@ class ConfigReader:
         return value
 
     def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:
-        """Read one of the implemented values; another value is a fault."""
+        """Read an implemented value."""
         value = self.get(name)
         if value is None:
             return default
@@ -110,7 +104,7 @@ class ConfigReader:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Read a whole number or a list of them, as a tuple; empty where absent."""
+        """Read an integer or a list of them, as a tuple; () if absent."""
         value = self.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in values):
@@ -119,7 +113,7 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """Read a list of finite numbers, of the length of `default`."""
+        """Read finite numbers, as many as in `default`."""
         value = self.get(name)
         if value is None:
             return tuple(default)
@@ -132,7 +126,7 @@ class ConfigReader:
     def limits(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
         """Read a minimum, not negative, and a maximum, possibly infinite.
 
-        transformers writes infinity as an object, `{"__float__": "Infinity"}`; others as a bare `Infinity`.
+        transformers writes `{"__float__": "Infinity"}`, others a bare `Infinity`.
         """
         value = self.get(name)
         if value is None:
@@ -161,7 +155,7 @@ class ConfigReader:
         )
 
     def _other_attention(self) -> list[str]:
-        """Return faults for bidirectional attention, not implemented in any family."""
+        """Return faults of bidirectional attention, which no family has."""
         return [
             f"{self._where}{name}: expected {str(causal).lower()}, as only causal attention is implemented, found "
             f"{self._fields[name]!r}"
@@ -179,11 +173,9 @@ class ConfigReader:
 
     @property
     def empty(self) -> bool:
-        """True if the object has no fields."""
         return not self._fields
 
     def objects(self) -> list[str]:
-        """Return the names of the fields that are objects."""
         return [name for name, value in self._fields.items() if isinstance(value, Mapping)]
 
     def close(self) -> tuple[str, ...]:

@@ -7,19 +7,16 @@ from models.config.reader import ConfigReader
 from models.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
-"""Implemented types. "dynamic" is plain RoPE up to `max_position_embeddings`, the limit of every context here."""
+"""Implemented types; "dynamic" is plain RoPE up to `max_position_embeddings`."""
 
 
 def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float, positions: int) -> Rope:
-    """Read RoPE settings from `rope_scaling` or `rope_parameters`, and the older top-level fields.
+    """Read RoPE settings from `rope_scaling`, `rope_parameters`, or older top-level fields.
 
-    As in transformers, `rope_scaling` takes precedence, and both over the top-level fields.
+    They take precedence in this order, as in transformers.
 
     Args:
-        reader: of config.json or its `text_config`.
-        head_dim: size of a head.
-        theta, partial, positions: the family's defaults for `rope_theta`, `partial_rotary_factor` and
-            `max_position_embeddings`.
+        theta, partial, positions: defaults of `rope_theta`, `partial_rotary_factor` and `max_position_embeddings`.
     """
     places = [reader.child("rope_scaling"), reader.child("rope_parameters")]
     place = next((place for place in places if place is not None and not place.empty), reader)
@@ -97,7 +94,6 @@ def yarn_score_factor(fields: Mapping[str, object] | None) -> float:
 
 
 def max_positions(positions: int, rope: Rope | None) -> int:
-    """Return the longest context, with an extension by YaRN."""
     if rope is not None and isinstance(rope.scaling, YarnScaling):
         return max(positions, int(rope.scaling.factor * rope.scaling.original))
     return positions

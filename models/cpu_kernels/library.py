@@ -20,6 +20,8 @@ TARGETS = (
     "hybridlm_packed_product",
     "hybridlm_packed_expert_product",
     "hybridlm_sample_rows",
+    "hybridlm_decode_attention",
+    "hybridlm_latent_decode_attention",
 )
 """Names of the handlers: functions of the library and targets of XLA's calls."""
 POOL_TARGETS = (
@@ -27,8 +29,6 @@ POOL_TARGETS = (
     "hybridlm_recurrent_read",
     "hybridlm_conv_step",
     "hybridlm_conv_read",
-    "hybridlm_decode_attention",
-    "hybridlm_latent_decode_attention",
 )
 """Names of the handlers of pools. Their first operand is the row of each lane, or empty for row i of lane i."""
 BY_SLOT = "_by_slot"

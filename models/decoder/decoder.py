@@ -3,6 +3,7 @@
 More than 300 lines: a decoder, its layers and their branches with their configs.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +24,7 @@ from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
+from models.state.pages import Pages
 from models.state.rows import Slots
 from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
@@ -122,11 +124,12 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
+    """Residual branch: `x + inner(norm(x))`, `x + norm(inner(x))`, or `x + inner(x)` for a layer with its norm."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
-        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.inner = inner.build(config.hidden_size, rngs)
+        normed = self.inner.norms_input
+        self.norm = None if normed else RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.post_norm = isinstance(inner, PostNorm)
         self.summed_over = config.devices.several(self.inner.summed_over)
 
@@ -134,9 +137,9 @@ class Branch(nnx.Module):
         """Return the addition to the residual stream, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
+            y, state = self.inner(x if self.norm is None or self.post_norm else self.norm(x), info, state)
             y = all_reduce(y, self.summed_over)
-            return self.norm(y) if self.post_norm else y, state
+            return self.norm(y) if self.norm is not None and self.post_norm else y, state
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Commit the branch's state, as `Stateful.commit`."""
@@ -173,6 +176,14 @@ class Layer(nnx.Module):
         return tuple(traced_once(branch, "commit", new, info, old) for branch, new, old in entries)
 
 
+def _share_blocks(layers: list[Stateful]) -> None:
+    """Give layers with an equal `shared_as` the block of the first one."""
+    blocks: dict[Hashable, Any] = {}
+    for layer in layers:
+        if layer.shared_as is not None:
+            layer.block = blocks.setdefault(layer.shared_as, layer.block)
+
+
 def lane_info(
     tokens: Tokens,
     lengths: Lengths,
@@ -180,11 +191,12 @@ def lane_info(
     kv_blocks: Int32[Array, ""] | int,
     verifying: bool = False,
     slots: Slots = None,
+    pages: Pages | None = None,
 ) -> LaneInfo:
     """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     fresh = (positions == 0) & (lengths > 0)
-    return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots)
+    return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots, pages=pages)
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -204,6 +216,9 @@ class Decoder(Stateful):
         vocabulary = (shard_outputs(Segment(config.vocab_size, config.vocab_size)),)
         self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
+        inner_layers = Decoder.stateful(self)  # a subclass adds its layers later
+        self.reads_embedding = any(layer.reads_embedding for layer in inner_layers)
+        _share_blocks(inner_layers)
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
@@ -266,6 +281,7 @@ class Decoder(Stateful):
         embeddings: Activations | None = None,
         remat: bool = False,
         slots: Slots = None,
+        pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
@@ -280,12 +296,13 @@ class Decoder(Stateful):
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
             slots: the row of each lane in the pools; None: row i belongs to lane i.
+            pages: page table of the KV caches; None: consecutive pages for each lane (`own_pages`).
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
             `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots)._replace(hooks=hooks)
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:
@@ -299,6 +316,8 @@ class Decoder(Stateful):
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
+        if self.reads_embedding:
+            info = info._replace(embedded=x)
         with one_pass():
             for number, (layer, old) in enumerate(zip(self.layers, state, strict=True)):
                 # With hooks no two layers are equal, so no body is shared; this also keeps differentiated functions,

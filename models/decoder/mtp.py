@@ -15,6 +15,7 @@ from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
+from models.state.pages import Pages
 from models.state.rows import Slots, put_rows, take_rows
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 from models.state.state import Stateful, name_dims, state_array
@@ -115,7 +116,7 @@ class MtpDecoder(Decoder):
         # The new hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
         named = name_dims(hidden, None, None, "hidden")
         history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
-        operands = info.lengths, info.positions, head.layer, info.kv_blocks, info.slots
+        operands = info.lengths, info.positions, head.layer, info.kv_blocks, info.slots, info.pages
         _, layer = self.mtp_forward(tokens, history[:, :-1], *operands)
         if info.verifying:
             return hidden, (*layers, MtpState(layer, history))
@@ -146,6 +147,7 @@ class MtpDecoder(Decoder):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
         slots: Slots = None,
+        pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
         """Run the head on pairs of a token and the previous token's hidden state.
 
@@ -153,14 +155,14 @@ class MtpDecoder(Decoder):
         of a sequence, which has no pair, needs no masked row in the KV cache.
 
         Args:
-            tokens, lengths, positions, kv_blocks, slots: as for a decoder. A token at position 0 has no pair.
+            tokens, lengths, positions, kv_blocks, slots, pages: as for a decoder. A token at position 0 has no pair.
             hidden: hidden states of the previous tokens, from decoder or head; not read without a pair.
             state: of the layer's branches.
 
         Returns:
             The head's hidden states, for logits of the token after each pair, and the layer's state.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         paired = info.valid & (indices > 0)
         info = info._replace(positions=positions - 1, valid=paired)

@@ -14,25 +14,23 @@ from models.state.state import Stateful
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Configs of parallel layers, and the factor on the output of each."""
+    """Parallel layers' configs, and factors on their outputs."""
 
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
 
     def shard(self, devices: Devices) -> "ParallelConfig":
-        """Return the config of one device."""
         local, faults = try_shard_configs(self.layers, devices)
         if faults:
             raise ShardingError(devices, faults)
         return replace(self, layers=tuple(local[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
-        """Build the layers, for a residual stream of width `hidden`."""
         return Parallel(self, hidden, rngs)
 
 
 class Parallel(Stateful):
-    """Sum of layers, `sum_i multiplier_i layer_i(x)`; the state is a tuple of the layers' states."""
+    """Sum of layers, `sum_i multiplier_i layer_i(x)`; the state is a tuple."""
 
     def __init__(self, config: ParallelConfig, hidden: int, rngs: nnx.Rngs):
         self.multipliers = config.multipliers
@@ -42,15 +40,13 @@ class Parallel(Stateful):
         (self.summed_over,) = axes
 
     def state_arrays(self) -> tuple:
-        """Return the state of each layer, as `Stateful.state_arrays`."""
         return tuple(layer.state_arrays() for layer in self.layers)
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers with state and without `commit`."""
+        """Return the layers with state but without `commit`."""
         return [inner for layer in self.layers for inner in layer.without_commit()]
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads by kind of mixer, of all layers together."""
         return {kind: count for layer in self.layers for kind, count in layer.sites().items()}
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -62,6 +58,5 @@ class Parallel(Stateful):
         return total, states
 
     def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """Return the state of each layer after the accepted tokens."""
         entries = zip(self.layers, pending, state, strict=True)
         return tuple(layer.commit(new, info, old) for layer, new, old in entries)

@@ -1,11 +1,10 @@
 """One trace for layers of equal structure, called with each layer's arrays.
 
-A model of 40 layers has two or three kinds of branches. `jax.jit` caches traces by static arguments and array types;
-here the static part is a module without its arrays. `ir_passes` inlines each call, so the proved and compiled program
-is the same. A scan over stacked weights would be traced as fast, but copies states or weights in every step: seven
+`jax.jit` caches traces by static arguments and array types; the static part is a module without its arrays. `ir_passes`
+inlines each call, so the program is the same. A scan over stacked weights copies states or weights in every step: seven
 times as slow on a CPU (2026-11-26).
 
-Traces are shared within one forward pass, so code patched between two passes is traced again.
+Traces are shared within one forward pass only, so patched code is traced again.
 """
 
 import threading
@@ -20,7 +19,7 @@ _LEAVES = (jax.Array, bool, int, float)
 
 
 class _Pass(threading.local):
-    """The jitted function of this thread's forward pass; None outside a pass."""
+    """The jitted function of this thread's forward pass, or None."""
 
     call: Callable[..., Any] | None = None
 
@@ -30,7 +29,6 @@ _pass = _Pass()
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Share traces between equal modules inside the context."""
     outer = _pass.call
 
     def _call(*args: Any) -> Any:
@@ -47,13 +45,8 @@ def one_pass() -> Iterator[None]:
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     """Call `module.method(*args)`; inside a trace by a body shared with equal modules.
 
-    The method is called directly outside `one_pass`, in a `shard_map`, where `ir_passes` does not inline calls, and
-    with arguments other than arrays and numbers: an object may do more than its trace.
-
-    Args:
-        module: its structure and the types of arrays and arguments determine the trace.
-        method: name of the method.
-        args: pytrees. A Python number is part of the structure.
+    It is called directly outside `one_pass`, in a `shard_map`, where `ir_passes` does not inline calls, and with
+    objects as arguments, which may do more than their trace.
     """
     graph, state = nnx.split(module)
     leaves, tree = jax.tree.flatten((state, args))
@@ -66,7 +59,7 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
 
 
 def _is_traced(leaf: Any) -> bool:
-    """Return True for a tracer; only concrete arrays have a Boolean `committed`."""
+    """Whether a leaf is a tracer; only concrete arrays have a Boolean `committed`."""
     if not isinstance(leaf, jax.Array):
         return False
     try:

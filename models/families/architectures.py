@@ -1,10 +1,10 @@
-"""Model classes in a config.json (`architectures`, `auto_map`), and names of supported ones."""
+"""Model classes in config.json (`architectures`, `auto_map`), and supported names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 HEADS = ("ForCausalLM", "Model", "ForSequenceClassification")
-"""Ends of class names: a causal decoder with a vocabulary head, without head, and with a score head."""
+"""Ends of class names: a causal decoder with vocabulary head, without head, with score head."""
 
 
 def text_classes(*stems: str) -> tuple[str, ...]:
@@ -15,12 +15,7 @@ def text_classes(*stems: str) -> tuple[str, ...]:
 def named_classes(fields: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     """Yield field and name of every class in a config.json and its `text_config`.
 
-    `architectures` has the class of the weights, and `auto_map` the classes in the checkpoint's Python files, which are
-    never run. Files from hand or from GGUF metadata name no class.
-
-    Args:
-        fields: of the file, or of a part of it.
-        where: name of the part.
+    `architectures` has the class of the weights, `auto_map` those in the checkpoint's Python files, which never run.
     """
     for name in _listed(fields.get("architectures")):
         yield f"{where}architectures", name
@@ -38,5 +33,4 @@ def named_classes(fields: Mapping[str, Any], where: str = "") -> Iterator[tuple[
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return the items of a list, or one value as a list; empty for null."""
     return [] if value is None else value if isinstance(value, list) else [value]

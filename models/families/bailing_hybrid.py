@@ -28,7 +28,7 @@ from models.weights.layer_weights import Path, decoder_weights, head_weights, la
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 # Unused fields: a redundant head size, MTP heads (`read_head`), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
@@ -58,7 +58,7 @@ IMPLEMENTED: dict[str, Any] = {
 }
 
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""Names of the number of MTP layers; the first that is present counts."""
+"""Numbers of MTP layers; the first that is present counts."""
 # transformers reads both names and saves the first.
 OUTPUTS = ("dense", "o_proj")
 
@@ -117,10 +117,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json with the MTP head.
 
-    The head is a layer of latent attention and experts behind the decoder's layers.
-
-    Raises:
-        ConfigError: the head is absent or not implemented.
+    The head is a layer of latent attention and experts.
     """
     config = read_config(fields)
     reader = ConfigReader("bailing_hybrid", fields)
@@ -148,7 +145,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the published checkpoints."""
+    """List every parameter with the published tensor names."""
     decoder = decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
     if config.head is None:
         return decoder
@@ -170,7 +167,7 @@ MODULES = (
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
 CLASSES = text_classes("BailingMoeV3", "BailingHybrid")
-"""Ling 2.5 and 2.6 have the same model_type, with lightning attention instead of KDA: BailingMoeV2_5ForCausalLM."""
+"""Ling 2.5 and 2.6 (BailingMoeV2_5ForCausalLM) have the same model_type, with lightning attention."""
 BAILING_HYBRID = Family(
     "bailing_hybrid",
     ("bailing_hybrid",),

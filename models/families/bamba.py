@@ -11,7 +11,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.parallel import ParallelConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
@@ -20,7 +20,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 BAMBA_POSITIONS, FALCON_POSITIONS = 262_144, 8192
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
 
@@ -53,7 +53,7 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
 def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `falcon_h1`.
 
-    Factors on the input of a linear layer are applied to its output, factors on queries and keys to the score scale.
+    Factors on a linear layer's input are applied to its output, those on queries and keys to the score scale.
     """
     reader = ConfigReader("falcon_h1", config)
     eps = reader.number("rms_norm_eps", 1e-5)
@@ -107,7 +107,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     norms = ("input_layernorm", "pre_ff_layernorm")
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 

@@ -15,11 +15,11 @@ from models.state.state import state_size
 from models.weights.sources import Weight
 
 MAX_MTP_LAYERS = 8
-"""Layers of multi-token prediction behind the decoder's layers, at most; published models have one to three."""
+"""Most layers of multi-token prediction; published models have one to three."""
 
 
 class _OneKey(nnx.Rngs):
-    """One key for all abstract parameters; the counters of `nnx.Rngs` are slow to trace."""
+    """One key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
@@ -30,24 +30,20 @@ class Family:
     """A family of checkpoints.
 
     Attributes:
-        name: its main `model_type`.
-        model_types: every `model_type` of its config.json files, outer and text-only.
-        read_config: reads a whole config.json, raising `ConfigError` with every fault.
-        weights: lists the parameters of a model with their checkpoint tensors.
-        skipped: regular expressions, matched in full against a tensor's name in the file, of tensors outside the
-            language model (vision towers, multi-token prediction heads).
-        prefixes: prefixes in place of `root`, in multimodal checkpoints or files of other programs.
-        with_head: the same family with the multi-token-prediction head, then required in checkpoints; None if heads of
-            the family are not implemented.
-        root: first part of the names of the decoder's tensors.
-        mtp_counts: fields of config.json with the number of MTP layers behind the decoder's layers; `of` skips their
-            tensors.
-        renamed: regular expression -> replacement, for the start of a tensor's name in the file; the first match
-            counts, before `prefixes`.
-        architectures: supported classes of transformers and of published Python files; a config.json with another class
-            is refused.
-        mixers: configs of its layers with state, of any size, for `state_formulas`.
-        modules: regular expression -> replacement, from modules of transformers to tensors in files.
+        name: main `model_type`.
+        model_types: every `model_type`, outer and text-only.
+        read_config: reads config.json; raises `ConfigError` with every fault.
+        weights: lists parameters with checkpoint tensors.
+        skipped: full-match regular expressions of tensors outside the language model (vision towers, MTP heads).
+        prefixes: prefixes in place of `root`.
+        with_head: family with a required MTP head, or None.
+        root: prefix of the decoder's tensor names.
+        mtp_counts: config.json fields with the number of MTP layers, which `of` skips.
+        renamed: regular expression -> replacement of the start of tensor names; the first match counts, before
+            `prefixes`.
+        architectures: supported classes; others are refused.
+        mixers: configs of layers with state, for `state_formulas`.
+        modules: regular expression -> replacement, from transformers' modules to tensors.
     """
 
     name: str
@@ -65,7 +61,7 @@ class Family:
     mixers: tuple[BranchConfig, ...] = ()
 
     def of(self, config: Mapping[str, Any]) -> "Family":
-        """Return the family with the MTP layers of this config.json skipped, up to `MAX_MTP_LAYERS`."""
+        """Return the family with this config.json's MTP layers skipped, up to `MAX_MTP_LAYERS`."""
         layers = config.get("num_hidden_layers")
         count = next((config[name] for name in self.mtp_counts if name in config), None)
         if not isinstance(layers, int) or not isinstance(count, int) or count < 1:
@@ -74,15 +70,13 @@ class Family:
         return replace(self, skipped=(*self.skipped, rf"{re.escape(self.root)}layers\.({numbers})\..*"))
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
-        """Build a model with random parameters."""
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        """Build a model with ShapeDtypeStructs as parameters."""
         return nnx.eval_shape(lambda: self.build(config, _OneKey()))
 
     def state_formulas(self) -> list[str]:
-        """Return the bytes of each state array by names of dimensions, caches in bfloat16."""
+        """Return the bytes of each state array by dimension names, caches in bfloat16."""
         layers = nnx.eval_shape(lambda: [mixer.build(1, _OneKey()) for mixer in self.mixers])
         *lines, _ = state_size(layers, jnp.bfloat16).lines
         return [
@@ -91,7 +85,7 @@ class Family:
         ]
 
     def canonical(self, name: str) -> str:
-        """Return the name of a tensor as in `weights`, from its name in the file."""
+        """Return a file tensor's name as in `weights`."""
         for pattern, replacement in self.renamed:
             if match := re.match(pattern, name):
                 name = match.expand(replacement) + name[match.end() :]
@@ -109,5 +103,4 @@ class Family:
         return tuple(dict.fromkeys((renamed, canonical)))
 
     def skips(self, name: str) -> bool:
-        """Return True if a tensor of the file is skipped by its name."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)

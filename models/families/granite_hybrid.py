@@ -15,7 +15,7 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -26,7 +26,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 2_048
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
@@ -38,7 +38,7 @@ def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
-    """Read the feed-forward layer: the shared MLP, or MoE with softmax over the chosen logits."""
+    """Read the feed-forward layer: shared MLP, or MoE with softmax over chosen logits."""
     experts = reader.integer("num_local_experts", 8, minimum=0)
     shared = reader.integer("shared_intermediate_size", 1024)
     width = reader.integer("intermediate_size", 11008)
@@ -127,7 +127,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     return decoder_weights(config, _describe)
 
 

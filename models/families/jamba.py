@@ -8,7 +8,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba import mamba1_weights, read_rank
+from models.families.mamba.mamba import mamba1_weights, read_rank
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -19,7 +19,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 # Training, kernels, and outputs other than logits.
 UNUSED = """output_router_logits router_aux_loss_coef attention_dropout use_mamba_kernels use_mambapy
     use_associative_scan num_logits_to_keep calc_logits_for_entire_prompt""".split()
@@ -82,7 +82,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     norms = "input_layernorm", "pre_ff_layernorm"
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 

@@ -20,13 +20,7 @@ from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 
 def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> MoeConfig:
-    """Read the MoE: sigmoid router with correction bias and groups, and a wide shared expert.
-
-    Args:
-        reader: of config.json.
-        grouped: default numbers of groups and chosen groups.
-        scale: default of `routed_scaling_factor`.
-    """
+    """Read the MoE: sigmoid router with correction bias and groups, and a wide shared expert."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = reader.integer(spelled(reader, *names))
     name = spelled(reader, "num_experts_per_token", "num_experts_per_tok")
@@ -56,14 +50,7 @@ def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> Mo
 def read_feed_forward(
     reader: ConfigReader, layers: int, dense: int, groups: tuple[int, int], scale: float
 ) -> list[MlpConfig | MoeConfig]:
-    """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense.
-
-    Args:
-        reader: of config.json.
-        layers: number of layers.
-        dense: default of `first_k_dense_replace`.
-        groups, scale: `grouped` and `scale` of `read_moe`.
-    """
+    """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense."""
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
     kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
     if "mlp_layer_types" in reader:
@@ -95,15 +82,7 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
 def delta_attention_weights(
     c: KimiDeltaAttentionConfig, hidden: int, path: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
 ) -> list[Weight]:
-    """List the parameters of a KDA layer, with joined q, k and v.
-
-    Args:
-        c, hidden: the layer.
-        path: its path in the model.
-        name: prefix of its tensor names.
-        a_log: shape of `A_log` in the checkpoint.
-        outputs: possible names of the output projection.
-    """
+    """List the parameters of a KDA layer at `path`, with joined q, k and v."""
     weights = [
         Weight(
             (*path, "in_proj_qkv"),
@@ -138,12 +117,10 @@ def delta_attention_weights(
 def latent_attention_weights(
     c: LatentAttentionConfig, hidden: int, path: tuple, name: str, outputs: Sequence[str], interleaved: bool
 ) -> list[Weight]:
-    """List the parameters of a latent attention layer.
+    """List the parameters of a latent attention layer at `path`.
 
     Args:
-        c, hidden, path, name, outputs: as for `delta_attention_weights`.
-        interleaved: the rotated pairs are neighbours in the checkpoint; they become the two halves in queries and keys,
-            with the same scores.
+        interleaved: rotated pairs are neighbours in the checkpoint; as halves they give the same scores.
     """
     pairs = np.arange(c.shared_size)
     if interleaved:

@@ -24,7 +24,7 @@ from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 1_048_576
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 # Positions are not used; the sizes follow from others.
@@ -85,7 +85,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the published checkpoints."""
+    """List every parameter with the published tensor names."""
     return decoder_weights(config, _describe)
 
 

@@ -20,7 +20,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 128_000
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Fields of published configs about initialisation, and duplicates of other fields.
@@ -111,7 +111,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     return decoder_weights(
         config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
     )

@@ -1,12 +1,11 @@
 """Nemotron-H and pure Mamba2: each layer is Mamba2, attention without RoPE, an MLP or MoE.
 
-`mamba2` checkpoints have the layers and tensor names of Nemotron-H with Mamba2 mixers only; the names of the config
-fields differ. Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
+`mamba2` checkpoints have Nemotron-H's tensor names and other config fields. Not shared with other families: letters of
+a layer pattern and tensor names of layers without a gate.
 
-`time_step_limit` bounds time steps, as in the code published with the checkpoints. transformers applies
-`time_step_min`, a bound of initial values, as a floor in prefill and not in decoding, so its results depend on the
-split of a text into steps; a floor for some tokens only is not implemented. `"hf_compat_dt_floor": true` in config.json
-applies the floor to every token, for the scores of transformers in one prefill.
+`time_step_limit` bounds time steps, as in the published code. transformers applies `time_step_min`, a bound of initial
+values, as a floor in prefill only, so its results depend on the steps. `"hf_compat_dt_floor": true` in config.json
+applies it to every token, for transformers' scores in one prefill.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -29,7 +28,7 @@ from models.weights.layer_weights import Path, attention_weights, backbone_weigh
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 NEMOTRON_H_FIELDS = {
     "heads": "mamba_num_heads",
     "head_size": "mamba_head_dim",
@@ -40,22 +39,19 @@ NEMOTRON_H_FIELDS = {
 }
 MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_dim", "state_size": "state_size"}
 MAX_MAMBA2_POSITIONS = 1 << 30
-"""Positions of a model without attention, limited by int32 only."""
+"""Positions without attention, limited by int32 only."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 HEAD = r"mtp\..*"
 """Tensor names of the multi-token-prediction (MTP) head."""
 HEAD_KINDS = {"full_attention": AttentionConfig, "moe": MoeConfig}
-"""Kinds of the branches of the head; vLLM has no others."""
+"""Kinds of the head's branches, as in vLLM."""
 # Unused settings of RoPE, of MTP heads (`read_head`), and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
 
 
 def kinds_of(value: Any) -> list[Any]:
-    """Return the kinds of layers of a letter pattern or a list.
-
-    None or another value stands for unknown kinds.
-    """
+    """Return the layer kinds of a letter pattern or list; None for unknown ones."""
     if isinstance(value, str):
         return [PATTERN.get(letter) for letter in value]
     return [OLDER_KINDS.get(str(kind), kind) for kind in value] if isinstance(value, list) else []
@@ -106,9 +102,7 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("norm_eps")
     types = read_layer_types(reader)
     mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps, default_groups=8)
-    if reader.flag("hf_compat_dt_floor", False):
-        low, high = mixer.step_limits
-        mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
+    mixer = with_floor(reader, mixer)
     mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
     if "full_attention" in types:
         heads, kv_heads, _ = read_heads(reader, 8)
@@ -131,11 +125,7 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head, a layer of the decoder's attention and experts.
-
-    Raises:
-        ConfigError: the head is absent or not implemented.
-    """
+    """Read config.json with the MTP head, a layer of the decoder's attention and experts."""
     config = read_nemotron_h(fields)
     reader = ConfigReader("nemotron_h", fields)
     reader.choice("num_nextn_predict_layers", [1], 1)
@@ -215,7 +205,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     decoder = backbone_weights(config, _describe)
     if config.head is None:
         return decoder

@@ -18,7 +18,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, joined, tensor
 
 DEFAULT_POSITIONS = 65_536
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 
@@ -45,7 +45,7 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
     """Read RoPE; a null base, or null settings as in published models, mean no RoPE.
 
-    Without these fields the base is 10000, as in transformers, also for its null settings.
+    By default the base is 10000, as in transformers.
     """
     names = ("rope_scaling", "rope_parameters")
     place = next((value for value in map(reader.get, names) if isinstance(value, Mapping) and value), {})
@@ -127,7 +127,7 @@ LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernor
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the checkpoints."""
+    """List every parameter with its tensor names."""
     weights = decoder_weights(config, _describe, norms=())
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):

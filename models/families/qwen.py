@@ -33,7 +33,7 @@ from models.weights.layer_weights import (
 from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 DEFAULT_POSITIONS = 32_768
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 HEAD = r"mtp\..*"
 """Tensor names of the multi-token-prediction (MTP) head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
@@ -47,7 +47,7 @@ PLACEHOLDER_IDS = {"image_token_id": 248_056, "video_token_id": 248_057}
 
 
 def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
-    """Return readers of the outer config and of `text_config`, or the outer reader twice."""
+    """Return readers of the outer config and of `text_config`, perhaps the same."""
     outer = ConfigReader(family, config)
     return outer, outer.child("text_config") or outer
 
@@ -69,13 +69,7 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
 def read_decoder(
     family: str, outer: ConfigReader, reader: ConfigReader, feed_forward: Sequence[BranchConfig]
 ) -> DecoderConfig:
-    """Read the common fields of the family.
-
-    Args:
-        family: its name.
-        outer, reader: config.json and its `text_config`.
-        feed_forward: the feed-forward layer of each decoder layer.
-    """
+    """Read the common fields of the family."""
     eps = reader.number("rms_norm_eps", 1e-6)
     hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
@@ -125,7 +119,7 @@ def read_decoder(
 
 
 def split_qkv(c: GatedDeltaNetConfig, hidden: int, name: str) -> WeightSource:
-    """Return queries, keys and values as three projections, the form of Tinker's LoRA adapters."""
+    """Return queries, keys and values as three projections, as in Tinker's LoRA adapters."""
     keys = c.key_heads * c.key_size
     widths = {"q": keys, "k": keys, "v": c.value_width}
     return joined({f"{name}.in_proj_{part}.weight": (width, hidden) for part, width in widths.items()})
@@ -134,8 +128,8 @@ def split_qkv(c: GatedDeltaNetConfig, hidden: int, name: str) -> WeightSource:
 def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     """List the input projections of a mixer, one tensor each.
 
-    LoRA adapters for SGLang and vLLM have two projections `in_proj_qkvz` and `in_proj_ba` instead, with the rows of
-    ours one after the other (not by heads, as in Qwen3-Next).
+    LoRA adapters for SGLang and vLLM have `in_proj_qkvz` and `in_proj_ba`, with these rows concatenated (not by heads,
+    as in Qwen3-Next).
     """
     fused = {
         "in_proj_qkvz": {"in_proj_qkv": c.channels, "in_proj_z": c.value_width},
@@ -190,11 +184,8 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
     """Return the decoder config with its MTP head, an attention layer of the decoder's kind.
 
-    Layers of the head are numbered from 0 again, so its feed-forward layer is of the kind of the decoder's first layer.
-    Fields about the head vary: config.json of Qwen3-Next has no such field, although the checkpoint has the head.
-
-    Raises:
-        ConfigError: the head is absent or not implemented.
+    Head layers are numbered from 0, so its feed-forward layer is of the first decoder layer's kind. config.json of
+    Qwen3-Next has no field about the head.
     """
     _, reader = text_reader(config.family, fields)
     for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):

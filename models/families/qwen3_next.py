@@ -30,8 +30,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
     """Return each projection's rows of the fused projections.
 
-    `in_proj_qkvz` is `[key_heads, q | k | v and z of the head's value heads]`, `in_proj_ba` is `[key_heads, b | a]`;
-    the model has blocks of all queries, keys and values.
+    `in_proj_qkvz` is `[key_heads, q | k | v and z of the value heads]`, `in_proj_ba` is `[key_heads, b | a]`.
     """
     c = config
     group = c.value_heads // c.key_heads
@@ -55,7 +54,7 @@ def fused_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     return qwen.weights(config, fused_projections)
 
 

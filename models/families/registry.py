@@ -16,12 +16,14 @@ from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
-from models.families.mamba import FALCON_MAMBA, MAMBA
+from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
+from models.families.state_spaces import original_family
 from models.families.wrappers import TEXT_CONFIGS, WRAPPERS, wrapper_of
+from models.families.zamba2 import ZAMBA2
 
 FAMILIES = (
     QWEN3_NEXT,
@@ -40,28 +42,29 @@ FAMILIES = (
     BAMBA,
     FALCON_H1,
     OLMO_HYBRID,
+    ZAMBA2,
 )
 
 
 GROUP = "hybridlm.families"
-"""Group of the entry points of other distributions: each is a `Family`, or several in a list or tuple."""
+"""Entry-point group of other distributions: each is a `Family`, or several."""
 BUILT_IN = "built in"
 _registered: dict[Family, str] = {}
 
 
 class FamilyError(ValueError):
-    """Error for a refused family or an unreadable entry point."""
+    """A refused family, or an unreadable entry point."""
 
 
 def register_family(family: Family, origin: str = "registered by this process") -> None:
-    """Add a family to this process, unless it is registered.
+    """Add a family to this process, once.
 
     Args:
-        family: the family. No other may have its name, a `model_type` or a class of it.
-        origin: distribution and version, for `hybridlm families` and certificates.
+        family: no other may have its name, a `model_type` or a class.
+        origin: distribution and version, for certificates.
 
     Raises:
-        FamilyError: not a family, or another family has one of its names.
+        FamilyError: no family, or another with one of its names.
     """
     if not isinstance(family, Family):
         raise FamilyError(f"register_family: expected a Family, got {type(family)} ({origin})")
@@ -78,22 +81,14 @@ def register_family(family: Family, origin: str = "registered by this process") 
 
 
 def families() -> dict[Family, str]:
-    """Return every family with its origin: `BUILT_IN`, or a distribution and its version.
-
-    Raises:
-        FamilyError: an entry point of the group cannot be read; the message has all of them.
-    """
+    """Return every family with its origin: `BUILT_IN`, or distribution and version."""
     if faults := _read_entry_points():
         raise FamilyError("; ".join(faults))
     return dict.fromkeys(FAMILIES, BUILT_IN) | _registered
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin; for built-in families without entry points.
-
-    Raises:
-        FamilyError: no family has the name, or an entry point cannot be read.
-    """
+    """Return the family of a name, and its origin; built-in ones without entry points."""
     for family in FAMILIES:
         if family.name == name:
             return family, BUILT_IN
@@ -109,7 +104,7 @@ def family_named(name: str) -> tuple[Family, str]:
 def _read_entry_points() -> tuple[str, ...]:
     """Register the families of installed distributions, once; return the faults.
 
-    The working directory is left out: it may be the folder of a checkpoint, and code of checkpoints is not run.
+    The working directory, perhaps a checkpoint's folder, is left out.
     """
     directory, faults = os.path.realpath("."), []
     path = [folder for folder in sys.path if os.path.realpath(folder or ".") != directory]
@@ -126,16 +121,15 @@ def _read_entry_points() -> tuple[str, ...]:
 
 
 class UnsupportedModel(ValueError):
-    """Error for a config.json with a `model_type` or a class of no family."""
+    """A config.json with a `model_type` or class of no family."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.json, by its `model_type`; check the classes that it names.
+    """Return the family of a config.json; check its classes.
 
     Raises:
-        UnsupportedModel: no family has that `model_type`, or the family does not compute a class of `architectures` or
-            `auto_map`. The message names the class and the nearest family.
-        FamilyError: no built-in family has that `model_type`, and an entry point cannot be read.
+        UnsupportedModel: unknown `model_type` or class, with the nearest family.
+        FamilyError: no built-in family, and an unreadable entry point.
     """
     if (wrapper := wrapper_of(config)) is None:
         return _text_family(config)
@@ -146,6 +140,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def _text_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a text model's config.json; raises as `family_of`."""
+    if (original := original_family(config)) is not None:
+        _check_classes(original.name, original.architectures, config)
+        return original
     model_type = config.get("model_type")
     built_in = any(model_type in family.model_types for family in FAMILIES)
     for family in FAMILIES if built_in else families():
@@ -160,7 +157,7 @@ def _text_family(config: Mapping[str, Any]) -> Family:
 
 
 def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel if a config.json names an unsupported class, for example of an encoder."""
+    """Raise UnsupportedModel for an unsupported class, such as an encoder."""
     refused = [(field, class_name) for field, class_name in named_classes(config) if class_name not in computed]
     if refused:
         for family in FAMILIES:
@@ -174,7 +171,6 @@ def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, An
 
 
 def _similar(model_type: Any, classes: list[Any]) -> str:
-    """Return a sentence on the family with the most similar names; empty without one."""
     names = {name: family.name for family in families() for name in (*family.model_types, *family.architectures)}
     prefixes = [family.name for family in families() if str(model_type).startswith(family.name)]
     if prefixes:

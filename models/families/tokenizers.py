@@ -16,8 +16,8 @@ REGISTERED = {
     "qwen3_5_text": "Qwen3_5Tokenizer",
     "qwen3_next": "Qwen2Tokenizer",
 }
-"""`model_type` -> registered class of transformers; other families have no registered class."""
+"""`model_type` -> transformers' registered class, if any."""
 CORRECTED = ("jamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Model types with a wrong class in files: the registered class is used."""
+"""Model types with a wrong class in files."""
 TIKTOKEN = ("kimi_linear",)
-"""Model types with tiktoken.model and a Python file instead of tokenizer.json."""
+"""Model types with tiktoken.model and a Python file."""

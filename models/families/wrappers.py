@@ -15,7 +15,7 @@ from models.families.family import Family
 TEXT_CONFIGS = ("text_config", "llm_config", "lfm")
 """Keys of the text model's configuration in an outer config.json."""
 INHERITED = ("dtype", "torch_dtype", "eos_token_id")
-"""Fields of the outer config.json with precedence over null or absent fields of the text model."""
+"""Outer fields with precedence over null or absent ones of the text model."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,13 @@ class Wrapper:
 
     Attributes:
         model_types: of the outer config.json.
-        architectures: classes of the whole model; without any, every class is accepted.
-        text: default `model_type` of the text model; None if its configuration must have one.
-        renamed: regular expression -> replacement, for the start of a tensor's name, to names of the text model's
-            checkpoints.
-        skipped: regular expressions of tensors of the other parts, matched in full.
-        tied: default of the outer `tie_word_embeddings`; None if the text model's field decides.
-        placeholders: default ids of placeholder tokens, by field of config.json.
-        text_types: further `model_type`s of the text model's configuration with the meaning `text`.
+        architectures: classes of the whole model; () accepts every class.
+        text: default `model_type` of the text model, or None.
+        renamed: regular expression -> replacement, to the text model's tensor names.
+        skipped: full-match regular expressions of other parts.
+        tied: default of the outer `tie_word_embeddings`; None for the text model's.
+        placeholders: field -> default id of placeholder tokens.
+        text_types: further `model_type`s that mean `text`.
     """
 
     model_types: tuple[str, ...]
@@ -44,11 +43,7 @@ class Wrapper:
     text_types: tuple[str, ...] = ()
 
     def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the text model's config.json.
-
-        Raises:
-            ConfigError: config.json has no configuration of a text model, or several that differ.
-        """
+        """Return the text model's config.json; raises ConfigError for none or several."""
         keys = [key for key in TEXT_CONFIGS if config.get(key) is not None]
         if not keys or any(not isinstance(config[key], Mapping) or config[key] != config[keys[0]] for key in keys):
             values = ", ".join(f"{key}: {config[key]!r:.100}" for key in keys) or "none"
@@ -61,7 +56,7 @@ class Wrapper:
         return inherited | {name: value for name, value in inner.items() if value is not None or name not in inherited}
 
     def family(self, below: Family) -> Family:
-        """Return the family of the text model with the tensor names of the whole model."""
+        """Return the text model's family with the whole model's tensor names."""
 
         def read(fields: Mapping[str, Any]) -> DecoderConfig:
             return self._read(below, fields)
@@ -88,17 +83,16 @@ class Wrapper:
 
 
 def _parts(*names: str) -> tuple[str, ...]:
-    """Return regular expressions of the tensors of these modules, with and without `model.`."""
+    """Return regular expressions of these modules' tensors, with and without `model.`."""
     return tuple(rf"(model\.)?{name}\..*" for name in names)
 
 
 LANGUAGE_MODEL = ((r"model\.language_model\.", "model."), (r"language_model\.", ""))
-"""The text model inside transformers' classes: below the head, or with a head as in older files."""
+"""Text model inside transformers' classes: below the head, or with a head in older files."""
 _MINICPM_PARTS = _parts("vision_tower", "merger")
 JEV = "jev"
-"""`model_type` of a decision model saved by transformers: a text model with a linear head."""
+"""`model_type` of a decision model of transformers: a text model with a linear head."""
 JEV_HEAD = (r"proj\.weight", r"proj\.bias")
-"""Tensors of the head of a decision model, outside the text model."""
 
 WRAPPERS = (
     Wrapper((JEV,), ("JevForDecision",), skipped=JEV_HEAD),
@@ -188,14 +182,13 @@ WRAPPERS = (
         _parts("visual", "linear_proj"),
     ),
 )
-"""Every model around a supported text model."""
 
 
 def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
-    """Return the wrapper of an outer config.json; None for a text model."""
+    """Return the wrapper of an outer config.json, or None."""
     return next((wrapper for wrapper in WRAPPERS if config.get("model_type") in wrapper.model_types), None)
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text model's part of a config.json; empty without one."""
+    """Return the text model's part of a config.json, or {}."""
     return next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), Mapping)), {})

@@ -24,8 +24,5 @@ def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
 
 
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
-    """Sample normal float32 values with variance 1 / fan-in, the last dimension.
-
-    They are for training and tests; a checkpoint replaces them.
-    """
+    """Sample normal float32 values with variance 1 / fan-in (the last dimension)."""
     return parameter(jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5, *sharded)

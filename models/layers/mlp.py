@@ -1,4 +1,4 @@
-"""Dense feed-forward layers (MLP), with SwiGLU or squared ReLU."""
+"""Dense feed-forward layers (MLP), with SwiGLU, GEGLU or squared ReLU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,24 +8,24 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import scaled, silu_gated
+from models.layers.activations import gelu_gated, scaled
 from models.layers.initial import matrix
-from models.ops.linear import gated_linear, linear
+from models.ops.float32 import silu_gated
+from models.ops.linear import joined_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
-Activation = Literal["swiglu", "relu2"]
-"""SwiGLU, `silu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a gate (arXiv:2109.08668)."""
+Activation = Literal["swiglu", "geglu", "relu2"]
+"""SwiGLU and GEGLU (arXiv:2002.05202), or squared ReLU without a gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
     """A layer without state between steps."""
 
     def state_arrays(self) -> None:
-        """Return None: there is no state."""
         return None
 
 
@@ -41,7 +41,7 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: of the sharded layer; the width is local.
+        devices: the width is local.
     """
 
     width: int
@@ -51,11 +51,10 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """Return the config of one device: its columns (tensor parallel)."""
+        """Return one device's config: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
-        """Build the MLP, for a residual stream of width `hidden`."""
         return Mlp(self, hidden, rngs)
 
 
@@ -65,22 +64,25 @@ class Mlp(Stateless):
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
         width = Segment(config.width, config.width)
-        gated = config.activation == "swiglu"
+        gated = config.activation != "relu2"
         self.gate_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),)) if gated else None
         self.up_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),))
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
-        """Return the output for rows, or this device's part of it."""
+        """Return the output, or this device's part of it."""
         c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
-            inner = gated_linear(
-                x, self.gate_proj[...], self.up_proj[...], c.devices,
-                gated=lambda gate, up: silu_gated(scaled(gate, c.gate_multiplier), up),
+            activation = gelu_gated if c.activation == "geglu" else silu_gated
+            inner = joined_linear(
+                x,
+                (self.gate_proj[...], self.up_proj[...]),
+                devices=c.devices,
+                joined=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
                 dtype=getattr(down, "dtype", jnp.float32),
-            )  # fmt: skip
+            )
         return scaled(linear(inner, down, c.devices), c.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

@@ -8,7 +8,6 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.layers.activations import silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
@@ -25,13 +24,13 @@ class MoeConfig:
     """Sizes of a mixture of experts.
 
     Attributes:
-        router: choice of experts.
-        width: width of each expert (`moe_intermediate_size`).
-        shared_width: width of the shared expert, 0 without one.
-        shared_gate: the shared expert's output is multiplied by the sigmoid of a learned projection of the token.
-        activation: of the routed experts and the shared expert.
-        latent: width of a projection of the token, the input of the routed experts; None for the token.
-        devices: of the sharded layer; the widths are local. The router chooses among the experts of all devices.
+        router: of experts.
+        width: of each expert (`moe_intermediate_size`).
+        shared_width: of the shared expert, or 0.
+        shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
+        activation: of all experts.
+        latent: width of a projection of the token for routed experts; None for the token.
+        devices: widths are local; the router chooses among all experts.
     """
 
     router: RouterConfig
@@ -44,26 +43,25 @@ class MoeConfig:
 
     @property
     def local_experts(self) -> int:
-        """Number of experts of each device (expert parallel)."""
+        """Experts of each device (expert parallel)."""
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
-        """Return the config of one device: its experts and columns."""
+        """Return one device's config: its experts and columns."""
         experts = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
         return shard_config(self, devices, "width", "shared_width", others=(experts,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
-        """Build the mixture of experts, for a residual stream of width `hidden`."""
         return Moe(self, hidden, rngs)
 
 
 class Moe(Stateless):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
-    The experts' matrices are `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate,
-    and `down_proj` [expert, in, width].
+    Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`
+    [expert, in, width].
 
-    Expert parallel: each device along `expert` computes its experts' outputs for every token.
+    Each device along `expert` computes its experts for every token.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -87,7 +85,6 @@ class Moe(Stateless):
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
     def sites(self) -> dict[str, int]:
-        """Return the number of routed experts."""
         return {"expert": self.config.router.experts}
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
@@ -98,20 +95,18 @@ class Moe(Stateless):
             chosen = (*x.shape[:2], c.router.per_token)
             hooked = info.hooks.experts(weight.reshape(chosen), expert.reshape(chosen), info.layer)
             weight = hooked.reshape(weight.shape)
-        expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:
             local, expert = local_rows(expert, EXPERT, c.local_experts)
             expert = jnp.where(local, expert, c.local_experts)
         # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
         latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
-        visits = jnp.repeat(latents, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices), 2, -1)
-            inner = silu_gated(gate, up)
+            inner = experts_product(latents, self.gate_up_proj[...], expert, spread, c.devices, gated=True)
         else:
-            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices))
-        routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices)
+            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, spread, c.devices))
+        inner = inner.reshape((expert.size, -1))
+        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), spread, c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, latents.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)

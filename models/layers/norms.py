@@ -1,4 +1,4 @@
-"""RMS norm and l2 norm, computed in float32."""
+"""RMS norm, computed in float32."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -21,23 +21,17 @@ def rms_norm(
     """Return `x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (RMSNorm, arXiv:1910.07467).
 
     Args:
-        x, weight: the shard of this device.
-        devices: of the model.
-        group_devices: number of adjacent devices along `model` with equal shards of the last dimension.
+        x, weight: shards.
+        group_devices: adjacent devices along `model` with equal shards.
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
 
 
-def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension (ops/layout: fusion)."""
-    return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
-
-
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight; `offset` 1 for checkpoints with weights minus one.
 
-    With `sharded`, it is one norm over the values of all devices.
+    `sharded`: one norm over all devices.
     """
 
     def __init__(

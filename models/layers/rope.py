@@ -17,7 +17,6 @@ class LinearScaling:
     amplitude: float = 1.0
 
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
-        """Return the scaled frequencies."""
         return frequencies / np.float32(self.factor)
 
 
@@ -26,10 +25,10 @@ class YarnScaling:
     """YaRN (arXiv:2309.00071): division of low frequencies by `factor`, with a ramp to high ones.
 
     Attributes:
-        factor: extension of the context.
-        original: context of the original training.
-        amplitude: factor on cosines and sines.
-        beta_fast, beta_slow: rotations within `original`; frequencies with more are unchanged, with fewer divided.
+        factor: of the context.
+        original: trained context.
+        amplitude: of cosines and sines.
+        beta_fast, beta_slow: rotations within `original`: more are unchanged, fewer divided.
         truncate: the ramp begins and ends at whole dimensions.
     """
 
@@ -41,7 +40,6 @@ class YarnScaling:
     truncate: bool = True
 
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
-        """Return the scaled frequencies."""
         half = len(frequencies)
 
         def dimension(rotations: float) -> float:
@@ -62,10 +60,10 @@ class Llama3Scaling:
     """Scaling of Llama 3.1: frequencies of long wavelengths divided by `factor`, with interpolation.
 
     Attributes:
-        factor: extension of the context.
-        original: context of the original training.
-        low_factor, high_factor: wavelengths of more than `original / low_factor` are long, of less than
-            `original / high_factor` short.
+        factor: of the context.
+        original: trained context.
+        low_factor, high_factor: wavelengths above `original / low_factor` are long, below `original / high_factor`
+            short.
     """
 
     factor: float
@@ -75,7 +73,6 @@ class Llama3Scaling:
     amplitude: float = 1.0
 
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
-        """Return the scaled frequencies."""
         wavelengths = np.float32(2 * math.pi) / frequencies
         share = (self.original / wavelengths - self.low_factor) / (self.high_factor - self.low_factor)
         share = np.clip(share, 0, 1).astype(np.float32)
@@ -86,12 +83,12 @@ class Llama3Scaling:
 class Rope:
     """Rotary embedding of the first `size` dimensions of every head.
 
-    Multimodal RoPE is plain RoPE here: text has equal temporal, height and width positions.
+    Multimodal RoPE is plain RoPE for text.
 
     Attributes:
-        size: rotated dimensions (`head_dim * partial_rotary_factor`), even.
-        theta: base of the frequencies (`rope_theta`).
-        scaling: of the frequencies for long contexts (`rope_type`); None for "default".
+        size: rotated dimensions, even.
+        theta: base (`rope_theta`).
+        scaling: `rope_type`; None for "default".
     """
 
     size: int

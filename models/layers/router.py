@@ -18,15 +18,14 @@ class RouterConfig:
     """Options of a router; the defaults are softmax scores and top-k.
 
     Attributes:
-        experts, per_token: number of experts, and of each token's experts (top-k).
-        scores: function of the expert logits: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen",
-            the softmax over the top-k logits.
-        bias: experts are chosen by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664);
-            the weights are scores without it.
-        groups, groups_kept: `groups` equal groups of experts (`n_group`); top-k chooses from the `groups_kept` groups
-            (`topk_group`) with the largest sum of their two best experts (DeepSeek-V3, arXiv:2412.19437).
+        experts, per_token: experts, and experts per token (top-k).
+        scores: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen" over the top-k logits.
+        bias: choose by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664), which weights
+            lack.
+        groups, groups_kept: equal groups (`n_group`); top-k chooses from the `groups_kept` (`topk_group`) with the
+            largest sum of two best experts (DeepSeek-V3, arXiv:2412.19437).
         normalise: divide the chosen scores by their sum plus `epsilon`.
-        scale: factor on the weights (`routed_scaling_factor`).
+        scale: `routed_scaling_factor`.
     """
 
     experts: int
@@ -40,14 +39,13 @@ class RouterConfig:
     scale: float = 1.0
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Router":
-        """Build the router, for a residual stream of width `hidden`."""
         return Router(self, hidden, rngs)
 
 
 class Router(nnx.Module):
     """Linear scores and top-k.
 
-    Computed in float32 with weights of every dtype: a rounding would send a token to another expert.
+    In float32 for every dtype: rounding would change experts.
     """
 
     def __init__(self, config: RouterConfig, hidden: int, rngs: nnx.Rngs):
@@ -58,7 +56,7 @@ class Router(nnx.Module):
     def __call__(
         self, rows: Float32[Array, "row hidden"]
     ) -> tuple[Float32[Array, "row choice"], Int32[Array, "row choice"]]:
-        """Return the weights and experts of each row, best first."""
+        """Return each row's weights and experts, best first."""
         c = self.config
         logits = linear(rows, self.weight[...].astype(jnp.float32))
         if c.scores == "softmax_of_chosen":
@@ -79,7 +77,7 @@ class Router(nnx.Module):
         return (weight if c.scale == 1.0 else weight * c.scale), expert.astype(jnp.int32)
 
     def _best_groups(self, preference: Float32[Array, "row expert"]) -> Float32[Array, "row expert"]:
-        """Return the preferences of experts in the best groups, and minus infinity for others."""
+        """Return experts' preferences, minus infinity outside the best groups."""
         c = self.config
         grouped = preference.reshape((-1, c.groups, c.experts // c.groups))
         best = jnp.sum(lax.top_k(grouped, 2)[0], axis=-1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
-from models.layers.activations import silu
+from models.ops.float32 import silu
 from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.conv_step_cpu import ConvInputs, conv_step_cpu
@@ -34,19 +34,19 @@ def layer_conv(
 
     Args:
         x, bias: as for `short_conv`.
-        weight: taps in the layout of checkpoints.
-        state: pool of the inputs before this step.
-        info: of the lanes, with their rows in the pool.
-        devices: of the step.
-        activated: apply SiLU to the outputs.
+        weight: checkpoint layout.
+        state: pool of earlier inputs.
+        info: lanes with rows in the pool.
 
     Returns:
-        Outputs, undefined at padding tokens, and the pool with the next state, None with `info.verifying`.
+        Outputs, undefined at padding, and the next pool, None with `info.verifying`.
     """
     activation = silu if activated else _identity
     inputs = ConvInputs(x, weight[:, 0], state, info.lengths, info.fresh, bias, info.slots)
     if CPU_KERNEL.chosen(devices, inputs):
         return _on_cpu(activated, info.verifying, inputs)
+    if KERNEL.chosen(devices, inputs):
+        return conv_step(inputs, activation=activation, keep_state=info.verifying, interpret=devices.interpret)
     y, rows = _of_rows(inputs._replace(state=take_rows(state, info.slots)), info, activation, devices)
     return y, None if rows is None else put_rows(state, info.slots, rows)
 
@@ -54,10 +54,8 @@ def layer_conv(
 def _of_rows(
     inputs: ConvInputs, info: LaneInfo, activation: Callable[[Array], Array], devices: Devices
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
-    """Return outputs and next state of the lanes, given the rows of the lanes."""
+    """Return outputs and next state, given the lanes' rows."""
     x, _, state, _, _, bias, _ = inputs
-    if KERNEL.chosen(devices, inputs):
-        return conv_step(inputs, activation=activation, keep_state=info.verifying, interpret=devices.interpret)
     taps = inputs.taps.astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
         return _token_for_gpus(inputs._replace(taps=taps), info, activation)
@@ -75,9 +73,9 @@ def _of_rows(
 def _token_for_gpus(
     inputs: ConvInputs, info: LaneInfo, activation: Callable[[Array], Array]
 ) -> tuple[Float32[Array, "lane 1 channel"], Any]:
-    """Run one token in two operations: a read of token and state, and a write.
+    """Run one token in two operations: read token and state, write.
 
-    Inputs stay in separate rows, as XLA:GPU joins operations of one shape; no window is written in float32.
+    Inputs stay in separate rows, because XLA:GPU joins operations of one shape.
     """
     state, start = inputs.state, _start(inputs.state, info.fresh)
     x = name_dims(jnp.where(info.valid[:, :, None], inputs.x, 0.0), None, None, "channel")[:, 0]
@@ -104,14 +102,14 @@ def short_conv(
     """Compute `y_t = sum_j weight[c, j] x_{t-K+1+j} + bias[c]`, without activation.
 
     Args:
-        x: inputs; padding tokens are ignored, even if they are NaN.
-        weight: taps, `[channel, K]`; tap K-1 belongs to the current token.
-        state: the K-1 inputs before this step.
-        lengths, valid: real tokens of each lane.
-        bias: added to every output, also of padding tokens, which the caller masks.
+        x: padding is ignored, even NaN.
+        weight: `[channel, K]`; tap K-1 is the current token's.
+        state: K-1 earlier inputs.
+        lengths, valid: of tokens.
+        bias: added to every output, also of padding.
 
     Returns:
-        The convolution and the last K-1 inputs at each lane's length; a lane of length 0 keeps its state, bit for bit.
+        The convolution and the last K-1 inputs of each lane; a lane of length 0 keeps its state, bit for bit.
     """
     x = name_dims(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
     # Outputs and next state are both computed from the window, behind a barrier (ops/layout: in place).

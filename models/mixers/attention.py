@@ -27,7 +27,7 @@ class QkNorm:
     Attributes:
         eps: `rms_norm_eps`.
         offset: 1 if the weights are stored minus one.
-        all_heads: one norm over the concatenated heads instead of one for each head.
+        all_heads: one norm over all heads instead of one each.
     """
 
     eps: float
@@ -35,11 +35,10 @@ class QkNorm:
     all_heads: bool = False
 
     def size(self, heads: int, head_dim: int) -> int:
-        """Number of values of one norm."""
+        """Values of one norm."""
         return heads * head_dim if self.all_heads else head_dim
 
     def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
-        """Build the norm of queries or keys."""
         sharded = (shard_outputs(heads),) if self.all_heads else ()
         return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, sharded, devices)
 
@@ -50,12 +49,12 @@ class AttentionConfig:
 
     Attributes:
         heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
-        head_dim: size of a head.
-        rope: rotary embedding, None for attention without positions.
-        qk_norm: norm of queries and keys before RoPE, None for no norm.
-        output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
-        scale: factor on the scores, None for the inverse square root of `head_dim`.
-        devices: of the sharded layer; the heads are local.
+        head_dim: of a head.
+        rope: None for attention without positions.
+        qk_norm: before RoPE, or None.
+        output_gate: multiply the output by the sigmoid of a second half of each query head.
+        scale: of scores; None for the inverse square root of `head_dim`.
+        devices: heads are local.
     """
 
     heads: int
@@ -68,22 +67,19 @@ class AttentionConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "AttentionConfig":
-        """Return the config of one device; fewer key/value heads than devices are replicated."""
+        """Return one device's config; fewer key/value heads than devices are replicated."""
         return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
-        """Build the attention layer, for a residual stream of width `hidden`."""
         return Attention(self, hidden, rngs)
 
 
 def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
-    """Norm each head, or all heads together, by the number of the norm's weights."""
+    """Norm each head, or all together, by the number of weights."""
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
 class Attention(Stateful):
-    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`."""
-
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config
@@ -98,7 +94,7 @@ class Attention(Stateful):
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
-        """Return the KV cache with a `StateArray` for keys and one for values."""
+        """Return the KV cache of `StateArray`s."""
         c = self.config
         size = stored_size(c.head_dim, c.devices.platform)
         heads, unused = (Segment(c.kv_heads, c.kv_heads, replicable=True),), size - c.head_dim
@@ -106,11 +102,10 @@ class Attention(Stateful):
         return KVCache(key, state_array(kv_head=heads, context=None, value=size, unused=unused))
 
     def sites(self) -> dict[str, int]:
-        """Return the number of query heads."""
         return {"attention": self.config.heads}
 
     def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
-        """Return the cache after the step; rejected tokens are overwritten before a read."""
+        """Return the cache; rejected tokens are overwritten before a read."""
         return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

@@ -8,13 +8,14 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import scaled, silu_gated
+from models.layers.activations import scaled
 from models.layers.initial import decay_rates, matrix, parameter
-from models.layers.norms import l2_norm, rms_norm
+from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
+from models.ops.float32 import silu_gated
 from models.ops.layout import merge_heads
-from models.ops.linear import linear
+from models.ops.linear import joined_linear, linear
 from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -106,10 +107,12 @@ class GatedDeltaNet(Recurrent):
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         """Return the inputs of the recurrence and the output gate of each token."""
         c = self.config
-        log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
-            linear(x, self.in_proj_a[...], c.devices) + self.dt_bias[...][None, None]
-        )
-        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...], c.devices)), c.strongest_write)
+
+        def gates(b: Array, a: Array, rate: Array, bias: Array) -> tuple[Array, Array]:
+            return scaled(jax.nn.sigmoid(b), c.strongest_write), -jnp.exp(rate) * jax.nn.softplus(a + bias)
+
+        weights, vectors = (self.in_proj_b[...], self.in_proj_a[...]), (self.A_log[...], self.dt_bias[...])
+        beta, log_decay = joined_linear(x, weights, vectors, c.devices, joined=gates)
         mixed, gate = (linear(x, weight[...], c.devices) for weight in (self.in_proj_qkv, self.in_proj_z))
         return DeltaTokens(mixed, log_decay, beta), gate
 
@@ -119,13 +122,7 @@ class GatedDeltaNet(Recurrent):
         """Run convolution and gated delta rule; return outputs and new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
-        lanes, length, _ = mixed.shape
-        q, k, v = jnp.split(mixed, [c.key_width, 2 * c.key_width], axis=-1)
-        q, k = (y.reshape((lanes, length, c.key_heads, c.key_size)) for y in (q, k))
-        v = v.reshape((lanes, length, c.value_heads, c.value_size))
-        q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
-        q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        out, recurrent = run_delta_rule((q, k, v), tokens, info, state.recurrent, c.devices)
+        out, recurrent = run_delta_rule(mixed, c.key_heads, tokens, info, state.recurrent, c.devices)
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(

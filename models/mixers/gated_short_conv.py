@@ -1,4 +1,4 @@
-"""Gated short convolution of LFM2; its state: the last inputs of the convolution."""
+"""Gated short convolution of LFM2; its state: the last inputs."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,31 +21,24 @@ Inputs = Float32[Array, "lane token channel"]
 
 
 class GatedShortConvState(NamedTuple):
-    """State for N lanes: `conv`, the last K-1 gated inputs of the convolution, cache dtype."""
+    """State of N lanes: `conv`, the last K-1 gated inputs, cache dtype."""
 
     conv: ConvState
 
 
 @dataclass(frozen=True)
 class GatedShortConvConfig:
-    """Sizes of the convolution.
-
-    Attributes:
-        kernel: number of taps (`conv_L_cache`).
-        channels: width of the residual stream.
-        devices: of the sharded layer; the channels are local.
-    """
+    """Taps (`conv_L_cache`) and local channels."""
 
     kernel: int
     channels: int
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "GatedShortConvConfig":
-        """Return the config of one device: its channels (tensor parallel)."""
+        """Return one device's config: its channels (tensor parallel)."""
         return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return GatedShortConv(self, hidden, rngs)
 
 
@@ -60,13 +53,12 @@ class GatedShortConv(Stateful):
         self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
-        """Return the state: the convolution's last inputs."""
         c = self.config
         channels = (Segment(c.channels, c.channels),)
         return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
-        """Mix the tokens; with `info.verifying` return the convolution's inputs instead of the state."""
+        """Mix the tokens; with `info.verifying` return the inputs instead of the state."""
         b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
         inputs = b * u
         mixed, state = self._convolve(inputs, info, state)

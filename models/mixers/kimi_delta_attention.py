@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import decay_rates, matrix, parameter
-from models.layers.norms import l2_norm, rms_norm
+from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.layout import merge_heads
@@ -130,10 +130,7 @@ class KimiDeltaAttention(Recurrent):
         """Run convolution and delta rule over the tokens; return the outputs and the new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
-        heads = (*mixed.shape[:2], c.heads, c.head_size)
-        q, k, v = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
-        q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        out, recurrent = run_delta_rule((q, k, v), tokens, info, state.recurrent, c.devices)
+        out, recurrent = run_delta_rule(mixed, c.heads, tokens, info, state.recurrent, c.devices)
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(

@@ -1,16 +1,14 @@
-"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention.
+"""KV cache of an attention layer: writes, and softmax attention.
 
-The cache is contiguous: a sequence's row has a place for every position of the context, without page table (block
-table); steps of users may have them (`PageTable` of a contract).
+A cache is a pool of pages, with a page table of lanes (`models.state.pages`).
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Float32, Int32
 
 from models.ops.decode_attention_cpu import KERNEL as CPU_KERNEL
 from models.ops.decode_attention_cpu import AttentionInputs, attention_of
@@ -20,22 +18,20 @@ from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
-from models.state.rows import Slots, take_positions
+from models.state.pages import Pages, own_pages, put_tokens, take_pages, token_places
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
-"""Maximum query rows per key/value head with keys as the left operand of the scores (ops/layout: operands): 0.6 to 1.1
-of the time; with 256 rows and more, 1.0 to 1.2."""
+"""Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time; from 256
+rows 1.0 to 1.2.
+"""
 
 
 class KVCache(NamedTuple):
-    """KV cache of an attention layer, with a row for each sequence.
+    """KV cache of an attention layer: pools of pages, in the dtype of caches.
 
-    Arrays have the dtype of caches and whole blocks of positions.
-
-    `value` None: the values are the first entries of the keys (latent attention). Keys and values end in zeros up to
-    `stored_size`.
+    `value` None: the first entries of the keys (latent attention). Both end in zeros up to `stored_size`.
     """
 
     key: KeyCache
@@ -43,17 +39,9 @@ class KVCache(NamedTuple):
 
 
 def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[Array, "lane token head stored"]:
-    """Pad vectors of heads with zeros to the stored size of a cache."""
+    """Pad heads with zeros to a cache's stored size."""
     padding = stored - x.shape[-1]
     return jnp.pad(x, ((0, 0),) * 3 + ((0, padding),)) if padding else x
-
-
-def write_places(
-    positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], size: int
-) -> Int32[Array, "lane token"]:
-    """Return each token's place in a cache; padding tokens get distinct places past the end."""
-    padding = size + jnp.arange(positions.shape[1], dtype=positions.dtype)
-    return jnp.where(valid, positions, padding[None])
 
 
 def append(
@@ -62,27 +50,19 @@ def append(
     value: Array | None,
     positions: Int32[Array, "lane token"],
     valid: Array,
-    slots: Slots = None,
+    pages: Pages,
 ) -> KVCache:
-    """Write keys and values `[lane, token, kv_head, size]` of real tokens to the lanes' rows.
+    """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages.
 
-    The scatter drops padding tokens, which get distinct places past the end: no two tokens of a lane have the same
-    place. No real token is dropped, as the host admits no sequence longer than the context.
+    The scatter drops padding; the host gives pages for all real tokens of a step.
     """
-    places = write_places(positions, valid, cache.key.shape[2])
-    options: Any = {"mode": "drop", "wrap_negative_indices": False, "unique_indices": True}
+    places = token_places(pages, positions, valid, cache.key.shape[0])
+    values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
+    return KVCache(put_tokens(cache.key, places, _as(cache.key, key)), values)
 
-    def of_lane(row: Array, places: Array, new: Array) -> Array:
-        return row.at[:, places].set(jnp.moveaxis(new, 0, 1), **options)
 
-    def write(pool: Array, new: Array) -> Array:
-        new = new.astype(pool.dtype)
-        if slots is None:
-            return jax.vmap(of_lane)(pool, places, new)
-        return pool.at[slots[:, None], :, places].set(new, **options)
-
-    values = None if value is None or cache.value is None else write(cache.value, value)
-    return KVCache(write(cache.key, key), values)
+def _as(pool: Array, new: Array) -> Array:
+    return new.astype(pool.dtype)
 
 
 def attend(
@@ -93,26 +73,21 @@ def attend(
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
     devices: Devices = SINGLE_DEVICE,
-    slots: Slots = None,
+    *,
+    pages: Pages,
 ) -> Float32[Array, "lane token head value"]:
-    """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
+    """Compute softmax attention of scaled queries over each lane's first `blocks` pages.
 
-    A query at position p attends to positions 0..p of its lane; later entries of the cache (stale or NaN) have no
-    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so more blocks than a lane
-    needs do not change its bits.
+    A query at position p attends to positions 0..p; later entries (stale or NaN) have no influence. By online softmax
+    (arXiv:1805.02867), additional blocks do not change a lane's bits.
 
     Args:
-        query: scaled queries.
-        cache: keys and values.
-        positions: of the queries.
-        valid: mask of the real tokens.
-        blocks: blocks to visit.
-        value_size: size of a value, the leading entries of stored values or keys; None for all entries.
-        devices: of the step.
-        slots: the row of each lane in the cache; None: row i.
+        valid: of real tokens.
+        blocks: to visit.
+        value_size: leading entries of stored values or keys; None for all.
 
     Returns:
-        Attention output, zero at padding tokens.
+        Zero at padding.
     """
     query = widened(query, cache.key.shape[3])
     lanes, tokens, heads, size = query.shape
@@ -122,29 +97,30 @@ def attend(
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
-        out = decode_attention(q, limit, cache.key, cache.value, value_size, slots, interpret=devices.interpret)
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, pages, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
     # Split outside the loop, or XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
-    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform, lanes * kv_heads)
+    width = turn_blocks(pages.shape[1], devices.platform, lanes * kv_heads)
     span = width * KV_BLOCK
-    # If turns do not divide the cache, the last turn begins earlier and skips positions of the previous turn.
-    divided = cache.key.shape[2] % span == 0
+    # If turns do not divide the table, the last turn begins earlier and skips positions of the previous turn.
+    divided = pages.shape[1] % width == 0
 
-    def read(rows: Array, start: Array) -> Array:
-        block = take_positions(rows, slots, start, span)
+    def read(pool: Array, here: Pages) -> Array:
+        block = take_pages(pool, here)
         # Otherwise XLA:GPU would transpose the rows of all blocks for the products, in front of the loop.
         return block.astype(jnp.float32) if devices.platform == "cpu" else materialize(block)
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
         begin = index * span
-        start = begin if divided else jnp.minimum(begin, cache.key.shape[2] - span)
-        k = read(cache.key, start)
-        v = k if cache.value is None else read(cache.value, start)
+        first = index * width if divided else jnp.minimum(index * width, pages.shape[1] - width)
+        here, start = lax.dynamic_slice_in_dim(pages, first, width, axis=1), first * KV_BLOCK
+        k = read(cache.key, here)
+        v = k if cache.value is None else read(cache.value, here)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         position = start + jnp.arange(span, dtype=jnp.int32)
 
@@ -167,7 +143,7 @@ def attend(
     zeros = jnp.zeros((*shape, 1), jnp.float32), jnp.zeros((*shape, value_size), jnp.float32)
     start = (jnp.full((*shape, 1), -1e30, jnp.float32), *zeros)
     turns = blocks if width == 1 else -(-blocks // width)
-    _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit))
+    _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit, pages))
     out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 
@@ -175,7 +151,7 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Return the scores of each query with each key (ops/layout: operands)."""
+    """Return the scores of queries with keys (ops/layout: operands)."""
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
@@ -190,21 +166,20 @@ def append_and_attend(
     value_size: int,
     devices: Devices,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
-    """Write keys and values of real tokens to the KV cache, and attend causally.
+    """Write keys and values to the KV cache, and attend causally.
 
     Args:
-        query: scaled queries.
-        key, value: of the tokens, as for `append`.
-        cache: keys and values of earlier tokens.
-        info: of the step.
+        key, value: as for `append`.
+        cache: of earlier tokens.
         value_size: as for `attend`.
-        devices: of the layer; a CPU kernel does both at once.
+        devices: a CPU kernel does both at once.
     """
-    inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, info.slots)
+    pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
+    inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)
     if not CPU_KERNEL.chosen(devices, inputs, value_size):
         return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
     # A loop with an operand as its number of iterations has no reverse-mode derivative.
-    blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else cache.key.shape[2] // KV_BLOCK
+    blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else pages.shape[1]
     return attention_of(partial(_append_and_attend, value_size, devices, blocks), value_size, inputs)
 
 
@@ -213,5 +188,5 @@ def _append_and_attend(
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     positions, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
-    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.slots)
-    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices, inputs.slots), cache
+    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.pages)
+    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices, pages=inputs.pages), cache

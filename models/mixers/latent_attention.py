@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA, arXiv:2405.04434): the KV cache holds one compressed row per token."""
+"""Multi-head latent attention (MLA, arXiv:2405.04434): one compressed KV row per token."""
 
 from dataclasses import dataclass
 
@@ -26,16 +26,16 @@ class LatentAttentionConfig:
 
     Attributes:
         heads: `num_attention_heads`.
-        rank: `kv_lora_rank`, size of the compressed entries of a row.
-        shared_size: `qk_rope_head_dim`, size of the key entries of all heads, uncompressed in the same row.
-        key_size: `qk_nope_head_dim`, size of the key entries of a head made from the compressed entries.
+        rank: `kv_lora_rank`, compressed entries of a row.
+        shared_size: `qk_rope_head_dim`, uncompressed key entries of all heads in the row.
+        key_size: `qk_nope_head_dim`, a head's key entries from the compressed ones.
         value_size: `v_head_dim`.
-        rope: rotary embedding of the shared entries, None for attention without positions.
-        head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
-        eps: of the norms of the compressed entries and the compressed query.
-        score_factor: on the scores, in addition to the inverse square root of the size of a query.
-        query_rank: `q_lora_rank`, size of the compressed query; None for a direct projection.
-        devices: of the sharded layer; the heads are local, the compressed rows replicated.
+        rope: of shared entries; None without positions.
+        head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
+        eps: of the norms of compressed entries and query.
+        score_factor: on scores, besides the inverse square root of the query size.
+        query_rank: `q_lora_rank`, compressed query; None for a direct projection.
+        devices: heads are local, compressed rows replicated.
     """
 
     heads: int
@@ -52,20 +52,19 @@ class LatentAttentionConfig:
 
     @property
     def query_size(self) -> int:
-        """Numbers of a query: without and with position."""
+        """Query size, without and with position."""
         return self.key_size + self.shared_size
 
     @property
     def row_size(self) -> int:
-        """Numbers of a token in the KV cache, without padding (`stored_size`)."""
+        """Numbers of a token in the cache, without padding (`stored_size`)."""
         return self.rank + self.shared_size
 
     def shard(self, devices: Devices) -> "LatentAttentionConfig":
-        """Return the config of one device: its heads (tensor parallel)."""
+        """Return one device's config: its heads (tensor parallel)."""
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
-        """Build the attention layer, for a residual stream of width `hidden`."""
         return LatentAttention(self, hidden, rngs)
 
 
@@ -88,9 +87,8 @@ def head_dot(
 class LatentAttention(Stateful):
     """Attention over compressed rows, with absorbed up-projections.
 
-    A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. The matrices are applied
-    to the query and the result instead of the cache: `q . (key_up c) = (key_up^T q) . c`. So all heads attend to the
-    same rows, with their first `rank` entries as values.
+    A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. Since `q . (key_up c) =
+    (key_up^T q) . c`, all heads attend to the same rows, with the first `rank` entries as values.
     """
 
     def __init__(self, config: LatentAttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -109,21 +107,20 @@ class LatentAttention(Stateful):
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
-        """Return the KV cache: one latent row for each position, without values."""
+        """Return the KV cache: latent rows, without values."""
         row = self.config.row_size
         size = stored_size(row, self.config.devices.platform)
         return KVCache(state_array(kv_head=1, context=None, key=size, unused=size - row), None)
 
     def sites(self) -> dict[str, int]:
-        """Return the number of query heads."""
         return {"attention": self.config.heads}
 
     def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
-        """Return the cache after the step; rejected tokens are overwritten before a read."""
+        """Return the cache; rejected tokens are overwritten before a read."""
         return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Append the rows of real tokens to the KV cache, and attend causally."""
+        """Append rows of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

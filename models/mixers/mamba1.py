@@ -9,12 +9,11 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.layers.activations import silu_gated
 from models.layers.initial import matrix, parameter
 from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.float32 import full_einsum
+from models.ops.float32 import full_einsum, silu_gated
 from models.ops.layout import unfused
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices

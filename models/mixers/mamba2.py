@@ -11,11 +11,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import silu
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
+from models.ops.float32 import silu
 from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrences.ssd import ssd

@@ -1,7 +1,7 @@
 """CPU kernels: append to a KV cache, then attend from each token.
 
-`append` and `attend` in `models.mixers.kv_cache` define them. A proof does not read C++: a contract declares each call
-by its target.
+Defined by `append` and `attend` in `models.mixers.kv_cache`. A proof does not read C++: a contract declares each call's
+target.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,20 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
+from models.ops.kernels import Kernel, PagedKernel
 from models.ops.row_product import DTYPES, instruction_number
-from models.state.rows import Slots
+from models.state.pages import Pages
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (slots, lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in
-place)."""
+"""Call target: (pages, lengths, positions, query, key, value, caches) -> (output, caches, in place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
-"""Call target without values, which are the first numbers of the keys."""
-_KEYS, _VALUES = "row kv_head position key", "row kv_head position value"
-POOL_KERNELS = {
-    ATTENTION: PoolKernel("length lane lane lane lane", (_KEYS, _VALUES)),
-    LATENT_ATTENTION: PoolKernel("length lane lane lane", (_KEYS,)),
+"""Call target without values: the first numbers of the keys."""
+_KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
+PAGED_KERNELS = {
+    ATTENTION: PagedKernel("length lane lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PagedKernel("length lane lane lane", (_KEYS,)),
 }
 
 Caches = tuple[KeyCache, ValueCache | None]
@@ -40,11 +39,11 @@ class AttentionInputs(NamedTuple):
 
     Attributes:
         query: scaled queries, `[lane, token, head, key]`.
-        key, value: of the tokens, `[lane, token, kv_head, size]`; value None: the first numbers of the key.
-        caches: of keys and of values (None without values).
-        lengths: real tokens of each lane; the others are padding.
-        positions: position of each lane's first token.
-        slots: the row of each lane in the caches, distinct for lanes with real tokens; None: row i.
+        key, value: `[lane, token, kv_head, size]`; value None: the first numbers of the key.
+        caches: of keys and values.
+        lengths: real tokens.
+        positions: of first tokens.
+        pages: page table; written pages belong to one lane.
     """
 
     query: Vectors
@@ -53,7 +52,7 @@ class AttentionInputs(NamedTuple):
     caches: Caches
     lengths: Lengths
     positions: Positions
-    slots: Slots = None
+    pages: Pages
 
 
 AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
@@ -81,26 +80,25 @@ def decode_attention_cpu(
 ) -> tuple[Vectors, Caches]:
     """Write keys and values to the caches, and attend from each token.
 
-    A lane's bits depend only on its tokens and the instruction set; T tokens in one step have the bits of T steps of
-    one token. Tokens past the end of the caches are not written.
+    A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps. Tokens without a
+    page are not written.
 
     Args:
-        inputs: operands of the step.
-        value_size: numbers of a value.
-        instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
+        value_size: of a value.
+        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
-        Outputs, zero at padding tokens, and the caches.
+        Outputs, zero at padding, and the caches.
     """
-    q, k, v, caches, lengths, positions, slots = inputs
+    q, k, v, caches, lengths, positions, pages = inputs
     # The proof cannot see the write; wrong names of dimensions are still a conflict.
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    operands = [slots_operand(slots), lengths, positions, q, k, *([] if v is None else [v]), *arrays]
+    operands = [pages, lengths, positions, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
-        pool_target(LATENT_ATTENTION if v is None else ATTENTION, slots),
+        LATENT_ATTENTION if v is None else ATTENTION,
         [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},
@@ -110,7 +108,7 @@ def decode_attention_cpu(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def attention_of(plain: AttentionForm, value_size: int, inputs: AttentionInputs) -> tuple[Vectors, Caches]:
-    """Return `decode_attention_cpu` with the derivatives of the plain form."""
+    """Return `decode_attention_cpu` with the plain form's derivatives."""
     return decode_attention_cpu(inputs, value_size)
 
 

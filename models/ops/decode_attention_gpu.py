@@ -1,9 +1,9 @@
-"""GPU kernel: attention of a few tokens over a KV cache, read once.
+"""GPU kernel: attention of few tokens over a KV cache, read once.
 
-`models.mixers.kv_cache.attend` defines it, with the same online softmax. One program instance has all query rows of one
-lane and key/value head and a part of the positions; the parts are combined afterwards (flash decoding). Blocks of
-positions are dealt to the parts in turn, so parts have equal work at every length, and a row's bits do not depend on
-the other rows of its lane. Cache entries behind a row's position, stale or NaN, have no influence.
+Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has the query rows of a
+lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Blocks are dealt to
+parts in turn, for equal work at every length; a row's bits do not depend on other rows. Later cache entries, stale or
+NaN, have no influence.
 """
 
 from functools import partial
@@ -17,19 +17,18 @@ from jaxtyping import Float32, Int32
 from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
-from models.state.rows import Slots
+from models.state.pages import Pages
 from models.state.shapes import KeyCache, ValueCache
+from models.state.state import KV_BLOCK
 
 MAX_ROWS = 64
-"""Query rows of one key/value head: heads of its group times tokens."""
+"""Query rows of a key/value head: its heads times tokens."""
 MAX_SIZE = 512
-"""Numbers of a key or value that are loaded at once."""
+"""Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
-"""Accumulators of an instance (rows times value size) that fit into registers."""
-MIN_PART = 128
-"""Positions of a cache for each part; a cache has a whole number of them."""
+"""Accumulators (rows times value size) in an instance's registers."""
 MIN_INSTANCES = 256
-"""Program instances to reach by splitting positions: two for each processor of a GPU."""
+"""Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
 MIN_SCORE = -1e30
@@ -40,18 +39,12 @@ RowLimits = Int32[Array, "lane query"]
 
 
 def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
-    """Return the sizes of key loads; the first covers the value of shared keys."""
+    """Return sizes of key loads; the first covers the value of shared keys."""
     return (value_size, size - value_size) if shared and size > value_size else (size,)
 
 
 def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    """Return the reason to reject the operands, or None.
-
-    Args:
-        query: `[lane, token, head, key]`.
-        key, value: caches; value None: the first `value_size` numbers of the keys.
-        value_size: size of a value.
-    """
+    """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if rows > MAX_ROWS:
@@ -68,15 +61,10 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
-    """Return positions and load stages of an iteration, or None if no size fits.
+    """Return positions and load stages of an iteration, or None.
 
-    Shared memory holds the queries, weights and float32 values as three bfloat16 numbers each, and the keys and values
-    of every stage.
-
-    Args:
-        rows: query rows that the kernel multiplies.
-        size, value_size: of a key and of a value.
-        itemsize: bytes of a number of the caches.
+    Shared memory holds queries, weights and float32 values as three bfloat16 numbers each, and every stage's keys and
+    values.
     """
     limit = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
     for block, stages in [(limit, 2), (max(MIN_ROWS, limit // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
@@ -90,55 +78,42 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def part_count(heads: int, context: int) -> int:
-    """Return the number of parts of the positions.
-
-    Args:
-        heads: lanes times key/value heads.
-        context: positions of a cache.
-    """
-    return min(-(-MIN_INSTANCES // heads), context // MIN_PART)
+    """Return the number of parts of the positions."""
+    return min(-(-MIN_INSTANCES // heads), context // KV_BLOCK)
 
 
 def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
-    """Return the number of blocks of a part: every `parts`-th block from number `part`.
-
-    Args:
-        last: last visible position, -1 for none.
-        part: number of the part.
-        parts: number of parts.
-        block: positions of a block.
-    """
+    """Return the blocks of a part: every `parts`-th from number `part`; `last` is the last visible position."""
     visited = lax.div(last + np.int32(block), np.int32(block))
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
 
 def decode_attention_kernel(
-    *refs: Any, parts: int, block: int, sizes: tuple[int, ...], value_size: int, by_slot: bool
-) -> None:
+    table: Any, limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...],
+    value_size: int,
+) -> None:  # fmt: skip
     """Attend from rows of one lane and key/value head to one part.
 
     Args:
-        refs: in this order. Operands: the row of each lane, int32[lane] in full, if `by_slot`; last visible position
-            of each query row, -1 for none, int32[row]; queries [row, key], fewer rows than the kernel multiplies; keys
-            [position, key], or in full if `by_slot`; values alike, unless keys hold them. Results of the part: the
-            largest score [row], the sum of exponentials [row] and their sum over values [row, value].
-        parts: number of parts.
-        block: positions of an iteration.
-        sizes: of the loads of a key.
-        value_size: size of a value.
-        by_slot: caches are pools with the rows of the lanes anywhere.
+        table: int32[lane, block].
+        limit: int32[row], last visible position, or -1.
+        query: [row, key].
+        key: of all pages.
+        rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
+            over values [row, value].
+        block: positions of an iteration, a divisor of a page's.
+        sizes: of key loads.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    limit, query, key, *rest = refs[by_slot:]
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
-    part, blocks = pl.program_id(2), key.shape[-2] // block
-    row_and_head = (refs[0][pl.program_id(0)], pl.program_id(1)) if by_slot else ()
+    lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    in_page = KV_BLOCK // block
+    blocks = table.shape[1] * in_page
     rows, count = limit.shape[0], padded_rows(limit.shape[0])
     row = lax.broadcasted_iota(jnp.int32, (count,), 0)
     real, source = row < rows, jnp.minimum(row, rows - 1)
@@ -152,11 +127,12 @@ def decode_attention_kernel(
     def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         top, total, weighted = carry
         # The loop stays within this bound; the proof needs it.
-        first = jnp.clip(index * parts + part, 0, blocks - 1) * block
-        position = first + lax.broadcasted_iota(jnp.int32, (block,), 0)
+        number = jnp.clip(index * parts + part, 0, blocks - 1)
+        page, place = table[lane, lax.div(number, in_page)], lax.rem(number, in_page) * block
+        position = number * block + lax.broadcasted_iota(jnp.int32, (block,), 0)
         cuts = zip(starts, sizes, strict=True)
-        keys = [key[(*row_and_head, pl.ds(first, block), pl.ds(begin, size))] for begin, size in cuts]
-        values = keys[0] if value is key else value[(*row_and_head, pl.ds(first, block), pl.ds(0, value_size))]
+        keys = [key[page, head, pl.ds(place, block), pl.ds(begin, size)] for begin, size in cuts]
+        values = keys[0] if value is key else value[page, head, pl.ds(place, block), pl.ds(0, value_size)]
         values = jnp.where((position <= last)[:, None], values, jnp.zeros_like(values))
         scores = sum(kernel_product(rows, columns, 1) for rows, columns in zip(queries, keys, strict=True))
         scores = jnp.where(position[None, :] <= limits[:, None], scores, -jnp.inf)
@@ -174,9 +150,8 @@ def decode_attention_kernel(
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 
 
-def _of_lanes(cache: Array, lanes: int) -> int:
-    """Return the bytes of the rows of all lanes."""
-    return lanes * cache.size // cache.shape[0] * cache.dtype.itemsize
+def _of_lanes(cache: Array, pages: Array) -> int:
+    return pages.size * cache.size // cache.shape[0] * cache.dtype.itemsize
 
 
 def decode_attention(
@@ -185,24 +160,22 @@ def decode_attention(
     key: KeyCache,
     value: ValueCache | None,
     value_size: int,
-    slots: Slots = None,
+    pages: Pages,
     *,
     interpret: bool,
 ) -> Float32[Array, "lane kv_head query value"]:
     """Attend from the rows of every lane.
 
     Args:
-        query: scaled queries, the rows of each key/value head.
-        limit: last visible position of each row; -1 for none, with zero output.
+        query: scaled rows of each key/value head.
+        limit: last visible position, -1 for zero output.
         key, value: caches; value None: the first numbers of the keys.
-        value_size: size of a value.
-        slots: the row of each lane in the caches; None: row i.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
     """
     from jax.experimental import pallas as pl
 
     lanes, kv_heads, rows, size = query.shape
-    context, count = key.shape[2], padded_rows(rows)
+    context, count = pages.shape[1] * KV_BLOCK, padded_rows(rows)
     parts = part_count(lanes * kv_heads, context)
     turn = turn_size(count, size, value_size, key.dtype.itemsize)
     assert turn is not None, "by `unsupported`"
@@ -219,17 +192,17 @@ def decode_attention(
     caches = [key] if value is None else [key, value]
     written = 1 << (rows - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
-    pool_spec, by_slot = pl.BlockSpec(memory_space=pl.ANY), slots is not None
+    whole = pl.BlockSpec(memory_space=pl.ANY)
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
-        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, by_slot=by_slot),
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size),
         pl.GridSpec(
             grid=(lanes, kv_heads, parts),
             in_specs=[
-                *([pool_spec] if by_slot else []),
+                whole,
                 pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
                 cut(rows, size),
-                *(pool_spec if by_slot else cut(*cache.shape[2:]) for cache in caches),
+                *(whole for _ in caches),
             ],
             out_specs=[result(*shape) for shape in shapes],
         ),
@@ -237,8 +210,8 @@ def decode_attention(
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-        reads=None if slots is None else {3 + k: _of_lanes(cache, lanes) for k, cache in enumerate(caches)},
-    )(*(() if slots is None else (slots,)), limit, query, *caches)
+        reads={3 + k: _of_lanes(cache, pages) for k, cache in enumerate(caches)},
+    )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
     out = jnp.sum(out * share[..., None], axis=2)

@@ -39,43 +39,57 @@ FURTHER_PASSES = "further_passes"
 
 TokenRows = Float32[Array, "row in"]
 ExpertWeights = Float[Array, "expert out in"]
-ExpertIds = Int32[Array, "row"]
-ExpertRows = Float32[Array, "row out"]
+ExpertIds = Int32[Array, "row *choice"]
+ExpertRows = Float32[Array, "row *choice result"]
 
 
-@partial(jax.jit, static_argnames=("absent", "devices"))
+@partial(jax.jit, static_argnames=("absent", "devices", "gated"))
 def expert_dot(
     x: TokenRows,
     weight: ExpertWeights,
     expert: ExpertIds,
     absent: bool = False,
     devices: Devices = SINGLE_DEVICE,
+    gated: bool = False,
 ) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
 
     Args:
         x: rows; they are rounded to the dtype of the weight.
         weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
-        expert: the expert of each row, in `[0, number of experts)`.
+        expert: the expert of each row, or several for each, in `[0, number of experts)`.
         absent: a row may have the number of experts instead, for an expert of another device (expert parallel); its
             result is zero.
         devices: platform and kernels of the product.
+        gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
     """
-    return grouped_product(x, weight, expert, absent, devices)
+    return grouped_product(x, weight, expert, absent, devices, gated)
 
 
 PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=("cpu", "gpu", "tpu"), kernels=MODES))
 """Devices of all declared products of experts."""
-_FORMS = combinations(devices=PRODUCT_DEVICES, absent=(False, True))
+GATING_DEVICES = tuple(devices for devices in PRODUCT_DEVICES if devices.kernels != "off")
+"""Devices with a kernel for gates; a proof tries the forms in order."""
+_FORMS = (
+    *combinations(devices=PRODUCT_DEVICES, absent=(False, True)),
+    *combinations(devices=GATING_DEVICES, absent=(False, True), gated=(True,)),
+)
 ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
 
 
 def grouped_product(
-    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, devices: Devices
+    x: TokenRows,
+    weight: ExpertWeights | QuantisedWeight,
+    expert: ExpertIds,
+    absent: bool,
+    devices: Devices,
+    gated: bool,
 ) -> ExpertRows:
     """Return `expert_dot` of plain or quantised experts, dequantised inside the product."""
-    if KERNEL.chosen(devices, weight):
-        return expert_rows(varying_like(x, expert), weight, expert, interpret=devices.interpret)
+    if KERNEL.chosen(devices, weight, gated):
+        return expert_rows(varying_like(x, expert), weight, expert, gated, interpret=devices.interpret)
+    if expert.ndim > 1 or gated:
+        raise ValueError("several experts of a row, or gates: expected a kernel, or `experts_product`")
     if not absent:
         return _product(x, weight, expert, devices.platform)
     local = expert < weight.shape[0]

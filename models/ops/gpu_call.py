@@ -4,13 +4,14 @@ The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and ja
 file; the kernels themselves are written in Pallas' language.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-READ = "read"
-"""Key of a kernel's metadata: bytes read from memory, which the audit of XLA's programs counts."""
+READ, WRITTEN = "read", "written"
+"""Keys of a kernel's metadata: bytes read from and written to memory, which the audit of XLA's programs counts."""
 SHARED_MEMORY = {"NVIDIA A100": 166_912, "NVIDIA A10": 101_376, "NVIDIA L4": 101_376, "8.0": 166_912, "8.6": 101_376,
                  "8.9": 101_376, "12.0": 101_376}  # fmt: skip
 """Device kind of a trace, or compute capability of a local GPU -> bytes of shared memory of a program instance."""
@@ -19,6 +20,8 @@ MAX_SHARED_MEMORY = 232_448
 
 TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
 """Device kinds and capabilities with sums of products of 64 rows or more in tensor memory, which has 512 columns."""
+MAX_WARPS = 32
+"""Warps of a program instance, 1024 threads, on every GPU."""
 MIN_TENSOR_ROWS = 64
 """Minimum rows of a product with sums in tensor memory."""
 
@@ -50,6 +53,7 @@ def gpu_call(
     stages: int = 1,
     interpret: bool,
     reads: dict[int, int] | None = None,
+    writes: dict[int, int] | None = None,
     aliases: dict[int, int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function of arrays that runs a kernel.
@@ -62,13 +66,21 @@ def gpu_call(
         stages: iterations of a loop with operands loaded ahead.
         interpret: run by Pallas' interpreter, on any platform.
         reads: number of an operand -> bytes that all instances read of it, if not each number once.
+        writes: number of a result -> bytes that all instances write to it, if not each number once.
         aliases: number of an operand -> number of the result in its memory.
+
+    Raises:
+        ValueError: no GPU has as many threads in a program instance.
     """
     from jax.experimental import pallas as pl  # takes a while to import
     from jax.experimental.pallas import triton as plgpu
 
+    name = getattr(kernel, "func", kernel).__name__
+    if warps > MAX_WARPS or warps & (warps - 1):
+        raise ValueError(f"{name}: {warps} warps of 32 threads, expected a power of two, at most {MAX_WARPS}")
+
     def run(*operands: jax.Array) -> Any:
-        sizes = {number: array.size * array.dtype.itemsize for number, array in enumerate(operands)} | (reads or {})
+        read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape)) | (writes or {})
         return pl.pallas_call(
             kernel,
             out_shape,
@@ -76,8 +88,31 @@ def gpu_call(
             input_output_aliases=aliases or {},
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,
-            name=getattr(kernel, "func", kernel).__name__,
-            metadata={READ: str(sum(sizes.values()))},
+            name=name,
+            metadata={READ: str(sum(read.values())), WRITTEN: str(sum(written.values()))},
         )(*operands)
 
     return run
+
+
+def rows_bytes(pool: jax.Array, lanes: int) -> int:
+    """Return the bytes of the rows of all lanes in a pool."""
+    return lanes * pool.size // pool.shape[0] * pool.dtype.itemsize
+
+
+def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
+    """Write a value to a place of a kernel's memory if a condition is true; else write nothing.
+
+    Args:
+        condition: bool[].
+        ref: place, by `ref.at[...]`.
+        value: of the shape of the place.
+    """
+    from jax.experimental.pallas import triton as plgpu
+
+    plgpu.store(ref, value, mask=jnp.broadcast_to(condition, value.shape))
+
+
+def _sizes(arrays: Sequence[Any]) -> dict[int, int]:
+    """Return the number of each array -> its bytes."""
+    return {number: array.size * array.dtype.itemsize for number, array in enumerate(arrays)}

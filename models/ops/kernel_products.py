@@ -1,13 +1,12 @@
 """Products of float32 matrices inside GPU kernels: in float32, on matrix units.
 
-A plain float32 product is written out number by number, and does not fit into registers.
+A plain float32 product does not fit into registers.
 """
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 BFLOAT16_TERMS = 3
-"""Numbers of bfloat16 in one of float32."""
 MIN_ROWS = 16
 """Rows, columns and terms of the least product that Triton has."""
 
@@ -15,7 +14,7 @@ MIN_ROWS = 16
 def kernel_product(left: Array, right: Array, over: int) -> Array:
     """Multiply two matrices of float32 or bfloat16, accumulated in float32.
 
-    Matrix units multiply bfloat16: a float32 is the sum of three such numbers, the largest first.
+    A float32 is the sum of three bfloat16 numbers, the largest first.
 
     Args:
         left: `[row, term]`.
@@ -33,7 +32,6 @@ def kernel_product(left: Array, right: Array, over: int) -> Array:
 
 
 def _terms(x: Array) -> list[Array]:
-    """Split x into numbers of bfloat16 that sum to x."""
     if x.dtype == jnp.bfloat16:
         return [x]
     x, terms = x.astype(jnp.float32), []

@@ -11,8 +11,8 @@ Other files refer to these rules by name ("ops/layout: in place"):
   replace the read and the decayed state, not the state (a matrix product would need a second copy of it); written
   values are computed from the read; a stored array and the outputs are computed from one array. A loop overwrites its
   initial carry, and copies a carry with later uses.
-* one block: XLA confuses the only block of a one-block cache with the cache, computes a write of one row once for the
-  result and once for the block, and copies the cache for each. Caches have two blocks at least.
+* one block: XLA confuses the only page of a lane with the cache, computes a write of one row once for the result and
+  once for the page, and copies the cache for each. Page tables have two entries for each lane at least.
 * transpose: a transposed result becomes a layout of its product (and is transposed back) or of the next product, which
   has no fast kernel: a weight would be converted to float32 in every step.
 * operands: a matrix product packs its right operand in every call, so the smaller operand is the right one. A product

@@ -1,9 +1,9 @@
 """Linear projections: the matrix product of each row with a weight, plain or packed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from models.ops.row_product import KERNEL, fastest, row_product
 from models.ops.row_product_gpu import KERNEL as GPU_KERNEL
 from models.ops.row_product_gpu import row_product as row_product_gpu
 from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.state.shapes import over_last
 
 MAX_WEIGHT_FIRST_ROWS = 32
 """Maximum rows with a narrow weight as the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
@@ -64,21 +65,21 @@ class LinearWeight(ABC):
 
 
 def linear(
-    x: Float32[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight, devices: Devices = SINGLE_DEVICE
+    x: Float[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight, devices: Devices = SINGLE_DEVICE
 ) -> Float32[Array, "*rows out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
     A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; the input is rounded to its dtype.
 
     Args:
-        x: the rows.
+        x: the rows, float32, or rounded by `joined_linear`.
         weight: the matrix.
         devices: of the layer: platform and kernels.
     """
     with jax.named_scope(PROJECTION):
         if GPU_KERNEL.chosen(devices, x, weight):
             return row_product_gpu(x, [weight], interpret=devices.interpret)
-        rows = x.reshape((-1, x.shape[-1]))
+        rows = x.reshape((-1, x.shape[-1])).astype(jnp.float32)
         if isinstance(weight, LinearWeight):
             product = weight.multiply(rows, devices)
         elif KERNEL.chosen(devices, rows, weight):
@@ -94,27 +95,29 @@ def linear(
         return product.reshape((*x.shape[:-1], weight.shape[0]))
 
 
-def gated_linear(
+def joined_linear(
     x: Float32[Array, "*rows in"],
-    gate: Float[Array, "out in"] | LinearWeight,
-    up: Float[Array, "out in"] | LinearWeight,
+    weights: Sequence[Float[Array, "out in"] | LinearWeight],
+    vectors: Sequence[Float32[Array, "out"]] = (),
     devices: Devices = SINGLE_DEVICE,
     *,
-    gated: Callable[[Array, Array], Array],
-    dtype: DTypeLike,
-) -> Float32[Array, "*rows out"]:
-    """Return `gated(x @ gate.T, x @ up.T)`, as two products or by one kernel.
+    joined: Callable[..., Any],
+    dtype: DTypeLike = jnp.float32,
+) -> Any:
+    """Return a function of `x @ weight.T` of some weights and of vectors, as products or by one kernel.
 
     Args:
-        x, gate, up, devices: as for `linear`.
-        gated: elementwise function.
-        dtype: input dtype of the next product; the kernel rounds its result to it.
+        x, devices: as for `linear`.
+        weights: of equal shapes.
+        vectors: a number of each output.
+        joined: elementwise function of the products and the vectors; returns one array or a tuple.
+        dtype: input dtype of the next product; the kernel rounds its results to it, other forms return float32.
     """
-    if not all(GPU_KERNEL.chosen(devices, x, weight) for weight in (gate, up)):
-        return gated(linear(x, gate, devices), linear(x, up, devices))
+    if not all(GPU_KERNEL.chosen(devices, x, weight) for weight in weights):
+        products = [linear(x, weight, devices) for weight in weights]
+        return joined(*products, *(over_last(vector, x) for vector in vectors))
     with jax.named_scope(PROJECTION):
-        y = row_product_gpu(x, [gate, up], joined=gated, dtype=dtype, interpret=devices.interpret)
-        return y.astype(jnp.float32)
+        return row_product_gpu(x, weights, vectors, joined=joined, dtype=dtype, interpret=devices.interpret)
 
 
 @jax.custom_jvp

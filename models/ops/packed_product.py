@@ -1,7 +1,7 @@
-"""CPU kernels: products of rows with packed weights; the kernels read the stored codes.
+"""CPU kernels: products of rows with packed weights, from the stored codes.
 
-`QuantisedWeight.numbers` and `dot` define them: the result has the bits of the row product with the unpacked weight.
-XLA's product writes the unpacked numbers to memory and reads them again, in every step.
+Defined by `QuantisedWeight.numbers` and `dot`: results have the bits of the row product. XLA would write the unpacked
+numbers to memory in every step.
 """
 
 from functools import partial
@@ -20,16 +20,11 @@ from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MAX_EXPERT_ROWS = 1024
-"""Rows of a product with experts. A matrix is unpacked once for all rows of its expert."""
+"""Rows of a product with experts; a matrix is unpacked once."""
 
 
 class ProductForm(NamedTuple):
-    """Static form of a packed product.
-
-    Attributes:
-        kind, dtype: as for `QuantisedWeight`.
-        instructions: one of `INSTRUCTIONS` that the processor runs.
-    """
+    """Static form of a packed product."""
 
     kind: Codes
     dtype: str
@@ -68,13 +63,12 @@ def packed_product(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    With one instruction set, the bits of a row do not depend on the other rows or their number.
+    With one instruction set, a row's bits do not depend on other rows.
 
     Args:
-        x: at least one row; rows are rounded to the form's dtype.
+        x: at least one row; rounded to the form's dtype.
         codes, scale: as for `QuantisedWeight`.
-        whole, zero: as there; without entries for None.
-        form: codes, dtype and instructions.
+        whole, zero: likewise; empty for None.
     """
     return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), form)
 

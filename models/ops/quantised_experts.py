@@ -11,7 +11,17 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.ops.expert_dot import PRODUCT_DEVICES, ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
+from models.ops.expert_dot import (
+    GATING_DEVICES,
+    PRODUCT_DEVICES,
+    ExpertIds,
+    ExpertRows,
+    TokenRows,
+    expert_dot,
+    grouped_product,
+)
+from models.ops.expert_rows import KERNEL as GPU_KERNEL
+from models.ops.float32 import silu_gated
 from models.ops.kernels import RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
@@ -26,13 +36,14 @@ class ExpertForm(NamedTuple):
 
     Attributes:
         kind, dtype: as for `QuantisedWeight`.
-        absent, devices: as for `expert_dot`.
+        absent, devices, gated: as for `expert_dot`.
     """
 
     kind: Codes
     dtype: str
     absent: bool
     devices: Devices
+    gated: bool = False
 
 
 @partial(jax.jit, static_argnames="form")
@@ -41,7 +52,7 @@ def scaled_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
     weight = QuantisedWeight(codes, scale, None, None, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices)
+    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
 
 
 @partial(jax.jit, static_argnames="form")
@@ -55,7 +66,7 @@ def twice_scaled_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
     weight = QuantisedWeight(codes, scale, whole, None, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices)
+    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
 
 
 @partial(jax.jit, static_argnames="form")
@@ -69,14 +80,15 @@ def offset_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
     weight = QuantisedWeight(codes, scale, None, zero, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices)
+    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
 
 
 _FORMS = combinations(
     form=[
-        ExpertForm(**form)
+        ExpertForm(**form, gated=gated)
+        for gated, devices in ((False, PRODUCT_DEVICES), (True, GATING_DEVICES))
         for form in combinations(
-            devices=PRODUCT_DEVICES,
+            devices=devices,
             absent=(False, True),
             dtype=("bfloat16", "float16", "float32"),
             kind=get_args(Codes),
@@ -93,16 +105,22 @@ ROW_KERNELS = (
 def experts_product(
     x: Float32[Array, "row in"],
     weight: Float[Array, "expert out in"] | QuantisedWeight,
-    expert: Int32[Array, " row"],
+    expert: ExpertIds,
     absent: bool = False,
     devices: Devices = SINGLE_DEVICE,
-) -> Float32[Array, "row out"]:
+    gated: bool = False,
+) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]` of plain or quantised experts; arguments as for `expert_dot`."""
+    if (expert.ndim > 1 or gated) and not GPU_KERNEL.chosen(devices, weight, gated):
+        visits = jnp.repeat(x, expert.size // len(x), axis=0)
+        product = experts_product(visits, weight, expert.reshape(-1), absent, devices)
+        product = silu_gated(*jnp.split(product, 2, -1)) if gated else product
+        return product.reshape((*expert.shape, -1))
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, devices)
+        return expert_dot(x, weight, expert, absent, devices, gated)
     if weight.takes_experts(x, devices):
         return _by_kernel(x, weight, expert, absent)
-    form = ExpertForm(weight.kind, weight.dtype, absent, devices)
+    form = ExpertForm(weight.kind, weight.dtype, absent, devices, gated)
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, form)

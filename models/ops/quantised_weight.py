@@ -1,7 +1,6 @@
-"""Quantised matrices: codes, scales of groups of a row's entries, and their products.
+"""Quantised matrices: codes, scales of groups of a row's entries, and products.
 
-One form holds every scheme of `hybridlm.quantised`. Every row has its scales, so rows can be taken, permuted and
-sharded like rows of a plain matrix.
+One form for all schemes of `hybridlm.quantised`. Rows have their scales, so they can be taken, permuted and sharded.
 """
 
 import math
@@ -23,7 +22,7 @@ from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
 MAX_BLOCK_NUMBERS = 1 << 19
-"""Numbers that a product on a CPU dequantises at a time, for the cache of a core."""
+"""Numbers that a CPU product dequantises at a time, for a core's cache."""
 
 
 @jax.tree_util.register_dataclass
@@ -31,19 +30,17 @@ MAX_BLOCK_NUMBERS = 1 << 19
 class QuantisedWeight(LinearWeight):
     """A matrix `[out, in]`, or one for each expert, as codes and scales.
 
-    The numbers are `(code - zero) * scale * whole` in float32, or `code * scale - zero`, rounded once to `dtype`.
+    Numbers: `(code - zero) * scale * whole` or `code * scale - zero` in float32, rounded once to `dtype`.
 
     Attributes:
-        codes: uint8 or int8 `[..., out, stored]`: one byte for each entry, or for two of a row, the even one in the low
-            four bits.
-        scale: floats `[..., out, group]`, of each group of a row's entries.
-        whole: float32 `[..., out, 1]`, a second scale of each row, or None.
-        zero: `[..., out, group]`: with the dtype of the codes, the code of zero; in float32, an offset to subtract
-            after the scale; None: a code of 8 for "int4", of 0 for others.
+        codes: uint8 or int8 `[..., out, stored]`: a byte per entry, or per two, the even one in the low bits.
+        scale: floats `[..., out, group]`.
+        whole: float32 `[..., out, 1]`, second row scale, or None.
+        zero: `[..., out, group]`: code of zero, in the codes' dtype; or float32 offset to subtract after the scale;
+            None: 8 for "int4", else 0.
         kind: of the codes.
-        dtype: of the rounded numbers.
-        in_blocks: a product dequantises a block of rows at a time, for CPUs; other compilers dequantise inside the
-            product.
+        dtype: of rounded numbers.
+        in_blocks: products dequantise a block of rows at a time, for CPUs.
     """
 
     tiles: ClassVar[bool] = True
@@ -59,37 +56,31 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def inputs(self) -> int:
-        """Entries of a row."""
         return self.codes.shape[-1] * (2 if self.kind in TWO_IN_A_BYTE else 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array of numbers, `[.., out, in]`."""
+        """Shape of the numbers, `[.., out, in]`."""
         return (*self.codes.shape[:-1], self.inputs)
 
     @property
     def has_offsets(self) -> bool:
-        """True if `zero` is an offset after the scale."""
         return self.zero is not None and self.zero.dtype == jnp.float32
 
     @property
     def size(self) -> int:
-        """Number of entries."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions, 3 for the weights of experts."""
         return self.codes.ndim
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
         arrays = (array for array in (self.codes, self.scale, self.whole, self.zero) if array is not None)
         return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
 
     def numbers(self) -> Float[Array, "*expert out in"]:
-        """Return all of the matrix in `dtype`."""
         values = _values(self.codes, self.kind)
         groups = self.scale.shape[-1]
         grouped = values.reshape(*values.shape[:-1], groups, self.inputs // groups)
@@ -140,11 +131,11 @@ class QuantisedWeight(LinearWeight):
         return EXPERTS_KERNEL.chosen(devices, x, self)
 
     def form(self) -> ProductForm:
-        """Return the form of the kernels with the fastest instructions."""
+        """Return the kernels' form with the fastest instructions."""
         return ProductForm(self.kind, self.dtype, fastest())
 
     def operands(self) -> tuple[Array, Array, Array, Array]:
-        """Return the arrays of the kernels, with empty arrays for None."""
+        """Return the kernels' arrays, empty for None."""
         empty = (*self.codes.shape[:-1], 0)
         whole = jnp.zeros(empty, jnp.float32) if self.whole is None else self.whole
         zero = jnp.zeros(empty, self.codes.dtype) if self.zero is None else self.zero
@@ -164,7 +155,7 @@ class QuantisedWeight(LinearWeight):
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
-    """Return the product by the kernel, with the derivatives of `multiply_numbers`."""
+    """Return the product by the kernel, with derivatives of `multiply_numbers`."""
     return packed_product(x, *weight.operands(), form=weight.form())
 
 
@@ -175,7 +166,6 @@ def _derivative(primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tupl
 
 
 def _values(codes: Shaped[Array, "*row stored"], kind: Codes) -> Float32[Array, "*row in"]:
-    """Decode codes to numbers, without scales."""
     if kind == "int8":
         return codes.astype(jnp.float32)
     if kind == "e4m3":
@@ -186,7 +176,7 @@ def _values(codes: Shaped[Array, "*row stored"], kind: Codes) -> Float32[Array, 
 
 
 def _e4m3(codes: UInt8[Array, "*row in"]) -> Float32[Array, "*row in"]:
-    """Decode float8 by integer arithmetic: a denormal float32 could be flushed to zero."""
+    """Decode float8 by integer arithmetic: float32 denormals could be flushed to zero."""
     wide = codes.astype(jnp.int32)
     magnitude = wide & 0x7F
     normal = lax.bitcast_convert_type((magnitude << 20) + (120 << 23), jnp.float32)

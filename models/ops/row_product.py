@@ -1,6 +1,6 @@
 """CPU kernel: product of rows with a plain weight, without packing.
 
-`dot` in `linear` defines it. XLA's product packs one operand in every call, and is slow for one narrow row.
+Defined by `dot` in `linear`. XLA's product packs an operand in every call, and is slow for one narrow row.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from models.ops.kernels import Kernel, RowKernel, combinations
 from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
-"""Maximum rows of a product without an entry in `LIMITS`; with more rows XLA's product is as fast."""
+"""Rows without an entry in `LIMITS`; XLA is as fast with more."""
 LIMITS = {("amx", "bfloat16"): None, ("avx512bf16", "bfloat16"): 128}
 """Maximum rows by instruction set and dtype; None without a limit.
 
@@ -37,12 +37,7 @@ def unsupported(x: Any, weight: Any) -> str | None:
 
 
 def unsupported_rows(rows: int, dtype: str) -> str | None:
-    """Return the reason to reject this number of rows, or None.
-
-    Args:
-        rows: of the product.
-        dtype: of the weight, or of its rounded numbers.
-    """
+    """Return the reason to reject this number of rows, or None."""
     if library() is None:
         return "the library of kernels is not there"
     limit = LIMITS.get((fastest(), dtype), MAX_ROWS)
@@ -60,13 +55,13 @@ def row_product(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    With one instruction set, the bits of a row do not depend on the other rows or their number. A row of zeros gives
-    zeros, also with a weight that is not finite.
+    With one instruction set, a row's bits do not depend on other rows. Zeros give zeros, also with a weight that is not
+    finite.
 
     Args:
-        x: at least one row; rows are rounded to the weight's dtype.
+        x: at least one row; rounded to the weight's dtype.
         weight: bfloat16 or float32.
-        instructions: one of `INSTRUCTIONS` that the processor runs.
+        instructions: of `INSTRUCTIONS`.
     """
     x, weight = varying_like((x, weight), x, weight)
     call = jax.ffi.ffi_call(TARGET, call_result((x.shape[0], weight.shape[0]), x), vmap_method="sequential")
@@ -77,7 +72,7 @@ ROW_KERNELS = (RowKernel(row_product, "lane shared", combinations(instructions=I
 
 
 def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    """Return the type of a call's result that varies over devices like an operand."""
+    """Return a call's result type that varies over devices like an operand."""
     operand = jax.typeof(like)
     if not operand.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -87,19 +82,16 @@ def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -
 
 
 def fastest() -> str:
-    """Return the fastest instruction set of this processor in the library."""
+    """Return this processor's fastest instruction set in the library."""
     kernels = library()
     assert kernels is not None, "callers have chosen the kernel"
     return kernels.instructions[-1]
 
 
 def instruction_number(instructions: str | None = None) -> np.int64:
-    """Return the attribute of a call for an instruction set; None: the fastest.
+    """Load the library, and return the call attribute of an instruction set.
 
-    Loads the library, which registers the call targets.
-
-    Raises:
-        ValueError: unknown instructions.
+    Loading registers the call targets.
     """
     default = fastest()
     if instructions is not None and instructions not in INSTRUCTIONS:

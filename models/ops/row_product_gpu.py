@@ -66,20 +66,22 @@ def unsupported(x: Any, weight: Any) -> str | None:
 KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
 
 
-def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, joined: Callable[..., Array]) -> None:
+def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: int, joined: Callable[..., Any]) -> None:
     """Multiply some rows by the same rows of each weight.
 
     Args:
         x: [row, in].
-        refs: the arrays of the weights, in full; the result [row, column], some outputs.
+        refs: the arrays of the weights and the vectors [out], in full; the results [row, column], some outputs.
         terms: of one iteration.
         weights: tree of the arrays, of one weight [out, in] or more.
-        joined: function of the products.
+        vectors: their number.
+        joined: function of the products and the vectors.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    *arrays, out = refs
-    (count, inputs), columns = x.shape, out.shape[1]
+    count = weights.num_leaves
+    arrays, of_outputs, outs = refs[:count], refs[count : count + vectors], refs[count + vectors :]
+    (count, inputs), columns = x.shape, outs[0].shape[1]
     # Padding outputs repeat the last output and are cut off.
     output = pl.program_id(2) * columns + lax.broadcasted_iota(jnp.int32, (columns,), 0)
     output = jnp.minimum(output, arrays[0].shape[0] - 1)
@@ -103,27 +105,31 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, joined: Cal
 
     zeros = jnp.zeros((max(count, MIN_ROWS), columns), jnp.float32)
     totals = lax.fori_loop(0, inputs // terms, add, (zeros,) * len(weights.children()))
-    result = joined(*totals).astype(out.dtype)
-    # Of equal results the maximum is one of them, bit by bit.
-    out[...] = result if count >= MIN_ROWS else jnp.max(result.reshape((count, -1, columns)), axis=1)
+    results = joined(*totals, *(vector[output][None] for vector in of_outputs))
+    for out, result in zip(outs, jax.tree.leaves(results), strict=True):
+        rows = result.astype(out.dtype)
+        # Of equal results the maximum is one of them, bit by bit.
+        out[...] = rows if count >= MIN_ROWS else jnp.max(rows.reshape((count, -1, columns)), axis=1)
 
 
 def row_product(
-    x: Float32[Array, "*rows in"],
+    x: Float[Array, "*rows in"],
     weights: Sequence[Any],
+    vectors: Sequence[Float32[Array, "out"]] = (),
     *,
-    joined: Callable[..., Array] = lambda product: product,
+    joined: Callable[..., Any] = lambda product: product,
     dtype: Any = jnp.float32,
     interpret: bool,
-) -> Float[Array, "*rows out"]:
-    """Return `joined(x @ weight.T, ..)` of the weights, each row by itself, accumulated in float32.
+) -> Any:
+    """Return `joined(x @ weight.T, .., vector, ..)`, each row by itself, accumulated in float32.
 
     Args:
         x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
             instance with whole other lanes only, which the proof can read.
         weights: of equal shapes, bfloat16, or packed with such numbers.
-        joined: elementwise function of the products.
-        dtype: of the result.
+        vectors: a number of each output.
+        joined: elementwise function of the products and the vectors; returns one array or a tuple.
+        dtype: of the results.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
@@ -153,17 +159,26 @@ def row_product(
             lambda lane, part, column: (*(lane for _ in lead), part, place(column)),
         )
 
-    y = gpu_call(
-        partial(row_product_kernel, terms=terms, weights=tree, joined=joined),
+    types = [jax.ShapeDtypeStruct((1, 1), jnp.float32)] * (len(weights) + len(vectors))
+    results = jax.tree.structure(jax.eval_shape(joined, *types))
+    products = gpu_call(
+        partial(row_product_kernel, terms=terms, weights=tree, vectors=len(vectors), joined=joined),
         pl.GridSpec(
             grid=(groups, parts, instances),
-            in_specs=[block(inputs, lambda _: 0), *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays)],
-            out_specs=block(columns, lambda column: column),
+            in_specs=[
+                block(inputs, lambda _: 0),
+                *[pl.BlockSpec(memory_space=pl.ANY)] * (len(arrays) + len(vectors)),
+            ],
+            out_specs=[block(columns, lambda column: column)] * results.num_leaves,
         ),
-        result_like((*padded.shape[:-1], instances * columns), dtype, padded),
+        [result_like((*padded.shape[:-1], instances * columns), dtype, padded)] * results.num_leaves,
         warps=sizes.warps,
         stages=sizes.stages,
         interpret=interpret,
-    )(padded, *arrays)
-    y = y.reshape((-1, wide, instances * columns))[:lanes, :tokens, :outputs]
-    return y.reshape((*x.shape[:-1], outputs))
+    )(padded, *arrays, *vectors)
+
+    def of_rows(y: Array) -> Array:
+        y = y.reshape((-1, wide, instances * columns))[:lanes, :tokens, :outputs]
+        return y.reshape((*x.shape[:-1], outputs))
+
+    return jax.tree.unflatten(results, map(of_rows, products))

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float32
 from models.state.state import SOME_HEADS
 
 MAX_SUMMED_QUERIES = 8
-"""Maximum query rows per key/value head for sums on a GPU: XLA joins this many sums in one operation."""
+"""Query rows per key/value head: XLA joins this many sums."""
 SUMMED_POSITIONS = 8
-"""Positions, and runs of positions, in one thread's sum: XLA does not split a sum of this size."""
+"""Positions, and runs of positions, in one thread's sum, which XLA does not split."""
 MIN_WIDE_VALUE = 256
-"""Minimum size of a value for twice as many runs per thread."""
+"""Value size for twice as many runs per thread."""
 
 
 def summed_block(
@@ -25,14 +25,14 @@ def summed_block(
 ) -> tuple[Array, Array, Array]:
     """Return the carry of `models.mixers.kv_cache.attend` after a block.
 
-    Sums read keys and values inside the cache, where a product needs a copy; the sums of all rows are one operation.
-    Scores and weights stay separate arrays per row, as one array would be copied to join and to split it.
+    Sums read the cache in place, where a product needs a copy. Rows have separate scores and weights: one array would
+    be copied to join and split it.
 
     Args:
-        queries: scaled; the tokens of a head one after the other.
-        key, value: of the block, `[lane, kv_head, position, size]`; invisible positions may hold NaN.
-        visible: visible positions of each token.
-        carry: largest score, sum of exponentials and their sum over values so far.
+        queries: scaled; tokens of a head in order.
+        key, value: `[lane, kv_head, position, size]`; invisible positions may hold NaN.
+        visible: positions of each token.
+        carry: largest score, sum of exponentials and of their values.
     """
     (top, total, out), rows = carry, range(len(queries))
     masks, key, value = [visible[i % len(visible)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
@@ -66,7 +66,7 @@ def summed_block(
 def _reduce_each(
     operation: Callable[[Array, Array], Array], start: float, rows: list[Float32[Array, "lane kv_head position"]]
 ) -> Float32[Array, "lane kv_head query 1"]:
-    """Reduce each array over its positions, all in one operation."""
+    """Reduce each array over positions, all in one operation."""
 
     def join(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         return [operation(a, b) for a, b in zip(left, right, strict=True)]

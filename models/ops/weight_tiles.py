@@ -1,7 +1,6 @@
 """Tiles of plain or packed weights inside GPU kernels.
 
-The arrays of a packed weight have an entry of a row for each column, for two columns, or for a group; equal parts of
-all of them form a weight again.
+Equal parts of a packed weight's arrays form a weight again.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from models.ops.kernel_products import MIN_ROWS
 
 
 def unsupported_weight(weight: Any) -> str | None:
-    """Return the reason to reject a weight `[..., out, in]`, plain or packed, or None."""
+    """Return why a weight `[..., out, in]` is rejected, or None."""
     if not getattr(weight, "tiles", True):
         return f"a weight of {type(weight).__name__}"
     if weight.shape[-1] % MIN_ROWS or turn_terms([weight], MIN_ROWS) < MIN_ROWS:
@@ -25,12 +24,7 @@ def unsupported_weight(weight: Any) -> str | None:
 
 
 def turn_terms(weights: Any, limit: int) -> int:
-    """Return the numbers of a row in one iteration: whole groups or a part.
-
-    Args:
-        weights: with rows of equal lengths.
-        limit: the largest result, a power of two.
-    """
+    """Return the numbers of a row per iteration, at most `limit`: whole groups or a part."""
     inputs = weights[0].shape[-1]
     terms = min(_power_in(inputs), limit)
     for array in jax.tree.leaves(weights):
@@ -40,14 +34,7 @@ def turn_terms(weights: Any, limit: int) -> int:
 
 
 def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int]:
-    """Return the first entry of a row for one iteration, and the number of entries.
-
-    Args:
-        stored: entries of a row.
-        inputs: numbers of a row.
-        terms: numbers of an iteration, by `turn_terms`.
-        turn: number of the iteration.
-    """
+    """Return the first entry of a row for an iteration, and the number of entries."""
     group = inputs // stored
     if terms >= group:
         return turn * (terms // group), terms // group
@@ -55,7 +42,7 @@ def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int
 
 
 def numbers_of(tile: Any) -> Float[Array, "column term"]:
-    """Return the numbers of a tile of a weight, plain or packed, in its dtype."""
+    """Return the numbers of a tile in its dtype."""
     return tile.astype(tile.dtype)
 
 

@@ -1,8 +1,7 @@
 """Mesh axes of a model's devices, and the collectives of sharded layers.
 
-Each device of a sharded model runs a decoder of local sizes (`DecoderConfig.shard`) inside `jax.shard_map` over a mesh
-with the axes `model` (tensor parallel) and `expert` (expert parallel); the partial sums of each layer are all-reduced.
-An axis of one device causes no equation.
+Each device runs a decoder of local sizes (`DecoderConfig.shard`) inside `jax.shard_map` over the axes `model` (tensor
+parallel) and `expert` (expert parallel); partial sums are all-reduced. An axis of one device causes no equation.
 """
 
 from typing import NamedTuple
@@ -13,17 +12,17 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 MODEL = "model"
-"""Tensor parallel mesh axis: shards heads, channels of a convolution, widths and rows of the vocabulary."""
+"""Tensor parallel axis: shards heads, channels, widths and vocabulary rows."""
 EXPERT = "expert"
-"""Expert parallel mesh axis: shards the experts of MoE layers."""
+"""Expert parallel axis: shards experts."""
 
 
 class Devices(NamedTuple):
-    """Devices of a model: their numbers along the mesh axes, platform and kernels.
+    """Devices of a model: numbers along mesh axes, platform and kernels.
 
     Attributes:
-        model, expert: devices along each mesh axis of that name.
-        platform: "cpu", "gpu" or "tpu"; it selects the forms of operations.
+        model, expert: devices along these axes.
+        platform: "cpu", "gpu" or "tpu"; selects forms of operations.
         kernels: "off", "auto" (the platform's kernels) or "interpret".
     """
 
@@ -34,32 +33,27 @@ class Devices(NamedTuple):
 
     @property
     def interpret(self) -> bool:
-        """True if Pallas' interpreter runs kernels."""
         return self.kernels == "interpret"
 
     @property
     def sharded(self) -> bool:
-        """True if parameters are sharded over several devices."""
         return self.model > 1 or self.expert > 1
 
     def along(self, axis: str) -> int:
-        """Devices along one mesh axis."""
         return {MODEL: self.model, EXPERT: self.expert}[axis]
 
     def several(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the axes with more than one device."""
         return tuple(axis for axis in axes if self.along(axis) > 1)
 
 
 SINGLE_DEVICE = Devices()
-"""One CPU."""
 
 
 def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
     """Sum partial sums over the devices along mesh axes.
 
     Raises:
-        ValueError: the devices along an axis have equal values, so the sum would count them several times.
+        ValueError: equal values along an axis would count several times.
     """
     if not axes:
         return part
@@ -79,8 +73,8 @@ def local_rows(
     """Return the mask of this device's row numbers, and their local numbers.
 
     Args:
-        number: global row numbers of an array sharded over `axis`.
-        count: rows of each device.
+        number: of an array sharded over `axis`.
+        count: per device.
     """
     local = number - lax.axis_index(axis) * count
     return (local >= 0) & (local < count), local
@@ -89,13 +83,7 @@ def local_rows(
 def mean_over_group(
     x: Float32[Array, "*rows one"], devices: Devices, group_devices: int
 ) -> Float32[Array, "*rows one"]:
-    """Average over each group of `group_devices` adjacent devices along `model`.
-
-    Args:
-        x: of this device, the last dimension 1.
-        devices: of the model; `group_devices` divides those along `model`.
-        group_devices: 1 gives x itself.
-    """
+    """Average over groups of `group_devices` adjacent devices along `model`; the last dimension is 1."""
     if group_devices == 1:
         return x
     # shard_map cannot type a psum over some devices of an axis: each group sums in a separate entry instead.

@@ -1,4 +1,4 @@
-"""Local shard sizes: the config of one device, and an error with every indivisible size."""
+"""Local shard sizes: one device's config, and an error with every indivisible size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,19 +8,12 @@ from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
 C = TypeVar("C")
 MAX_LISTED_DEVICES = 256
-"""Maximum number of devices in an error's list of divisors."""
 INDIVISIBLE = (1 << 61) - 1
-"""A prime number of devices that divides no size."""
+"""A prime number that divides no size."""
 
 
 class ShardedSize(NamedTuple):
-    """A size of a config, divided by the devices along a mesh axis.
-
-    Attributes:
-        field: its name in the config.
-        size: of the whole model.
-        replicable: several devices may have the same unit, with more devices than units.
-    """
+    """A size divided along a mesh axis; `replicable` units may be on several devices."""
 
     field: str
     size: int
@@ -28,11 +21,10 @@ class ShardedSize(NamedTuple):
     replicable: bool = False
 
     def fits(self, devices: int) -> bool:
-        """Return True if this number of devices can shard the size."""
         return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:
-        """Describe an indivisible size, with the possible numbers of devices."""
+        """Describe an indivisible size, with possible numbers of devices."""
         fitting = [str(count) for count in range(1, min(self.size, MAX_LISTED_DEVICES) + 1) if self.size % count == 0]
         multiples = f", or any multiple of {self.size}" if self.replicable else ""
         return (
@@ -42,12 +34,7 @@ class ShardedSize(NamedTuple):
 
 
 class ShardingError(ValueError):
-    """A model cannot be sharded over these numbers of devices.
-
-    Attributes:
-        devices: the numbers of devices.
-        faults: every indivisible size, one sentence each.
-    """
+    """A model that cannot be sharded over these devices; with every indivisible size."""
 
     def __init__(self, devices: Devices, faults: Iterable[str], remedy: str = ""):
         self.devices = devices
@@ -66,14 +53,13 @@ def _faults(devices: Devices, sizes: Sequence[ShardedSize]) -> list[str]:
 def shard_config(
     config: C, devices: Devices, *fields: str, repeated: Sequence[str] = (), others: Sequence[ShardedSize] = ()
 ) -> C:
-    """Return a config with `devices` and with fields divided along `model`.
+    """Return a config with `devices` and fields divided along `model`.
 
     Args:
         config: of the whole model.
-        devices: numbers of devices.
-        fields: names of fields that must be multiples of their number.
-        repeated: names of fields that may also be divisors of it: then each device has one unit.
-        others: further sizes to check; the caller divides them.
+        fields: multiples of their number.
+        repeated: may also be divisors: each device has one unit.
+        others: further sizes to check.
 
     Raises:
         ShardingError: with every indivisible size.
@@ -93,7 +79,7 @@ def shard_config(
 def try_shard_configs(
     configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
-    """Return the local config of each config, and all faults without repetition."""
+    """Return each local config, and all faults once."""
     local: dict[Any, Any] = {}
     faults = _faults(devices, sizes)
     for config in configs:
@@ -105,15 +91,10 @@ def try_shard_configs(
 
 
 def shard_configs(configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
-    """Return the local config of each config of a model's layers.
-
-    Args:
-        configs: of the whole layers.
-        devices: numbers of devices.
-        sizes: further sizes to check.
+    """Return the local config of each layer config.
 
     Raises:
-        ShardingError: with every indivisible size, and the numbers of devices that divide all sizes.
+        ShardingError: with every indivisible size, and possible numbers of devices.
     """
     configs = list(configs)
 

@@ -1,8 +1,8 @@
 """Shard specs of parameters and states: dimension, mesh axis and segments.
 
-Each segment of a dimension ([q | k | v], [gate | up]) is sharded separately: the shard of a device is its piece of
-every segment, in order. A piece is a number of whole units (heads, groups). A replicable segment with fewer units than
-devices gives each unit to several adjacent devices, like key/value heads in GQA.
+Segments of a dimension ([q | k | v], [gate | up]) are sharded separately: a shard is a device's piece of every segment,
+of whole units (heads, groups). A replicable segment with fewer units than devices gives each unit to adjacent devices,
+like key/value heads in GQA.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Segment(NamedTuple):
     """A contiguous run of entries of one dimension, sharded separately.
 
     Attributes:
-        size: number of entries.
-        units: number of indivisible units of equal size (heads, groups, columns).
-        replicable: several devices may have the same unit, with more devices than units.
+        size: entries.
+        units: indivisible equal units (heads, groups, columns).
+        replicable: devices may share a unit.
     """
 
     size: int
@@ -32,8 +32,8 @@ class ShardedDim:
     """A dimension of an array, sharded over the devices along one mesh axis.
 
     Attributes:
-        dim: index of the dimension.
-        axis: `models.sharding.devices.MODEL` (tensor parallel) or `EXPERT` (expert parallel).
+        dim: its index.
+        axis: `MODEL` or `EXPERT` of `models.sharding.devices`.
         segments: in the order of the whole array.
     """
 
@@ -43,16 +43,11 @@ class ShardedDim:
 
     @property
     def size(self) -> int:
-        """Entries of the dimension in the whole array."""
+        """Entries in the whole array."""
         return sum(segment.size for segment in self.segments)
 
     def slices(self, device: int, devices: int) -> list[slice]:
-        """Return the shard of one device: a slice of the dimension for each segment.
-
-        Args:
-            device: its index along the axis.
-            devices: devices along the axis; a number accepted by `DecoderConfig.shard`.
-        """
+        """Return one device's shard: a slice per segment."""
         slices, start = [], 0
         for segment in self.segments:
             unit = segment.size // segment.units
@@ -70,21 +65,18 @@ class ShardedDim:
         return slices
 
     def order(self, devices: int) -> np.ndarray:
-        """Return the entries of the dimension in the order of the devices' shards.
-
-        Replicated entries occur several times. Arguments and errors as for `slices`.
-        """
+        """Return the entries in the order of shards; replicated ones several times."""
         entries = np.arange(self.size)
         return np.concatenate([entries[part] for device in range(devices) for part in self.slices(device, devices)])
 
 
 def shard_outputs(*segments: Segment) -> ShardedDim:
-    """Shard the rows of `[out, in]`, a projection's outputs, over `model` (Megatron: column parallel)."""
+    """Shard the rows of `[out, in]`, outputs, over `model` (Megatron: column parallel)."""
     return ShardedDim(0, MODEL, segments)
 
 
 def shard_inputs(*segments: Segment) -> ShardedDim:
-    """Shard the columns of `[out, in]`, a projection's inputs, over `model` (Megatron: row parallel)."""
+    """Shard the columns of `[out, in]`, inputs, over `model` (Megatron: row parallel)."""
     return ShardedDim(1, MODEL, segments)
 
 

@@ -12,8 +12,9 @@ A dimension is written by its name in every annotation:
 | head, kv_head | query heads, key/value heads of attention (GQA: fewer of the latter) |
 | key_head, value_head | heads (groups in SSD) of the keys and queries, and of the values of a linear recurrence |
 | key, value | size of a key and of a value vector of one head |
-| context | positions of the KV cache that a lane can hold |
 | row | rows of a pool, one for each sequence; or of a row-wise operation: any product of lanes and tokens |
+| page, place | pages of a KV cache, and the positions of one page |
+| block | entries of a lane in a page table: `KV_BLOCK` positions of its sequence each |
 
 Activations are float32. Recurrent state is float32 always; convolution inputs and the KV cache have the cache dtype.
 """
@@ -31,8 +32,8 @@ TokenMask = Bool[Array, "lane token"]
 LaneMask = Bool[Array, "lane"]
 ConvState = Float[Array, "row tap channel"]
 RecurrentState = Float32[Array, "row value_head value key"]
-KeyCache = Float[Array, "row kv_head context key"]
-ValueCache = Float[Array, "row kv_head context value"]
+KeyCache = Float[Array, "page kv_head place key"]
+ValueCache = Float[Array, "page kv_head place value"]
 
 
 HeadKind = Literal["attention", "recurrent"]
@@ -78,6 +79,8 @@ class LaneInfo(NamedTuple):
         layer: number of the layer, for the hooks.
         slots: the row of each lane in the pools of the state, distinct; an idle lane names a row, too, and keeps its
             bits. None: row i belongs to lane i.
+        pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
+        embedded: the residual stream in front of the first layer; None unless a layer reads it.
     """
 
     lengths: Lengths
@@ -89,6 +92,8 @@ class LaneInfo(NamedTuple):
     hooks: Hooks | None = None
     layer: int = 0
     slots: Int32[Array, "lane"] | None = None
+    pages: Int32[Array, "lane block"] | None = None
+    embedded: Activations | None = None
 
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind

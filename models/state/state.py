@@ -6,7 +6,7 @@ a step's proof follow from them.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
-"""Positions of a KV cache in one iteration of attention, on a GPU several times as many."""
+"""Positions of a page of a KV cache: those of one iteration of attention, on a GPU several times as many."""
 MANY_HEADS, MIN_TURN_BLOCKS = 64, 4
 """Heads of all lanes, and blocks of their iteration on a GPU, which launches about ten operations."""
 SOME_HEADS, SOME_TURN_BLOCKS = 16, 16
@@ -40,13 +40,7 @@ def kv_blocks(positions: int) -> int:
 
 
 def turn_blocks(blocks: int, platform: str, heads: int) -> int:
-    """Return the number of blocks in one iteration of attention.
-
-    Args:
-        blocks: of the cache.
-        platform: of the step.
-        heads: lanes times key/value heads.
-    """
+    """Return the blocks of one iteration of attention; `heads` is lanes times key/value heads."""
     if platform != "gpu":
         return 1
     if heads >= MANY_HEADS:
@@ -55,11 +49,16 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of a KV cache for `context` tokens: whole blocks, two at least.
+    """Return the positions of the pages of a sequence of `context` tokens, of two pages at least.
 
-    ops/layout, one block: a cache of one block would be copied.
+    ops/layout, one block: a cache with one entry in its page table would be copied.
     """
     return max(kv_blocks(context), 2) * KV_BLOCK
+
+
+def own_page_count(lanes: int, context: int) -> int:
+    """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
+    return 1 + lanes * cache_positions(context) // KV_BLOCK
 
 
 def stored_size(size: int, platform: str) -> int:
@@ -81,11 +80,10 @@ class StateArray:
     """Description of an array of a layer's state.
 
     Attributes:
-        sizes: name (as in `models.state.shapes`) and size of each dimension after the lanes; None for the positions of
-            a KV cache.
+        sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of
+            a page of a KV cache.
         dtype: None for the dtype of caches.
-        sharded: name of the dimension sharded over the devices along `model` (tensor parallel); None for a replicated
-            array.
+        sharded: dimension sharded along `model` (tensor parallel); None for a replicated array.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
         role: its role.
@@ -100,7 +98,7 @@ class StateArray:
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
-        """Shard spec of the array, lanes first; None for a replicated array."""
+        """Shard spec of the array, rows or pages first; None for a replicated array."""
         if self.sharded is None:
             return None
         return ShardedDim(1 + [name for name, _ in self.sizes].index(self.sharded), MODEL, self.segments)
@@ -108,16 +106,22 @@ class StateArray:
     @property
     def grows(self) -> bool:
         """True if the size grows with every token, as for a KV cache."""
-        return any(size is None for _, size in self.sizes)
+        return self.positions_axis is not None
 
-    def of(self, lanes: int, context: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """Return the array's type for `lanes` sequences of at most `context` tokens."""
-        shape = (cache_positions(context) if size is None else size for _, size in self.sizes)
-        return jax.ShapeDtypeStruct((lanes, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
+    @property
+    def positions_axis(self) -> int | None:
+        """Axis of the positions within a page; None for an array of fixed size."""
+        return next((axis for axis, (_, size) in enumerate(self.sizes) if size is None), None)
 
-    def zeros(self, lanes: int, context: int, dtype: DTypeLike) -> Array:
+    def of(self, rows: int, pages: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+        """Return the array's type in a pool of `rows` rows, or of `pages` pages of `KV_BLOCK` positions if it grows."""
+        shape = (KV_BLOCK if size is None else size for _, size in self.sizes)
+        count = pages if self.grows else rows
+        return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
+
+    def zeros(self, rows: int, pages: int, dtype: DTypeLike) -> Array:
         """Allocate the array."""
-        array = self.of(lanes, context, dtype)
+        array = self.of(rows, pages, dtype)
         return jnp.zeros(array.shape, array.dtype)
 
     def bytes(self, dtype: DTypeLike) -> int:
@@ -190,10 +194,18 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the sharded layer's outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
+        shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
+        block: layer with these parameters; without `shared_as` undefined.
+        norms_input: the layer norms its input itself.
+        reads_embedding: the layer reads `LaneInfo.embedded`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
+    shared_as: Hashable = None
+    block: Any
+    norms_input: bool = False
+    reads_embedding: bool = False
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads ("attention", "recurrent") and of routed experts ("expert")."""
@@ -227,14 +239,15 @@ class Stateful(nnx.Module):
         return [self] if has_state and type(self).commit is Stateful.commit else []
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Any:
-        """Allocate zero state.
+        """Allocate zero state for steps without slots and page tables.
 
         Args:
             lanes: N.
-            context: maximum tokens of a sequence; KV caches have as many positions, rounded up to whole blocks.
+            context: maximum tokens of a sequence; KV caches have pages for as many positions (`own_pages`).
             dtype: dtype of convolution inputs and KV cache; recurrent state is float32.
         """
-        return jax.tree.map(lambda array: array.zeros(lanes, context, dtype), self.state_arrays())
+        pages = own_page_count(lanes, context)
+        return jax.tree.map(lambda array: array.zeros(lanes, pages, dtype), self.state_arrays())
 
 
 class StateSize(NamedTuple):
@@ -253,7 +266,7 @@ class StateSize(NamedTuple):
     lines: tuple[str, ...]
 
     def of(self, context: int) -> int:
-        """Return the bytes with KV caches for `context` tokens, in whole blocks."""
+        """Return the bytes with KV caches for `context` tokens, in whole pages."""
         return self.fixed + self.token * cache_positions(context)
 
 

@@ -10,7 +10,6 @@ from models.weights.sources import Weight, expert_matrices, tensor
 Names = Mapping[str, str]
 Path = tuple[str | int, ...]
 NORMS = ("input_layernorm", "post_attention_layernorm")
-"""Usual names of the norms of a layer's branches."""
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
 
@@ -25,11 +24,10 @@ def decoder_weights(
     """List every parameter of a decoder.
 
     Args:
-        describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer at the path `at` of the
-            model; `layer` is the prefix of the layer's tensor names.
-        norms: names of the norms of a layer's branches, in order; none where the caller describes them.
-        embedding, final_norm: names of these tensors.
-        layers: prefix of the tensor names of all layers.
+        describe: `(branch, hidden, at, layer)` -> parameters of a layer at the path `at` with tensor prefix `layer`.
+        norms: of a layer's branches; () if the caller describes them.
+        embedding, final_norm: tensor names.
+        layers: tensor prefix of layers.
     """
     hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
     weights = [
@@ -44,7 +42,7 @@ def decoder_weights(
 
 
 def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
-    """List every parameter of a decoder with tensor names `backbone.`; arguments as for `decoder_weights`."""
+    """As `decoder_weights`, with tensor names `backbone.`."""
     return decoder_weights(
         config,
         describe,
@@ -64,7 +62,7 @@ def layer_weights(
     describe: Describe,
     norms: Sequence[str] = NORMS,
 ) -> list[Weight]:
-    """List the parameters of the layer at the path `at` with the tensor prefix `layer`."""
+    """List the parameters of a layer at the path `at` with tensor prefix `layer`."""
     weights = []
     for j, norm in enumerate(norms):
         weights.append(
@@ -76,12 +74,7 @@ def layer_weights(
 
 
 def head_weights(hidden: int, names: Names) -> list[Weight]:
-    """List the parameters of a multi-token-prediction head outside its layer.
-
-    Args:
-        hidden: width of the residual stream.
-        names: tensor names of "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden" and "norm".
-    """
+    """List the parameters of an MTP head outside its layer."""
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     return [
         tensor(("mtp", "fc"), f"{names['fc']}.weight", (hidden, 2 * hidden)),
@@ -93,10 +86,9 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
     """List the parameters of an attention layer.
 
     Args:
-        hidden: width of the residual stream.
-        at: path of the layer in the model.
-        name: prefix of its tensor names.
-        names: checkpoint names of parameters, where they differ from ours.
+        at: path in the model.
+        name: tensor prefix.
+        names: different checkpoint names.
     """
     names = names or {}
     width = c.heads * c.head_dim
@@ -136,10 +128,10 @@ def moe_weights(
 
     Args:
         c, hidden, at, name: as for `attention_weights`.
-        names: checkpoint names of an expert's three matrices, where they differ from ours.
-        bias: name of the router's correction bias.
-        shared: name of the shared expert.
-        router: name of the router.
+        names: different checkpoint names of an expert's matrices.
+        bias: correction bias.
+        shared: its name.
+        router: its name.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))

@@ -1,7 +1,6 @@
-"""Description of parameters by checkpoint tensors: names, shapes, places in the parameter.
+"""Parameters by checkpoint tensors: names, shapes, places.
 
-Families list their parameters with these values. The caller reads the files: whole parameters or the shards of one
-device.
+Families list them; the caller reads whole parameters or one device's shards.
 """
 
 import operator
@@ -12,16 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 ArraySlice = tuple[slice, ...]
-"""Slices of step 1 of the first dimensions of an array; the remaining dimensions are whole."""
+"""Slices of step 1 of the first dimensions; others are whole."""
 
 
 class TensorSlice(NamedTuple):
     """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
-        name: canonical name of the tensor.
-        taken: slice of the tensor, for `WeightSource.take`: a window and an ellipsis.
-        place: its place in the window of the parameter.
+        name: canonical.
+        taken: for `WeightSource.take`: window and ellipsis.
+        place: place in the parameter's window.
     """
 
     name: str
@@ -31,15 +30,13 @@ class TensorSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightSource:
-    """A way to build a parameter from tensors of a checkpoint.
+    """A way to build a parameter from checkpoint tensors.
 
     Attributes:
-        shapes: canonical tensor name -> the shape it must have.
-        places: tensor name -> the window of the parameter that it fills; the windows cover the parameter without
-            overlap. None where a single tensor fills all of it.
-        take: (tensor, window relative to the beginning of its place, and an ellipsis) -> the values there, a view of
-            the tensor wherever possible. By default the tensor fills its place unchanged.
-        by_rows: `take` treats all entries of a row alike, so that it can take rows of codes and of scales too.
+        shapes: canonical tensor name -> shape.
+        places: tensor name -> its window; windows cover the parameter without overlap. None for a single tensor.
+        take: (tensor, window relative to its place, and an ellipsis) -> values, perhaps a view; by default unchanged.
+        by_rows: `take` treats entries of a row alike, so that it can take codes and scales.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -49,16 +46,11 @@ class WeightSource:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether each row of the parameter is a row of a tensor, entry by entry."""
+        """Whether each row is a row of a tensor, entry by entry."""
         return self.by_rows or self.take is operator.getitem
 
     def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
-        """Yield the tensor slices that fill a window of the parameter, of tensors inside it.
-
-        Args:
-            window: of the parameter, such as the shard of a device.
-            shape: of the whole parameter.
-        """
+        """Yield the tensor slices that fill a window, such as a device's shard."""
         if self.places is None:
             assert len(self.shapes) == 1, f"{', '.join(self.shapes)}: a source of several tensors needs their places"
         wanted = _entries(window, shape)
@@ -70,7 +62,7 @@ class WeightSource:
 
 
 def _entries(window: ArraySlice, shape: tuple[int, ...]) -> list[range]:
-    """Return the entries of each dimension in a window; the remaining dimensions are whole."""
+    """Return a window's entries by dimension."""
     sliced = [range(size)[part] for part, size in zip(window, shape, strict=False)]
     return sliced + [range(size) for size in shape[len(window) :]]
 
@@ -84,10 +76,10 @@ class Weight:
     """A parameter of a model and its checkpoint sources.
 
     Attributes:
-        path: path of the parameter in the `nnx` module.
-        options: sources, the usual one first; a checkpoint must have all tensors of one of them.
-        float32: keep it in float32, whatever dtype the model is loaded in (norms, decays, biases).
-        adapted: further sources, by tensor names of LoRA adapters from frameworks that split or fuse the matrix.
+        path: in the `nnx` module.
+        options: sources, the usual first; a checkpoint has all tensors of one.
+        float32: always float32 (norms, decays, biases).
+        adapted: further sources, for LoRA adapters that split or fuse the matrix.
     """
 
     path: tuple[str | int, ...]
@@ -100,20 +92,20 @@ class Weight:
 def tensor(
     path: tuple[str | int, ...], name: str | Sequence[str], shape: tuple[int, ...], float32: bool = False
 ) -> Weight:
-    """Return a parameter of one unchanged checkpoint tensor, under one of several names."""
+    """Return a parameter of one unchanged tensor, under one of several names."""
     names = (name,) if isinstance(name, str) else name
     return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
-    """Return the source of rows `index` of one tensor, in that order."""
+    """Return the source of rows `index` of one tensor, in order."""
     return WeightSource(
         {name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])], by_rows=True
     )
 
 
 def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
-    """Return the source of the rows of several tensors, concatenated."""
+    """Return the source of several tensors' concatenated rows."""
     places, start = {}, 0
     for name, shape in shapes.items():
         places[name] = (slice(start, start + shape[0]),)
@@ -122,12 +114,7 @@ def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
 
 
 def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSource:
-    """Return the source of `[expert, out, in]`: matrices of each expert, concatenated along `out`.
-
-    Args:
-        names: of the matrices of each expert.
-        shape: shape of each matrix.
-    """
+    """Return the source of `[expert, out, in]`: each expert's matrices of `shape`, concatenated along `out`."""
     places = {
         name: (slice(expert, expert + 1), slice(part * shape[0], (part + 1) * shape[0]))
         for expert, parts in enumerate(names)
@@ -139,13 +126,12 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
 ) -> tuple[WeightSource, ...]:
-    """Return the sources of the experts' matrices: one tensor, or one per expert and projection.
+    """Return the sources of experts' matrices: one tensor, or one per expert and projection.
 
     Args:
-        fused: the tensor `[expert, out, in]`, the rows of the projections concatenated.
+        fused: tensor `[expert, out, in]` of concatenated projections.
         name, parts: projection `part` of expert e is `{name}.{e}.{part}.weight`.
-        experts: number of experts.
-        shape: shape of each of these matrices.
+        shape: of each matrix.
     """
     names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
     return WeightSource({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

@@ -10,7 +10,7 @@ from comparison import padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import Shape, lane_bucket
+from hybridlm.programs.shapes import lane_bucket
 from hybridlm.session import Event
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
@@ -30,14 +30,14 @@ def best_margin(lm: hybridlm.LM, tokens: list[int]) -> float:
 
 def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: hybridlm.LM) -> None:
     assert text_lm.tokenizer is not None
-    together = text_lm.generate(PROMPTS, **FREE)
-    assert [c.prompt_token_ids for c in together] == [text_lm.tokenizer.encode(p) for p in PROMPTS]
-    for prompt, completion in zip(PROMPTS, together, strict=True):
-        (alone,) = text_lm.generate(prompt, **FREE)
-        same = sum(a == b for a, b in zip(alone.token_ids, completion.token_ids, strict=True))
-        if same < 9:
-            first = next(i for i in range(9) if alone.token_ids[i] != completion.token_ids[i])
-            assert best_margin(text_lm, alone.prompt_token_ids + alone.token_ids[:first]) < 2e-3
+    batched = text_lm.generate(PROMPTS, **FREE)
+    assert [c.prompt_token_ids for c in batched] == [text_lm.tokenizer.encode(p) for p in PROMPTS]
+    for prompt, completion in zip(PROMPTS, batched, strict=True):
+        (single,) = text_lm.generate(prompt, **FREE)
+        equal = sum(a == b for a, b in zip(single.token_ids, completion.token_ids, strict=True))
+        if equal < 9:
+            first = next(i for i in range(9) if single.token_ids[i] != completion.token_ids[i])
+            assert best_margin(text_lm, single.prompt_token_ids + single.token_ids[:first]) < 2e-3
         assert completion.text == text_lm.tokenizer.decode(completion.token_ids)
         assert completion.finish_reason == "length" and completion.logprobs is None
 
@@ -45,8 +45,8 @@ def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: 
 @pytest.mark.slow
 def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -> None:
     completions = text_lm.generate(PROMPTS[:3], logprobs=3, **FREE)
-    whole = text_lm.forward(padded([c.prompt_token_ids + c.token_ids for c in completions])).logits
-    for c, rows in zip(completions, np.asarray(whole, np.float64), strict=True):
+    all_logits = text_lm.forward(padded([c.prompt_token_ids + c.token_ids for c in completions])).logits
+    for c, rows in zip(completions, np.asarray(all_logits, np.float64), strict=True):
         start = len(c.prompt_token_ids) - 1
         logits = rows[start : start + len(c.token_ids)]
         shifted = logits - logits.max(axis=1, keepdims=True)
@@ -62,8 +62,8 @@ def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -
 def test_a_sample_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logprobs": 3, **FREE}
     first = text_lm.generate(PROMPTS, **settings)
-    others = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
-    second = text_lm.generate(others, **settings)
+    prompts = [p if i in (1, 4) else "other text" + "!" * (3 * i) for i, p in enumerate(PROMPTS)]
+    second = text_lm.generate(prompts, **settings)
     for i in (1, 4):
         assert first[i] == second[i], "same index, same compiled shape: the same bits"
     assert first[0] != second[0]
@@ -115,7 +115,7 @@ def test_a_stop_string_cuts_the_text_where_it_begins(text_lm: hybridlm.LM) -> No
 
 def test_the_context_ends_a_completion(text_lm: hybridlm.LM) -> None:
     context = text_lm.context
-    prompts = [[5] * (context - left) for left in (3, 1, 0, 7)]
+    prompts = [[5] * (context - space) for space in (3, 1, 0, 7)]
     for prompt, c in zip(prompts, text_lm.generate(prompts, max_tokens=50, ignore_eos=True), strict=True):
         assert len(c.token_ids) == context - len(prompt) and c.finish_reason == "length"
     with pytest.raises(ValueError, match=r"prompts\[1\]: has 257 tokens, the context holds 256"):
@@ -212,19 +212,20 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     for count in (3, 1, 5):
         lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
     lm.score([[7] * 9] * 5)
-    ladder = {Shape("generate", lanes, tokens, 3) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
+    engine = lm.engine
+    ladder = {engine.generating(lanes, tokens) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
     # The state behind what texts have in common goes out and comes back.
-    assert set(lm.engine.programs.shapes) == {*ladder, *lm.engine.moves.shapes(3), Shape("score", 3, 5, 3, 0)}
+    assert set(engine.programs.shapes) == {*ladder, *engine.moves.shapes(3, engine.pages(3)), engine.scoring(3, 5)}
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
     lm.score([[7] * 3] * 4)
     assert lm.stats["compiled"] == 10
 
 
 def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
-    seen: list[list[int]] = []
+    pointers: list[list[int]] = []
 
     def addresses(pools, owners):
-        seen.append([leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pools)])
+        pointers.append([leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pools)])
         return pools
 
     text_lm.engine.after_step = addresses
@@ -232,4 +233,4 @@ def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
         text_lm.generate(["abc"] * 3, **FREE)
     finally:
         text_lm.engine.after_step = None
-    assert len(seen) == 9 and all(step == seen[0] for step in seen)
+    assert len(pointers) == 9 and all(step == pointers[0] for step in pointers)

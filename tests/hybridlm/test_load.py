@@ -290,7 +290,8 @@ handler.emit = lambda record: found.append(record) if "from the store" in record
 logging.getLogger("hybridlm").addHandler(handler)
 for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
-    lm.engine.programs.compiled(lm.engine.moves.shapes(1)[0], lm.engine.example_arguments)  # the cheapest of the steps
+    cheapest = lm.engine.moves.shapes(1, lm.engine.pages(1))[0]
+    lm.engine.programs.compiled(cheapest, lm.engine.example_arguments)
 
     def of_the_user(x):
         return x * 2 + count

@@ -17,26 +17,26 @@ PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 
 def drain(session: hybridlm.Session) -> dict[int, hybridlm.Completion]:
     """Step until every request has ended."""
-    found = {}
+    completions = {}
     while session.busy:
         for event in session.step():
             if event.completion is not None:
-                found[event.index] = event.completion
-    return found
+                completions[event.index] = event.completion
+    return completions
 
 
 def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
     """Submitted one by one, each after some steps of the others, they are what a call that has them all gives."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
-    found: dict[int, hybridlm.Completion] = {}
+    completions: dict[int, hybridlm.Completion] = {}
     with text_lm.session() as session:
         for number, prompt in enumerate(PROMPTS):
             assert session.submit(prompt, **SETTINGS) == number
             for _ in range(number):
-                found |= {event.index: event.completion for event in session.step() if event.completion}
-        found |= drain(session)
+                completions |= {event.index: event.completion for event in session.step() if event.completion}
+        completions |= drain(session)
         assert session.step() == []
-    assert [found[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
+    assert [completions[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
 
 
 def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
@@ -60,22 +60,22 @@ def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM
     assert ended == [4, 6, 5, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
-def test_cancel(text_lm: hybridlm.LM, after: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_cancel(text_lm: hybridlm.LM, steps: int) -> None:
     """Waiting, prefilling, decoding: the request ends with what it has, the others do not notice."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
-        found = {}
-        for _ in range(after):
-            found |= {event.index: event.completion for event in session.step() if event.completion}
+        completions = {}
+        for _ in range(steps):
+            completions |= {event.index: event.completion for event in session.step() if event.completion}
         for index in (1, 4):
             session.cancel(index)
         with pytest.raises(KeyError, match="request 1 is not alive; alive are"):
             session.cancel(1)
-        found |= drain(session)
-    for index, completion in found.items():
+        completions |= drain(session)
+    for index, completion in completions.items():
         if index in (1, 4):
             assert completion.finish_reason == "cancelled"
             assert completion.token_ids == want[index].token_ids[: len(completion.token_ids)]
@@ -99,12 +99,12 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
     monkeypatch.setattr(text_lm.engine, "run", recorded)
     with text_lm.session() as session:
         session.submit("first", **settings)
-        found = {}
+        completions = {}
         for step in range(200):
             if step == 6:
                 for prompt in PROMPTS[:2]:
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
-            found |= {event.index: event.completion for event in session.step() if event.completion}
+            completions |= {event.index: event.completion for event in session.step() if event.completion}
             pool = session._scheduler._pool
             slots = [sequence.slot for sequence in session._scheduler.joined if sequence.request.index == 0]
             if pool is not None and slots and slots[0] is not None:
@@ -112,12 +112,12 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
             if not session.busy:
                 break
     assert list(dict.fromkeys(lanes)) == [1, 3] and lanes[-1] == 1 and rows == {(3, 0)}
-    same = [a == b for a, b in zip(found[0].token_ids, want.token_ids, strict=True)]
-    assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
+    equal = [a == b for a, b in zip(completions[0].token_ids, want.token_ids, strict=True)]
+    assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
 
 
-def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, at: int) -> bool:
-    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:at]).logits[-1])
+def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, position: int) -> bool:
+    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:position]).logits[-1])
     best = np.sort(logits)[-2:]
     return bool(best[1] - best[0] > 2e-3)
 
@@ -143,10 +143,10 @@ def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
         session.submit([7, 8, 9], **SETTINGS)
         for _ in range(2):
             session.step()
-        steps, put = text_lm.stats["steps"], []
-        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: put.append(args))
+        steps, copies = text_lm.stats["steps"], []
+        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: copies.append(args))
         session.step()
-        assert text_lm.stats["steps"] == steps + 1 and put == []
+        assert text_lm.stats["steps"] == steps + 1 and copies == []
         monkeypatch.undo()
         drain(session)
 
@@ -158,8 +158,8 @@ def test_the_surplus_step_of_a_sequence_that_stopped_changes_no_other(text_lm: h
     (stopped,) = text_lm.generate(PROMPTS[:1], stop=[stop], **SETTINGS)
     until = want[0].token_ids.index(stop) + 1
     assert len(stopped.token_ids) == until and text_lm.stats["steps"] == steps + until + 1
-    together = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
-    for got, free in zip(together, want, strict=True):
+    batched = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
+    for got, free in zip(batched, want, strict=True):
         assert got.token_ids == free.token_ids[: len(got.token_ids)]
 
 
@@ -173,7 +173,7 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
         return get(tree)
 
     monkeypatch.setattr(jax, "device_get", interrupted)
-    found = {}
+    completions = {}
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
@@ -182,8 +182,8 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
                 events = session.step()
             except KeyboardInterrupt:
                 continue
-            found |= {event.index: event.completion for event in events if event.completion}
-    assert [found[i] for i in range(len(PROMPTS))] == want
+            completions |= {event.index: event.completion for event in events if event.completion}
+    assert [completions[i] for i in range(len(PROMPTS))] == want
 
 
 def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybridlm.LM) -> None:
@@ -243,15 +243,15 @@ def test_an_exception_in_the_loop_over_a_stream_frees_the_model(text_lm: hybridl
 def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
     want = text_lm.generate(PROMPTS, **SETTINGS)
     scores = text_lm.score(PROMPTS)
-    found: list[list[hybridlm.Completion]] = [[], []]
-    for one, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
-        for events, event in zip(found, (one, other), strict=True):
+    streams: list[list[hybridlm.Completion]] = [[], []]
+    for first, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
+        for events, event in zip(streams, (first, other), strict=True):
             if event.completion is not None:
                 events.append(event.completion)
-        if one.index == 2:
+        if first.index == 2:
             for got, expected in zip(text_lm.score(PROMPTS), scores, strict=True):
                 assert got.logprobs.tobytes() == expected.logprobs.tobytes()
-    for completions in found:
+    for completions in streams:
         assert sorted(completions, key=lambda c: want.index(c)) == want
 
 
@@ -266,8 +266,8 @@ def test_distinct_prompts_equal_their_solo_runs(text_lm: hybridlm.LM, count: int
     prompts = [[3 + (5 * i + 7 * j * j) % 90 for j in range(1 + 3 * i % 13)] for i in range(count)]
     for prompt, got in zip(prompts, text_lm.generate(prompts, **SETTINGS), strict=True):
         (want,) = text_lm.generate([prompt], **SETTINGS)
-        same = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
-        assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
+        equal = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
+        assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
 
 
 def test_wrong_requests_are_refused_and_queue_nothing(text_lm: hybridlm.LM) -> None:
@@ -290,13 +290,13 @@ def test_integrity_sees_a_row_that_two_have(text_lm: hybridlm.LM) -> None:
             session.submit(prompt, **SETTINGS)
         session.step()
         first, second = session._scheduler.joined
-        kept, second.slot = second.slot, first.slot
+        slot, second.slot = second.slot, first.slot
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
             session.check_integrity()
         second.slot = None
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_ROW,)):
             session.check_integrity()
-        second.slot = kept
+        second.slot = slot
         session.check_integrity()
 
 

@@ -94,7 +94,7 @@ def test_numpy_treats_bad_indices_as_xla_does(mode: str) -> None:
 def seen(program: Program, **changes: object) -> set[str]:
     changed = program.but(**changes)
     return {
-        leak.seen.split(", row")[0].split(", lane")[0] for leak in leaks(changed.step, changed.contract, changed.draw)
+        leak.place.split(", row")[0].split(", lane")[0] for leak in leaks(changed.step, changed.contract, changed.draw)
     }
 
 
@@ -121,7 +121,7 @@ def test_row_of_no_lane() -> None:
 
     result = leaks(step, BASE.contract, BASE.draw)
     assert result
-    assert all(leak.seen.startswith(("result[1], row 8", "result[0]")) for leak in result)
+    assert all(leak.place.startswith(("result[1], row 8", "result[0]")) for leak in result)
 
 
 def test_row_of_an_idle_lane() -> None:
@@ -131,7 +131,7 @@ def test_row_of_an_idle_lane() -> None:
 
     result = leaks(step, IDLE.contract, IDLE.draw)
     assert result
-    assert all("that had to stay as it was" in leak.seen for leak in result)
+    assert all("that had to stay as it was" in leak.place for leak in result)
 
 
 def test_influence_that_only_nan_shows() -> None:

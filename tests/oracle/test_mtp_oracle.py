@@ -59,8 +59,8 @@ def ling(oracle: Oracle, tensors: Tensors, x: torch.Tensor, mask: torch.Tensor) 
     }
 
     def stored(name: str) -> str:
-        for ours, theirs in renamed.items():
-            name = name.replace(ours, theirs)
+        for new, old in renamed.items():
+            name = name.replace(new, old)
         return f"model.layers.{len(model.layers)}.{name}"
 
     block.load_state_dict({name: tensors[stored(name)] for name in block.state_dict()})

@@ -1,7 +1,6 @@
-"""LoRA adapters of PEFT: opened, matched with a model, and merged into its parameters.
+"""LoRA adapters of PEFT: opened, matched with a model, merged.
 
-A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`; `match` refuses
-tensors without a parameter.
+A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`.
 """
 
 from hybridlm.checkpoint.adapters.adapter import (

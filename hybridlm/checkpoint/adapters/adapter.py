@@ -25,7 +25,6 @@ from models.weights.sources import ArraySlice, WeightSource
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 DECISION, JUDGE = "decision.json", "judge_config.json"
-"""Files of decision models."""
 # Fields without effect on a trained adapter. Any other that is neither read nor empty is refused: PEFT's fields are
 # null, false or empty where a variant is not used.
 UNUSED = frozenset(
@@ -47,7 +46,7 @@ class Factors(NamedTuple):
     """The low-rank factors of one adapted tensor.
 
     Attributes:
-        down, up: names of the tensors A and B in the file.
+        down, up: names of the tensors A and B.
         scale: factor on their product.
         embedding: the product is transposed.
         experts: number of matrices in one tensor; None for a single matrix.
@@ -96,13 +95,12 @@ class BoundAdapter:
 
     @property
     def sentence(self) -> str:
-        """A sentence for the user on the merged tensors."""
+        """Return a sentence on the merged tensors."""
         replaced = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
         unused = f", {len(self.skipped)} tensors of parts that are not read left out" if self.skipped else ""
         return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{replaced}{unused}"
 
     def touches(self, weight: Weight) -> bool:
-        """Whether the adapter changes a parameter."""
         return any(name in self.factors or name in self.replaced for name, _ in tensors_of(weight))
 
     def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
@@ -134,7 +132,7 @@ class BoundAdapter:
 
 
 def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
-    """Yield every tensor of a parameter's sources, each with its first source."""
+    """Yield every tensor of a parameter, each with its first source."""
     names: set[str] = set()
     for source in (*weight.options, *weight.adapted):
         for name in source.shapes:
@@ -161,17 +159,13 @@ def _place(
 
 
 def has_adapter(directory: Path) -> bool:
-    """Whether a directory has an adapter."""
     return (directory / CONFIG).is_file()
 
 
 def own_adapter(directory: Path) -> Path | None:
-    """Return the folder of the adapter that `load` merges by default, or None.
+    """Return the adapter folder that `load` merges by default, or None.
 
-    The folder may be missing, in a decision model from the Hub.
-
-    Raises:
-        CheckpointError: a file that may name it cannot be read.
+    A decision model from the Hub may lack the folder.
     """
     if has_adapter(directory):
         return directory
@@ -180,11 +174,7 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the name of a decision model's adapter folder, or None.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """Return the name of a decision model's adapter folder, or None."""
     if (directory / JUDGE).is_file():
         name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
     elif (directory / DECISION).is_file():
@@ -199,11 +189,7 @@ def adapter_folder(directory: Path) -> str | None:
 
 
 def base_of(directory: Path) -> str:
-    """Return the base model of adapter_config.json: a directory or a hub id.
-
-    Raises:
-        CheckpointError: adapter_config.json names no base model.
-    """
+    """Return the base model of adapter_config.json: a directory or a hub id; raises CheckpointError without one."""
     name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise CheckpointError(
@@ -218,8 +204,7 @@ def open_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Open a PEFT adapter and check its configuration.
 
     Raises:
-        CheckpointError: no adapter, a pickle, another method than LoRA, or a variant of LoRA that cannot be merged;
-            every fault is named.
+        CheckpointError: no adapter, a pickle, another method than LoRA, or a LoRA variant that cannot be merged.
     """
     directory = Path(path)
     if not has_adapter(directory):

@@ -19,26 +19,22 @@ _VARIANTS = {
     "lora_bias": "lora_bias",
 }
 EXPERT_PARTS = ("gate_up_proj", "up_proj", "down_proj")
-"""Parameters of all experts of a layer in the modules of transformers."""
+"""Expert parameters of a layer, in the modules of transformers."""
 
 
 def bind(adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool) -> BoundAdapter:
     """Match the tensors of an adapter with the tensors of a model.
 
     Args:
-        adapter: an opened adapter.
-        family, weights: of the model.
         tied: the head of the model is its embedding.
 
     Raises:
-        CheckpointError: every tensor without a place in the model, of another shape, or of a kind that is not merged.
+        CheckpointError: every tensor without a place, of another shape, or of a kind that is not merged.
     """
     return _Binding(adapter, family, weights, tied).bound()
 
 
 class _Binding:
-    """Match of one adapter with a model; collects faults."""
-
     def __init__(self, adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool):
         self._adapter, self._family, self._weights, self._tied = adapter, family, weights, tied
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -52,7 +48,7 @@ class _Binding:
         self._skipped: list[str] = []
 
     def bound(self) -> BoundAdapter:
-        """Match every tensor of the adapter; raises CheckpointError with all faults."""
+        """Match every tensor; raises CheckpointError with all faults."""
         pairs: dict[tuple[str, bool], dict[str, str]] = {}
         replaced: dict[str, str] = {}
         for key, info in self._adapter.file.tensors.items():
@@ -100,7 +96,7 @@ class _Binding:
             self._faults.append(f"{key}: no tensor of the model is named {' or '.join(names)}")
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
-        """Match both factors of one module with a tensor, or record a fault."""
+        """Match both factors of one module, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return
@@ -141,7 +137,6 @@ class _Binding:
         factors[name] = Factors(keys["A"], keys["B"], scale, embedding, experts)
 
     def _experts(self, module: str, candidates: Iterable[str]) -> list[str]:
-        """Return the tensors of several matrices at or below the module's name."""
         stems = {name.removesuffix(".weight") for name in candidates} | {module}
         return [
             name

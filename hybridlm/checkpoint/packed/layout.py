@@ -1,7 +1,7 @@
-"""Layout of packed parameters: their arrays on one device or over a mesh.
+"""Layout of packed parameters, on one device or over a mesh.
 
-Codes, scales and zero points are sharded alike, rows like the rows of the plain parameter. A mesh may shard the entries
-of a row, too: a group of entries with one scale is then divided, and each device has a copy of the scale.
+Codes, scales and zero points are sharded like the plain parameter. If a mesh divides a group of entries with one scale,
+each device has a copy of the scale.
 """
 
 import math
@@ -22,20 +22,18 @@ from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
 Packed = Literal["in blocks", "whole"]
-"""Products of packed weights: a block of rows at a time, as on a CPU, or dequantised inside of the product."""
+"""Products of packed weights: a block of rows at a time (CPU), or dequantised inside of the product."""
 Rows = tuple[ArraySlice, Mapping[str, np.ndarray]]
-"""Place of some rows in a window of a parameter, and their arrays by role, with all columns."""
+"""Place of rows in a window of a parameter, and their arrays by role, with all columns."""
 
 
 class PackedLayout(NamedTuple):
     """A packed parameter in memory.
 
     Attributes:
-        form: in the files.
-        groups: scales of a row in memory, a multiple of the scales in the files.
-        shards: role of an array ("codes", "scale", "whole", "zero") -> its layout over the devices.
+        groups: scales of a row, a multiple of those in the files.
+        shards: role ("codes", "scale", "whole", "zero")-> its layout.
         dtype: dtype of the rounded numbers in products.
-        products: method of products.
     """
 
     form: PackedForm
@@ -54,11 +52,7 @@ class PackedLayout(NamedTuple):
         return self._weight(types)
 
     def build(self, read: Callable[[ArraySlice], Iterable[Rows]]) -> QuantisedWeight:
-        """Return the parameter on its devices.
-
-        Args:
-            read: window of the rows of the parameter -> pieces that fill it, with the groups of the files.
-        """
+        """Build the parameter on its devices from the pieces that `read` returns for a window of rows."""
         kinds = _kinds(self.form)
         # An array of one column for each row has no sharded columns.
         shards = next(iter(self.shards.values()))
@@ -82,7 +76,6 @@ class PackedLayout(NamedTuple):
         return self._weight(jax.block_until_ready(build_together(self.shards, host)))
 
     def local_bytes(self) -> int:
-        """Return the bytes on one device."""
         kinds = _kinds(self.form)
         return sum(shards.local_bytes(kinds[role]) for role, shards in self.shards.items())
 
@@ -96,13 +89,7 @@ class PackedLayout(NamedTuple):
 def packed_layout(
     form: PackedForm, plain: Shards, dtype: str = "float32", products: Packed = "whole"
 ) -> PackedLayout | None:
-    """Return the layout of a packed parameter; None if devices divide its groups too finely.
-
-    Args:
-        form: in the files.
-        plain: layout of the plain parameter.
-        dtype, products: as for `PackedLayout`.
-    """
+    """Return the layout of a packed parameter; None if devices divide its groups too finely."""
     last = len(plain.shape) - 1
     rows = tuple(sharded for sharded in plain.sharded_dims if sharded.dim != last)
     across = next((sharded for sharded in plain.sharded_dims if sharded.dim == last), None)
@@ -128,7 +115,6 @@ def packed_layout(
 
 
 def _narrowed(plain: Shards, rows: tuple[ShardedDim, ...], across: ShardedDim | None, step: int) -> Shards:
-    """Return a layout with one entry for `step` entries of a row."""
     shape = (*plain.shape[:-1], plain.shape[-1] // step)
     if across is None:
         return Shards(shape, rows, plain.sharding)

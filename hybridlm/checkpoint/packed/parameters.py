@@ -1,4 +1,4 @@
-"""Quantised parameters in packed form: their selection, their layouts, and their arrays from the files."""
+"""Quantised parameters in packed form: selection, layouts, and arrays from the files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ class PackedParameters:
     """Parameters that stay packed, by the headers of a checkpoint.
 
     Attributes:
-        layouts: path -> layout of the parameter in the files and in memory.
-        plan: the tensors to be read; None for a saved model.
-        divided: paths of parameters that this mesh makes plain; one device has them packed.
+        layouts: path -> layout in the files and in memory.
+        plan: tensors to be read; None for a saved model.
+        divided: paths that are packed on one device but plain on this mesh.
     """
 
     layouts: Mapping[ParameterPath, PackedLayout] = field(default_factory=dict)
@@ -43,14 +43,7 @@ def laid_out(
     products: Packed,
     plan: ReadPlan | None = None,
 ) -> PackedParameters:
-    """Return packed parameters of these forms, on the devices of the plain parameters.
-
-    Args:
-        forms: path -> form in the files.
-        shards: path -> layout of the plain parameter.
-        dtype, products: as for `PackedLayout`.
-        plan: the tensors to be read.
-    """
+    """Return packed parameters of these forms, on the devices of the plain parameters."""
     layouts = {path: packed_layout(form, shards[path], dtype, products) for path, form in forms.items()}
     packed = {path: layout for path, layout in layouts.items() if layout is not None}
     return PackedParameters(packed, plan, tuple(path for path in layouts if path not in packed))
@@ -61,7 +54,7 @@ def packed_forms(
 ) -> dict[ParameterPath, PackedForm]:
     """Return the form of each parameter that can stay packed.
 
-    All tensors of such a parameter have one form, and its rows are their rows. No adapter changes it.
+    All its tensors have one form, its rows are their rows, and no adapter changes it.
     """
     forms = {}
     for choice in plan.choices:
@@ -79,15 +72,7 @@ def packed_forms(
 def load_packed(
     checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
-    """Return a parameter on its devices, and a sentence for each tensor with lost rows.
-
-    Args:
-        choice: the parameter and its tensors.
-        layout: from `packed_parameters`.
-
-    Raises:
-        CheckpointError: a scale or a code that is not finite.
-    """
+    """Build a parameter on its devices; return a sentence for each tensor with lost rows."""
     weight, source = choice.weight, choice.source
     lost: dict[str, None] = {}
 
@@ -110,7 +95,7 @@ def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
 
 
 def _significant(packed: PackedArrays) -> np.ndarray:
-    """Return an array with the zeros of the numbers, without dequantising them."""
+    """Return an array with zeros where the numbers are zero, without dequantising."""
     if packed.zero is not None:
         return np.ones((1, 1), np.uint8)
     kind = packed.form.kind

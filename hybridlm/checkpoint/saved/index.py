@@ -39,10 +39,7 @@ class Tile(NamedTuple):
     """A rectangle of a parameter in one file, in row-major order.
 
     Attributes:
-        file: path below the checkpoint's directory.
-        start: index of its first element in the parameter.
-        shape: sizes of the dimensions.
-        checksum: checksum of the bytes.
+        start: index of its first element.
     """
 
     file: str
@@ -53,13 +50,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedParameter:
-    """A parameter of a saved model.
-
-    Attributes:
-        dtype: dtype of the elements.
-        shape: shape of the whole parameter.
-        tiles: tiles that cover the parameter.
-    """
+    """A parameter of a saved model."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -67,7 +58,7 @@ class SavedParameter:
 
 
 ROLES = ("codes", "scale", "whole", "zero")
-"""Arrays of a `QuantisedWeight`; each is saved like a parameter."""
+"""Arrays of a `QuantisedWeight`, each saved like a parameter."""
 KINDS: tuple[Codes, ...] = ("e4m3", "e2m1", "int8", "int4")
 
 
@@ -76,7 +67,6 @@ class PackedParameter:
     """A quantised parameter of a saved model.
 
     Attributes:
-        kind: kind of the codes.
         inputs: entries of a row.
         parts: role -> name of the saved array.
     """
@@ -91,9 +81,7 @@ class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        family: name of the model family.
-        dtype: dtype of the matrices.
-        fingerprint: fingerprint of the original checkpoint.
+        fingerprint: of the original checkpoint.
         parameters: arrays by dotted name; a quantised parameter has several.
         packed: quantised parameters by dotted name.
     """
@@ -108,7 +96,6 @@ class SavedDirectory:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name of each parameter of the model -> its shape."""
         parts = {part for packed in self.packed.values() for part in packed.parts.values()}
         shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
         for name, packed in self.packed.items():
@@ -119,7 +106,7 @@ class SavedDirectory:
 def checksum(content: np.ndarray) -> int:
     """Return the sum of an array's 64-bit words, padded with zeros, modulo 2**64.
 
-    It detects a damaged disk or a truncated file at the speed of memory; it does not protect against tampering.
+    It detects damage at the speed of memory, not tampering.
     """
     raw = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     end = len(raw) // 8 * 8
@@ -128,7 +115,6 @@ def checksum(content: np.ndarray) -> int:
 
 
 def is_saved(directory: Path) -> bool:
-    """Whether `LM.save` wrote a directory."""
     return (directory / INDEX).exists()
 
 
@@ -136,8 +122,7 @@ def open_saved(directory: Path) -> SavedDirectory:
     """Open a checkpoint of `LM.save`; check file sizes and the content of small files.
 
     Raises:
-        CheckpointError: another format version, or an unreadable index; or every file that is missing, of another size,
-            or changed since it was saved.
+        CheckpointError: another version, an unreadable index, or every missing or changed file.
     """
     index = read_object(directory / INDEX, MAX_INDEX_BYTES)
     if index.get("format") != FORMAT:
@@ -167,12 +152,11 @@ def open_saved(directory: Path) -> SavedDirectory:
 
 
 def dump_index(index: Mapping[str, Any]) -> bytes:
-    """Return the text of an index. Its SHA-256 is computed without the field "sha256"."""
+    """Return the text of an index; its SHA-256 leaves out the field "sha256"."""
     return json.dumps(index).encode("ascii")
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of a small file."""
     return hashlib.sha256(content).hexdigest()
 
 

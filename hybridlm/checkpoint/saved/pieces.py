@@ -22,10 +22,7 @@ def unpacked(
     """Return all arrays with their sharded dimensions, and the index of packed parameters.
 
     Args:
-        sharded_dims: sharded dimensions of whole parameters, also along axes of one device.
-
-    Raises:
-        ValueError: a parameter of another form.
+        sharded_dims: of whole parameters, also along axes of one device.
     """
     arrays: dict[str, tuple[jax.Array, Sequence[ShardedDim]]] = {}
     packed: dict[str, dict[str, Any]] = {}
@@ -47,7 +44,6 @@ def unpacked(
 
 
 def _dims_of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]) -> list[ShardedDim]:
-    """Return the sharded dimensions of one array of a packed weight."""
     sharding = weight.codes.sharding
     role_dims = []
     for sharded in dims:
@@ -62,12 +58,7 @@ def _dims_of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:
     """Return the shape of a whole parameter, and its pieces.
 
-    A piece has one segment of every sharded dimension. It can be sharded over any number of devices. Each device of a
-    mesh contributes its shard of every piece.
-
-    Args:
-        array: the parameter in the model.
-        sharded_dims: sharded dimensions of the whole parameter, also along axes of one device.
+    A piece has one segment of every sharded dimension; each device contributes its shard.
     """
     mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
     devices = [1 if mesh is None else mesh.shape[sharded.axis] for sharded in sharded_dims]
@@ -87,12 +78,7 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
 def _piece(
     array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[ShardedDim, int, int]]
 ) -> jax.Array | np.ndarray:
-    """Return one segment of each sharded dimension, over all devices.
-
-    Args:
-        shape: shape of the whole parameter.
-        piece: sharded dimension, number of the segment, and devices along the axis.
-    """
+    """Return one segment (dimension, number, devices along the axis) of each sharded dimension."""
     if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):
         return array
     local: list[slice] = [slice(None)] * array.ndim

@@ -30,17 +30,13 @@ def read_saved(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tiles.
 
-    A completely read tile is compared with its checksum. The array shares no memory with the files.
+    Complete tiles are compared with their checksums. No memory is shared with the files.
 
     Args:
-        saved, weight: the files, and the parameter.
         kind: dtype in memory.
-        shards: layout over devices.
-        adapters: for the parameter.
-        layout: layout of a packed parameter; None for a plain one.
 
     Returns:
-        The parameter, its stored dtype or kind of codes if they were converted, and no sentences.
+        The parameter, its stored dtype or kind of codes if converted, and no sentences.
     """
     name = dotted(weight.path)
     parts = saved.packed[name].parts if name in saved.packed else {"": name}
@@ -70,7 +66,7 @@ def read_saved(
 def _dequantised(
     saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
 ) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
-    """Return the counterpart of `_Reading.part` for a packed parameter that becomes plain."""
+    """Return `_Reading.part` for a packed parameter that becomes plain."""
     layout = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
     assert layout is not None
     numbers = np.asarray(layout.build(partial(_rows, readings)).numbers())
@@ -100,7 +96,7 @@ def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Ro
 def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each saved packed parameter; see `packed_forms`."""
+    """Return the form of each saved packed parameter."""
     return {
         weight.path: saved_form(saved, dotted(weight.path))
         for weight in weights
@@ -109,7 +105,6 @@ def saved_forms(
 
 
 def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    """Return the form of a saved packed parameter."""
     packed = saved.packed[name]
     scale = saved.parameters[packed.parts["scale"]]
     zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
@@ -117,7 +112,7 @@ def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
 
 
 def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
-    """Check the names and shapes of saved parameters; raises CheckpointError with every fault."""
+    """Check names and shapes of saved parameters; raises CheckpointError with every fault."""
     faults = []
     if saved.family != family.name:
         faults.append(f"expected the family {family.name} of config.json, found one saved of {saved.family}")
@@ -135,7 +130,7 @@ def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
-    """Return the names of the saved parameters of the multi-token-prediction head."""
+    """Return the names of the saved parameters of the MTP head."""
     if family.with_head is None:
         return set()
     try:
@@ -150,11 +145,7 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
 
 
 class _Reading:
-    """One saved array during the reading of its shards by this process.
-
-    Attributes:
-        parameter: its dtype, shape and tiles.
-    """
+    """One saved array while this process reads its shards."""
 
     def __init__(self, saved: SavedDirectory, name: str):
         self._saved, self._name, self.parameter = saved, name, saved.parameters[name]
@@ -167,8 +158,7 @@ class _Reading:
         """Return an array of pieces of the parameter.
 
         Args:
-            windows: for each piece its place in the parameter and its place in the result.
-            shape, kind: of the result.
+            windows: for each piece its place in the parameter and in the result.
         """
         stored = self.parameter.dtype
         result = aligned_empty(shape, stored)
@@ -180,7 +170,7 @@ class _Reading:
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
-        """Copy the intersection of a tile and a piece with its beginning in the parameter."""
+        """Copy the intersection of a tile and a piece."""
         low = [max(a, b) for a, b in zip(tile.start, begin, strict=True)]
         ends = ((a + m, b + n) for a, m, b, n in zip(tile.start, tile.shape, begin, piece.shape, strict=True))
         high = [min(pair) for pair in ends]
@@ -207,7 +197,7 @@ class _Reading:
         return np.memmap(self._saved.path / tile.file, self.parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
-        """Compare tiles that were read in pieces, but completely, with their checksums."""
+        """Compare completely read tiles with their checksums."""
         for tile, count in self._read.items():
             if tile not in self._verified and count >= math.prod(tile.shape):
                 self._compare(tile, self._mapped(tile))

@@ -36,7 +36,7 @@ SMALL_FILES = (  # heads of decision models among them
 
 
 SavedPiece = tuple[tuple[int, ...], jax.Array | np.ndarray]
-"""A piece of a parameter, saved as one array: index of its first element in the parameter, and its elements."""
+"""Index of the first element in the parameter, and the elements."""
 
 
 def save_checkpoint(
@@ -46,15 +46,14 @@ def save_checkpoint(
     parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
     packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Write a checkpoint; its name appears when everything is on the disk.
+    """Write a checkpoint; its name appears when it is complete.
 
     Args:
         target: a directory that does not exist yet.
-        source: the directory or the GGUF file of the original checkpoint, for its small files.
-        model: fields of the index: version of the package (hybridlm), family, dtype of the matrices, and fingerprint
-            of the original checkpoint.
+        source: original directory or GGUF file, for its small files.
+        model: fields of the index: version (hybridlm), family, dtype and original fingerprint.
         parameters: name -> shape, and pieces that cover the parameter.
-        packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters`, by role.
+        packed: quantised parameter -> "kind" and "inputs"; its arrays are `parameters`, by role.
 
     Raises:
         FileExistsError: something exists at `target`.
@@ -94,7 +93,7 @@ def _piece_names(name: str, count: int) -> list[str]:
 
 
 def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """Write the small files of a checkpoint or GGUF file; return name -> SHA-256."""
+    """Write the small files of a checkpoint; return name -> SHA-256."""
     if is_gguf(source):
         contents = gguf_companions(source)
     else:
@@ -108,10 +107,9 @@ def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Create a directory; its name appears when all of it is on the disk.
+    """Create a directory; its name appears when it is complete.
 
-    It is deleted after a failure. With several processes the first one creates, renames and deletes it; all of them
-    return when it has its name.
+    It is deleted after a failure. The first process creates, renames and deletes it; all return when it has its name.
     """
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
@@ -138,7 +136,6 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 
 def _wait_for_all(event: str) -> None:
-    """Wait until all processes have come here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(event)
 
@@ -146,7 +143,7 @@ def _wait_for_all(event: str) -> None:
 def _require_room(target: Path, size: int) -> None:
     """Raise OSError if parameters do not fit the disk, before minutes of writing.
 
-    Several processes would not notice at the same moment, and some of them would wait for the others.
+    Otherwise processes notice at different moments and wait for each other.
     """
     free = shutil.disk_usage(target.parent).free
     if free < size and jax.process_count() == 1:
@@ -166,7 +163,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
 
 @contextmanager
 def _numbered_errors() -> Iterator[None]:
-    """Turn errors of the system, in messages of TensorStore (Orbax's writer), into OSError."""
+    """Turn system errors inside messages of TensorStore, Orbax's writer, into OSError."""
     code = None
     try:
         yield
@@ -183,8 +180,7 @@ def _numbered_errors() -> Iterator[None]:
 def _unlogged(*names: str) -> Iterator[None]:
     """Silence loggers.
 
-    Orbax warns that OCDBT is off, which is intended. Orbax and asyncio print an error of each thread and task; the
-    first error is raised.
+    Orbax warns that OCDBT is off, and prints an error of each task; the first error is raised.
     """
     loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in loggers:
@@ -197,7 +193,6 @@ def _unlogged(*names: str) -> Iterator[None]:
 
 
 def _tiles(directory: Path, name: str, start: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the index entries of the tiles of a written array."""
     folder = directory / WEIGHTS / name
     layout = read_object(folder / ".zarray", MEGABYTE)
     shape, chunks = layout["shape"], layout["chunks"]

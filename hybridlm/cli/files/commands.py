@@ -46,12 +46,12 @@ def file_command(
     """Return the command of a task.
 
     Args:
-        task: class of the task; its fields are options.
+        task: its fields are options.
         summary: first paragraph of the help.
-        input, output: `typer.Argument` or `typer.Option` of the files.
+        input, output: `typer.Argument` or `typer.Option`.
         items: plural word for the rows.
-        options: names of the options of `hybridlm.load`.
-        **defaults: default values of these options that differ.
+        options: options of `hybridlm.load`.
+        **defaults: different defaults of these options.
     """
 
     def command(loading: Loading, *, model: str, input: Path, output: Path, work: Any, run: FileOptions) -> None:
@@ -82,7 +82,6 @@ def file_command(
 
 
 def _print_rows(report: ScoreFileReport, items: str, seconds: float) -> None:
-    """Print the report of a run, and end with its status."""
     if isinstance(report, DivergenceFileReport):
         means = "no means, they need a text of two tokens"
         if report.predicted:
@@ -113,7 +112,6 @@ def _print_rows(report: ScoreFileReport, items: str, seconds: float) -> None:
 
 
 def _print_answers(output: Path, report: BatchFileReport, seconds: float) -> None:
-    """Print the report of a batch, and end with its status."""
     tokens = report.prompt_tokens + report.completion_tokens
     resumed = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""
     saved = report.prefix_tokens_saved

@@ -8,23 +8,21 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hybridlm.files.json_lines import Id, numbered_lines, parse_object, read_id, read_item
+from hybridlm.files.json_lines import Id, parse_object, read_id
 
 MAX_SHOWN_FAULTS = 20
-"""Bad lines that an error lists; a file of another kind has nothing else."""
+"""Bad lines that an error lists."""
+ITEMS = {"prompt": "a string", "text": "a string", "token_ids": "a list of token ids"}
+"""Field of a JSON object -> its value."""
 
 
 class NamedPrompt(NamedTuple):
-    """A text or token ids, and its id in the output."""
-
     id: Id
     item: str | list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Prompts of the command."""
-
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
     ] = None
@@ -49,8 +47,11 @@ class Source:
 
 
 def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:
-    prompts, faults = [], []
-    for number, line in numbered_lines(source):
+    prompts, faults, lines = [], [], list(source)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         try:
             prompts.append(_read_json(line) if jsonl else _read_text(line))
         except ValueError as error:
@@ -67,13 +68,19 @@ def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPr
 
 def _read_json(line: bytes) -> NamedPrompt:
     value = parse_object(line)
-    return NamedPrompt(read_id(value), read_item(value, ("prompt", "text"))[1])
+    names = [name for name in ITEMS if value.get(name) is not None]
+    if len(names) != 1:
+        raise ValueError(f"expected exactly one of {', '.join(ITEMS)}, got {', '.join(names) or 'none of them'}")
+    item = value[names[0]]
+    if not isinstance(item, list if names[0] == "token_ids" else str):
+        raise ValueError(f"{names[0]}: expected {ITEMS[names[0]]}, got {type(item).__name__}")
+    return NamedPrompt(read_id(value), item)
 
 
 def _read_text(line: bytes) -> NamedPrompt:
-    if not line:
+    if not line.strip():
         raise ValueError("expected a prompt, the line is blank")
     try:
-        return NamedPrompt(None, line.decode())
+        return NamedPrompt(None, line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error

@@ -1,7 +1,7 @@
-"""Compiled steps on disk, one file each; the key covers everything that makes a step.
+"""Compiled steps on disk, one file each, by a key of everything that makes a step.
 
-So a warm start traces nothing. A part of `compile` that no other module of it imports. Imports its `compiled_step`,
-`calling` and `runtime`. Begin with `executable_store`; `entry_file` is one file of it, `stored_step` a restored step.
+A part of `compile` that no other module of it imports. Imports its `compiled_step`, `calling` and `runtime`. Begin with
+`executable_store`.
 """
 
 from ir_passes.compile.stored.entry_file import Entry

@@ -1,6 +1,6 @@
-"""One file of the store of compiled steps: fixed start, JSON header, and three sections.
+"""One file of a compiled step: fixed start, JSON header, and three sections.
 
-The sections are description, certificate and executable; the header has length and sha256 of each section.
+The sections are description, certificate and executable; the header has their lengths and sha256.
 """
 
 import hashlib
@@ -14,18 +14,12 @@ from ir_passes.files import record
 MAX_HEADER_BYTES = 1 << 14
 MAX_LABEL = 200
 START = struct.Struct("<8sI32s")
-"""Magic number, length of the header, its sha256."""
+"""Magic number, length and sha256 of the header."""
 _MAGIC = b"hlmstep\x01"
-
-
-class EntryError(ValueError):
-    """A file is no entry; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Length and sha256 of a part of an entry."""
-
     bytes: int
     sha256: str
 
@@ -35,9 +29,9 @@ class Header:
     """The header of a stored step.
 
     Attributes:
-        key: hash of everything that makes the step; the name of its file.
-        label: name of the step and its model, for people.
-        seconds: seconds that making it took.
+        key: hash of everything that makes the step, and file name.
+        label: step and model, for people.
+        seconds: of its compilation.
     """
 
     key: str
@@ -50,8 +44,6 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored compiled step."""
-
     label: str
     seconds: float
     description: Description
@@ -60,7 +52,6 @@ class Entry:
 
 
 def to_bytes(key: str, entry: Entry) -> bytes:
-    """An entry as the bytes of its file."""
     sections = (
         record.to_json(entry.description, indent=None).encode(),
         record.to_json(entry.certificate, indent=None, checksum=True).encode(),
@@ -72,39 +63,35 @@ def to_bytes(key: str, entry: Entry) -> bytes:
 
 
 def from_bytes(key: str, content: bytes) -> Entry:
-    """The entry of a key that a file holds.
-
-    Raises:
-        EntryError, RecordError: it holds something else.
-    """
+    """Return the entry of a key in a file; raises RecordError."""
     header, position = read_header(content, key)
     parts: list[bytes] = []
     for name in ("description", "certificate", "program"):
         section: Section = getattr(header, name)
         if section.bytes < 0 or section.bytes > len(content) - position:
-            raise EntryError(f"its {name} is cut off")
+            raise record.RecordError(f"its {name} is cut off")
         part = content[position : position + section.bytes]
         if hashlib.sha256(part).hexdigest() != section.sha256:
-            raise EntryError(f"its {name} is damaged: the sha256 differs")
+            raise record.RecordError(f"its {name} is damaged: the sha256 differs")
         parts.append(part)
         position += section.bytes
     if position != len(content):
-        raise EntryError(f"expected {position} bytes, found {len(content)}")
+        raise record.RecordError(f"expected {position} bytes, found {len(content)}")
     description = record.from_json(Description, parts[0])
     return Entry(header.label, header.seconds, description, Certificate.from_json(parts[1]), parts[2])
 
 
 def read_header(content: bytes, key: str) -> tuple[Header, int]:
-    """The header of an entry, and where it ends."""
+    """Return the header of an entry, and its end."""
     if len(content) < START.size:
-        raise EntryError("it is cut off")
+        raise record.RecordError("it is cut off")
     magic, length, digest = START.unpack_from(content)
     if magic != _MAGIC:
-        raise EntryError("it is no compiled step of this format")
+        raise record.RecordError("it is no compiled step of this format")
     text = content[START.size : START.size + length]
     if length > MAX_HEADER_BYTES or len(text) < length or hashlib.sha256(text).digest() != digest:
-        raise EntryError("its header is damaged")
+        raise record.RecordError("its header is damaged")
     header = record.from_json(Header, text)
     if header.key != key:
-        raise EntryError("it is the entry of another key")
+        raise record.RecordError("it is the entry of another key")
     return header, START.size + length

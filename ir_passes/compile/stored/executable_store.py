@@ -1,8 +1,8 @@
 """Compiled steps in a directory, by a key of everything that makes them.
 
-A warm start compiles nothing. An executable is machine code: an entry is loaded only if no other user could have
-written it (`FileStore`). An entry that is damaged, cut off or another user's counts as absent, with one line in the
-log. The directory has a size limit; the least recently used entries are deleted first.
+An executable is machine code: an entry is loaded only if no other user could have written it (`FileStore`). Damaged or
+foreign entries count as absent, with a line in the log. Beyond the size limit, the least recently used entries are
+deleted.
 """
 
 import logging
@@ -19,17 +19,17 @@ _log = logging.getLogger("hybridlm")
 DEFAULT_MAX_BYTES = 4 << 30
 MAX_ENTRY_BYTES = 2 << 30
 UNUSABLE = (OSError, ValueError, jax.errors.JaxRuntimeError)
-"""Raised by an entry that is not one: record and description errors are ValueErrors."""
+"""Errors of a wrong entry: record and description errors are ValueErrors."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """An entry as a list shows it.
+    """An entry in a list.
 
     Attributes:
-        label: None of a file that is no entry.
+        label: None for another file.
         bytes: of the file.
-        used: when it was last written or loaded, in seconds since the epoch.
+        used: last written or loaded, in seconds since 1970.
     """
 
     name: str
@@ -43,8 +43,8 @@ class ExecutableStore(FileStore):
     """A directory of compiled steps for any number of reading and writing processes.
 
     Args:
-        directory: created, for this user alone, when the first step is stored.
-        max_bytes: bytes of all entries together.
+        directory: created for this user alone, on first use.
+        max_bytes: of all entries.
     """
 
     suffix = ".step"
@@ -55,7 +55,7 @@ class ExecutableStore(FileStore):
         self._full = False
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of a key; None, with a log line, if none is trusted."""
+        """Return the trusted entry of a key; None, with a log line, without one."""
         try:
             return from_bytes(key, self.require_file(key + self.suffix, MAX_ENTRY_BYTES))
         except FileNotFoundError:
@@ -65,11 +65,7 @@ class ExecutableStore(FileStore):
             return None
 
     def keep(self, key: str, entry: Entry) -> bool:
-        """Write an entry completely or not at all; delete the oldest beyond the size limit.
-
-        Returns:
-            True if the entry was stored.
-        """
+        """Write an entry atomically, and delete the oldest beyond the limit; return whether it was stored."""
         try:
             content = to_bytes(key, entry)
             if len(content) > min(self.max_bytes, MAX_ENTRY_BYTES):
@@ -88,11 +84,7 @@ class ExecutableStore(FileStore):
         return True
 
     def entries(self) -> list[Listed]:
-        """All files of the store, the one used last first.
-
-        Raises:
-            UntrustedError: the directory may be another's.
-        """
+        """Return all files of the store, the newest use first."""
         listed: list[Listed] = []
         for name, size, used in self.files():
             try:
@@ -105,7 +97,7 @@ class ExecutableStore(FileStore):
         return sorted(listed, key=lambda entry: (-entry.used, entry.name))
 
     def damaged(self, key: str, error: Exception) -> None:
-        """Log why an entry is not used; once for a folder that is not trusted."""
+        """Log why an entry is not used; once for an untrusted folder."""
         if isinstance(error, UntrustedError) and error.folder:
             self.warn(error)
         else:

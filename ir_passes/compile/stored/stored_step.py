@@ -1,8 +1,7 @@
 """A compiled step as a description and bytes, and its restoration without tracing.
 
-XLA serializes its executable; the data that JAX needs to call it is in a `Description`, which is JSON: types, places
-and trees of arguments and results. Nothing is pickled. Arguments have the structure of the arguments that the step is
-restored for; the structure of results is written as tuples and as classes that the caller names.
+XLA serializes its executable; a JSON `Description` has types, places and trees for JAX. No pickle. Arguments have the
+structure of those at restoration; results are tuples and classes that the caller names.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ class ArrayType:
     """Type and place of one array.
 
     Attributes:
-        spec: mesh axes that each dimension is split over; None for an array on the only device.
+        spec: mesh axes of each dimension; None on a single device.
     """
 
     dtype: str
@@ -40,18 +39,18 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class Description:
-    """The data needed to call an executable.
+    """Data needed to call an executable.
 
     Attributes:
-        name: name of the program.
-        step, lanes: name and lanes of the function.
-        leaves: number of flattened arguments.
-        kept, arguments: the arguments that the executable reads, and their types.
-        results: types of the executable's results, in order.
-        tree: structure of the function's results, as JSON.
+        name: of the program.
+        step, lanes: of the function.
+        leaves: flattened arguments.
+        kept, arguments: read arguments, and their types.
+        results: result types, in order.
+        tree: result structure, as JSON.
         donated, order: see `Calling`.
-        committed: whether results are bound to their devices.
-        successors: pairs of a donated argument and its result.
+        committed: results are bound to their devices.
+        successors: donated argument and result.
     """
 
     name: str
@@ -69,12 +68,7 @@ class Description:
 
 
 class StoredStep(Running):
-    """A step that an earlier process compiled; call it like its function.
-
-    Attributes:
-        certificate: certificate of this executable, made when it was compiled.
-        compiled: XLA's executable.
-    """
+    """A step of an earlier process; call it like its function."""
 
     def __init__(
         self,
@@ -91,7 +85,7 @@ class StoredStep(Running):
 
     @cached_property
     def in_full(self) -> CompiledStep:
-        """The step with its jaxpr, HLO and audit, compiled again at the first access."""
+        """The step with jaxpr, HLO and audit, compiled again on first access."""
         return self._compile_anew()
 
     def __repr__(self) -> str:
@@ -99,15 +93,15 @@ class StoredStep(Running):
 
 
 def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = ()) -> tuple[Description, bytes]:
-    """Return the description and the executable of a compiled step, for storage.
+    """Return the description and the executable of a step.
 
     Args:
-        step: the compiled step.
-        args: the arguments that it was compiled for.
-        nodes: classes of named tuples that its results may consist of.
+        step: compiled.
+        args: its arguments.
+        nodes: named tuples of its results.
 
     Raises:
-        NotStorable: it has parts that cannot be stored, or faults; every process must warn of faults.
+        NotStorable: unknown parts, or faults: every process must warn of faults.
     """
     _require_proof(step.certificate)
     parts, calling = jax_private.parts_of(step.compiled), step.calling
@@ -145,17 +139,16 @@ def restore(
     nodes: Sequence[type],
     compile_anew: Callable[[], CompiledStep],
 ) -> StoredStep:
-    """Rebuild the step that `describe` took apart, on the devices of its arguments.
+    """Rebuild a described step on the devices of its arguments.
 
     Args:
-        description, certificate, program: the stored parts.
-        args: arguments like the ones of later calls, arrays or their types.
+        description, certificate, program: stored.
+        args: arrays or types, as in later calls.
         nodes: as for `describe`.
-        compile_anew: compiles the complete step, for access to its other parts.
+        compile_anew: compiles the complete step, for its other parts.
 
     Raises:
-        NotStorable: the description does not fit the arguments or the executable, or the certificate is of another
-            executable, made by other versions, or no proof.
+        NotStorable: the description does not fit, or the certificate is of another executable or versions, or no proof.
         JaxRuntimeError: XLA rejects the executable.
     """
     devices = _devices(args)
@@ -178,7 +171,6 @@ def restore(
 
 
 def _require_proof(certificate: Certificate) -> None:
-    """Raise NotStorable for a certificate with faults, or without a demanded proof."""
     if certificate.certify != "off" and not certificate.is_proof:
         raise NotStorable(f"its certificate is no proof: {certificate!r}")
 
@@ -186,11 +178,7 @@ def _require_proof(certificate: Certificate) -> None:
 def _assembled(
     description: Description, args: tuple[Any, ...], nodes: Sequence[type], executable: Any
 ) -> tuple[Any, jax_private.ExecutableParts, Calling]:
-    """Arguments' types, program and calling convention from a description.
-
-    Raises:
-        NotStorable: it does not fit the arguments.
-    """
+    """Return argument types, program and calling convention; raises NotStorable."""
     leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
     read_arguments, donated, order = description.kept, description.donated, description.order
@@ -244,7 +232,6 @@ def _array_type(aval: Any, place: Any) -> ArrayType:
 
 
 def _aval(array: ArrayType, mesh: Any) -> tuple[Any, Any]:
-    """The type and the place of an array."""
     if array.spec is None:
         if mesh is not None:
             raise NotStorable("expected arrays on one device, got a mesh")
@@ -263,6 +250,5 @@ def _devices(args: Any) -> list[Any]:
 
 
 def _mesh(leaves: Sequence[Any]) -> Any:
-    """Return the mesh of arrays; None for one device."""
     places = (getattr(leaf, "sharding", None) for leaf in leaves)
     return next((place.mesh for place in places if isinstance(place, NamedSharding)), None)

@@ -40,7 +40,6 @@ class Dimension:
     _parent: "Dimension | None" = field(default=None, repr=False)
 
     def root(self) -> "Dimension":
-        """Return the class."""
         root = self
         while root._parent is not None:
             root = root._parent
@@ -82,7 +81,6 @@ def tie(first: Dimension, second: Dimension) -> None:
 
 
 def same(first: Dimension, second: Dimension) -> bool:
-    """Whether two dimensions are known to be equal."""
     first, second = first.root(), second.root()
     if first is second or (first.name is not None and first.name == second.name):
         return True

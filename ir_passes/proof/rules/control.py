@@ -19,7 +19,7 @@ from ir_passes.proof.intervals import dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
-from ir_passes.proof.rules.addressing import token_windows
+from ir_passes.proof.rules.addressing import token_tiles, token_windows
 from ir_passes.proof.rules.addressing.packed_tokens import in_branch, relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
 from ir_passes.proof.rules.lane_loops import counter_of, maker, stops_by_lane
@@ -31,6 +31,7 @@ from ir_passes.proof.values import (
     Constant,
     Greatest,
     Iota,
+    LaneBound,
     LaneOfToken,
     NonPadding,
     Offsets,
@@ -39,6 +40,8 @@ from ir_passes.proof.values import (
     SegmentIds,
     SlotEntry,
     Tiles,
+    TokenBound,
+    TokenOf,
     UnchangedRows,
     Value,
     WithinLane,
@@ -135,13 +138,29 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
+        active = set(prover.active)
+        if k == 1 and flag is not None and test is not None and len(branches) == 2:
+            prover.active |= _active_lane(site, test)
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
+        prover.active = active
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], index.owner, writes)
+
+
+def _active_lane(site: Site, conversion: Any) -> set[Number]:
+    """Return the number of a lane that a condition compares with the number of active lanes, if it is below."""
+    test = site.maker(conversion.invars[0])
+    if test is None or test.primitive.name not in ("lt", "gt"):
+        return set()
+    lane, count = (
+        site.prover.read(site.env, atom) for atom in test.invars[:: 1 if test.primitive.name == "lt" else -1]
+    )
+    is_lane = isinstance(lane.owner, Common) and lane.range is not None and lane.range[0] >= 0
+    return {lane.number} if count.fact == ActiveCount() and is_lane else set()
 
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
@@ -164,7 +183,11 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
             stop = limits[1] if bound.range is None else max(bound.range[1], bounds[0] + 1)
-            counted = {k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, bound), "number": index}}
+            if bound.fact == ActiveCount():
+                prover.active.add(index)
+            counted = {
+                k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, first[k], bound), "number": index}
+            }
 
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
@@ -185,15 +208,20 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
-    if isinstance(test[0].owner, Mixed) and stops_by_lane(prover, condition, body, outer, inner, carry, greatest):
-        last = {} if greatest is None else {greatest.index: Value(test[0].owner)}
-        return [last.get(k, value) for k, value in enumerate(carry)]
+    if isinstance(test[0].owner, Mixed):
+        changed = stops_by_lane(prover, condition, body, outer, inner, carry, greatest)
+        if changed is not None:
+            # the last values of shared carries depend on the number of iterations
+            return [Value(test[0].owner) if k in changed else value for k, value in enumerate(carry)]
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
 
 
-def _counted_fact(site: Site, bound: Value) -> ActiveLane | RealToken | None:
-    """Return the fact about a counter below a bound."""
+def _counted_fact(site: Site, start: Value, bound: Value) -> ActiveLane | RealToken | TokenOf | None:
+    """Return the fact about a counter from a number on, below a bound."""
+    own = token_tiles.counted(start, bound)
+    if own is not None:
+        return own
     if bound.fact == ActiveCount():
         return ActiveLane()
     end = bound.fact
@@ -400,6 +428,13 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     ):
         token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
+    elif isinstance(value.fact, TokenBound) and value.fact.axis == 0:
+        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
+        fact = replace(value.fact, axis=None, token=token)
+    elif isinstance(value.fact, Offsets) and value.fact.axis == 0 and value.fact.first in (0, 1):
+        is_all = shape[0] == site.prover.bound.lanes
+        lane, base = _symbol_of_iteration(site, loop, LaneRows(0), shape[0]), ("start", "stop")[value.fact.first]
+        fact = LaneBound(value.fact.layout, lane, base, value.fact.plus) if is_all else None
     elif isinstance(value.fact, LAYOUT_FACTS):
         fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, intact, site.prover.versions.part_of(value.version))
@@ -429,13 +464,17 @@ def _stacked_tiles(
 
 
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
-    """Return the lane, or the token, of an iteration."""
+    """Return the lane, or the token, of an iteration; note the rows that all iterations have."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
     if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)
     else:
         form, operands = ("scan", layout, order), (loop,)
-    return Symbol(site.prover.number(form, *operands), length)
+    symbol = Symbol(site.prover.number(form, *operands), length)
+    if rows.inner == 1:
+        key = rows.start, length, order, rows.packed
+        site.prover.scanned[symbol] = len(site.prover.callers), key
+    return symbol
 
 
 def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:

@@ -22,6 +22,7 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
+from ir_passes.proof.rules.unchanged import converted_back, unchanged
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     DeviceOffset,
@@ -74,6 +75,9 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 @rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """Join the owners."""
+    same = unchanged(site, *operands) if len(operands) <= 2 and len(site.eqn.outvars) == 1 else None
+    if same is not None:
+        return [same]
     owner, bounds = combined(site, operands), bounds_of(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
 
@@ -119,30 +123,18 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
     return len(other_ranges) == 2 and other_ranges[0][1] <= extent[0] and extent[1] <= other_ranges[1][0]
 
 
-def _unchanged(site: Site, x: Value, y: Value, neutral: int) -> Value | None:
-    """Return the integers that an operation with its neutral element does not change.
-
-    None for other operands.
-    """
-    for k, (value, other) in enumerate(((x, y), (y, x))):
-        if constant_of(other) == neutral and site.shapes[k] == site.shape:
-            return value
-    return None
-
-
 @rule("xor", "or")
 def either(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by or; zero changes nothing."""
-    unchanged = _unchanged(site, x, y, 0)
-    return [unchanged or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
+    return [unchanged(site, x, y) or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; a device's index times a constant is the number of rows on previous devices."""
-    unchanged = _unchanged(site, x, y, 1)
-    if unchanged is not None:
-        return [unchanged]
+    same = unchanged(site, x, y)
+    if same is not None:
+        return [same]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
@@ -159,9 +151,9 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
     """Add; the start of a row or page plus a smaller offset stays inside it."""
-    unchanged = _unchanged(site, x, y, 0)
-    if unchanged is not None:
-        return [unchanged]
+    same = unchanged(site, x, y)
+    if same is not None:
+        return [same]
     bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
@@ -181,8 +173,9 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a global row number minus the rows of previous devices is local."""
-    if constant_of(y) == 0 and site.shapes[0] == site.shape:
-        return [x]
+    same = unchanged(site, x, y)
+    if same is not None:
+        return [same]
     bounds, fact = bounds_of(site, (x, y)), None
     slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.offset is None and x.fact.stride == 1 else None
     if slots is not None and isinstance(y.fact, DeviceOffset) and bounds is not None:
@@ -193,6 +186,9 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("div")
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """Divide; an index divided by a constant groups its rows."""
+    same = unchanged(site, x, y)
+    if same is not None:
+        return [same]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
@@ -251,6 +247,9 @@ def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by and; false if the operands contradict each other about zero."""
+    same = unchanged(site, x, y)
+    if same is not None:
+        return [same]
     bounds = bounds_of(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
@@ -275,6 +274,9 @@ def convert(site: Site, x: Value) -> list[Value]:
     if source == target or (integers and bounds is not None):
         wrapped = isinstance(x.fact, PlusConstant) and x.range is None
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
+    back = converted_back(site) if is_integer(target) and not is_integer(source) else None
+    if back is not None:
+        return [back]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted_view(owner.view, source, target))

@@ -12,7 +12,7 @@ from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.registry import rule
-from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows
+from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows, token_tiles
 from ir_passes.proof.rules.addressing.access import (
     MODES,
     Access,
@@ -286,19 +286,21 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     if (
         intact is not None
         and not access.all_outside()
-        and (site.prover.stopped or not _writes_active_lane(operand.owner, access))
+        and (site.prover.stopped or not _writes_active_lane(site, operand.owner, access))
     ):
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))
 
 
-def _writes_active_lane(owner: Owner, access: Access) -> bool:
+def _writes_active_lane(site: Site, owner: Owner, access: Access) -> bool:
     """True if a write changes the row of an active lane only."""
     if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
         return False
     index = access.columns.get(owner.axis)
-    return index is not None and isinstance(index.fact, ActiveLane) and access.sizes[owner.axis] == 1
+    if index is None or access.sizes[owner.axis] != 1:
+        return False
+    return isinstance(index.fact, ActiveLane) or index.number in site.prover.active
 
 
 def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
@@ -310,6 +312,9 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
+    own_tokens = token_tiles.put(site, owner, access) if site.prover.bound.layouts else None
+    if own_tokens is not None:
+        return own_tokens
     if isinstance(owner, OneLane):
         return _owner_of_one_row(site, operand, owner, access)
     by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None

@@ -4,8 +4,10 @@ The number of iterations of `while any(active)`, or of a loop to the greatest le
 do not: once a lane has stopped, its values do not change, and it stays stopped. A walk over the body proves this for a
 lane that has stopped (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
 
-* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries, and these
-  do not change. So the lane stays stopped.
+* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do
+  not change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may
+  have shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on
+  all lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
   grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that
   may change in stopped lanes; its last value depends on all lanes.
@@ -17,8 +19,10 @@ from typing import Any
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.proof.intervals import FALSE, TRUE
 from ir_passes.proof.numbering import Leaf, Number
+from ir_passes.proof.owners import Common
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import Greatest, Range, UnchangedRows, Value
@@ -71,8 +75,8 @@ def stops_by_lane(
     inner: Sequence[Value],
     carry: Sequence[Value],
     counter: Counter | None,
-) -> bool:
-    """True if stopped lanes keep every carry of a loop, except the counter.
+) -> set[int] | None:
+    """Return the shared carries that a loop changes, if stopped lanes keep every other carry; else None.
 
     Args:
         prover: after the loop has settled.
@@ -82,25 +86,30 @@ def stops_by_lane(
         counter: with `Greatest` as its bound; None for a loop under `any(active)`.
     """
     condition, body = flatten(condition), flatten(body)
+    shared = {k for k, value in enumerate(carry) if isinstance(value.owner, Common)}
     carry = [value.replace(number=prover.fresh(), intact=UnchangedRows(Leaf(-1 - k))) for k, value in enumerate(carry)]
+    tested: set[int] = set()
     with prover.trial():
         if counter is None:
             interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
-            flags = _flags(prover, condition.jaxpr)
+            flags, tested = _flags(prover, condition.jaxpr, len(outer), body.jaxpr, len(inner))
             carry = [value.replace(range=flags.get(value.number, value.range)) for value in carry]
             stopped = Stopped(flags, Number(-1), Number(-1))
         else:
             assert isinstance(counter.bound.fact, Greatest)
             stopped = Stopped({}, carry[counter.index].number, counter.bound.fact.number)
+            shared = {counter.index}
         outer_lane, prover.stopped = prover.stopped, stopped.bounds
         results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
         prover.stopped = outer_lane
-    return (counter is not None or bool(stopped.flags)) and all(
-        (counter is not None and k == counter.index)
-        or new.intact == old.intact
-        or (old.range is not None and old.range[0] == old.range[1] and new.range == old.range)
+    changed = {
+        k
         for k, (old, new) in enumerate(zip(carry, results, strict=True))
-    )
+        if new.intact != old.intact
+        and not (old.range is not None and old.range[0] == old.range[1] and new.range == old.range)
+    }
+    stays_stopped = counter is not None or (bool(stopped.flags) and not changed & tested)
+    return changed if stays_stopped and changed <= shared else None
 
 
 def counter_of(
@@ -157,8 +166,15 @@ def _unconverted(jaxpr: Any, atom: Any) -> Any:
 
 
 def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
-    """Return an array and a truth value if a condition tests any element for it."""
+    """Return an array and a truth value if a condition tests any element for it.
+
+    The condition may be a conjunction with one such test; the caller checks that its other parts are shared.
+    """
     eqn, negated = maker(jaxpr, atom), False
+    if eqn is not None and eqn.primitive.name == "and" and eqn.outvars[0].aval.shape == ():
+        tests = [(_tested_array(jaxpr, part), part) for part in eqn.invars]
+        arrays = [test for test, _ in tests if test is not None]
+        return arrays[0] if len(arrays) == 1 else None
     if eqn is not None and eqn.primitive.name == "not":
         eqn, negated = maker(jaxpr, eqn.invars[0]), True
     if eqn is None or eqn.primitive.name != ("reduce_and" if negated else "reduce_or"):
@@ -168,23 +184,77 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     return (var, not negated) if reduces_all and not isinstance(var, ir.Literal) else None
 
 
-def _flags(prover: Prover, condition: Any) -> dict[Number, Range]:
-    """Return the value numbers of the tested array and its negation, in stopped lanes."""
+def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) -> tuple[dict[Number, Range], set[int]]:
+    """Return the value numbers of the tested array and its negation, in stopped lanes.
+
+    Also return the carries that decide about the array, except a counter that it compares with lengths.
+
+    Args:
+        outer, inner: numbers of constants of the condition and of the body.
+    """
     active = _tested_array(condition, condition.outvars[0])
-    if active is None:
-        return {}
+    if active is None or not _shared_otherwise(prover, condition, condition.outvars[0]):
+        return {}, set()
     (var, when), env = active, prover.values[condition]
     flags = {env[var].number: FALSE if when else TRUE}
     eqn = maker(condition, var)
     if eqn is not None and eqn.primitive.name == "not" and not isinstance(eqn.invars[0], ir.Literal):
         flags[env[eqn.invars[0]].number] = TRUE if when else FALSE
-    return flags
+    carries = condition.invars[outer:]
+    needed = _needed(condition, [var])
+    if eqn is not None and eqn.primitive.name in ("lt", "gt") and when:
+        counter, lengths = eqn.invars[:: 1 if eqn.primitive.name == "lt" else -1]
+        source = _spread_from(condition, counter)
+        if source in carries and _counts_up(body, carries.index(source), inner):
+            needed = _needed(condition, [lengths])
+    return flags, {k for k, carry in enumerate(carries) if carry in needed}
+
+
+def _shared_otherwise(prover: Prover, condition: Any, atom: Any) -> bool:
+    """True if the parts of a conjunction, except the test of an array, are shared."""
+    eqn = maker(condition, atom)
+    if eqn is None or eqn.primitive.name != "and":
+        return True
+    env = prover.values[condition]
+    return all(
+        _shared_otherwise(prover, condition, part)
+        if _tested_array(condition, part) is not None
+        else isinstance(part, ir.Literal) or isinstance(env[part].owner, Common)
+        for part in eqn.invars
+    )
+
+
+def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
+    """Return the variables that some values depend on."""
+    needed, pending = set[Any](), ir.variables(atoms)
+    while pending:
+        var = pending.pop()
+        if var not in needed:
+            needed.add(var)
+            eqn = maker(jaxpr, var)
+            pending += [] if eqn is None else ir.variables(eqn.invars)
+    return needed
+
+
+def _counts_up(body: Any, k: int, inner: int) -> bool:
+    """True if an iteration adds a positive constant to a carry, an integer that begins at 0 or above."""
+    eqn = maker(body, body.outvars[k])
+    if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
+        return False
+    by = eqn.invars[1]
+    return isinstance(by, ir.Literal) and is_integer(ir.dtype_of(by)) and int(by.val) == 1
+
+
+def _spread_from(jaxpr: Any, atom: Any) -> Any:
+    """Return the value that is broadcast, reshaped or given a weak type."""
+    while (eqn := maker(jaxpr, _unconverted(jaxpr, atom))) is not None and eqn.primitive.name in _SPREADING:
+        atom = eqn.invars[0]
+    return _unconverted(jaxpr, atom)
 
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
     """Return the number of the array that is broadcast or reshaped."""
-    while (eqn := maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
-        atom = eqn.invars[0]
+    atom = _spread_from(body, atom)
     return None if isinstance(atom, ir.Literal) else env[atom].number
 
 

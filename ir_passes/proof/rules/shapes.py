@@ -19,6 +19,7 @@ from ir_passes.proof.values import (
     Fact,
     Implies,
     Iota,
+    OwnTokens,
     PageEntry,
     Permuted,
     RemainderOf,
@@ -136,7 +137,7 @@ def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_sh
     return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
 
 
-def _reshaped(site: Site, x: Value) -> Value:
+def reshaped_value(site: Site, x: Value) -> Value:
     """Return the value of a reshape."""
     old_shape, new_shape = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
@@ -154,6 +155,9 @@ def _reshaped(site: Site, x: Value) -> Value:
         fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None:
         fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
+    if fact is None and isinstance(x.fact, OwnTokens):
+        rows = reshape_owner(site, x.fact.rows, old_shape, new_shape)
+        fact = replace(x.fact, rows=rows) if isinstance(rows, LaneRows) else None
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, old_shape, new_shape)
         owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner
@@ -181,13 +185,13 @@ def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fa
 @rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
 def reshape(site: Site, x: Value) -> list[Value]:
     """Reshape row-major: the normal form of a program has no reshape with `dimensions`."""
-    return [_reshaped(site, x)]
+    return [reshaped_value(site, x)]
 
 
 @rule("squeeze", reads="dimensions")
 def squeeze(site: Site, x: Value) -> list[Value]:
     """Drop axes of size 1."""
-    return [_reshaped(site, x)]
+    return [reshaped_value(site, x)]
 
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
@@ -195,7 +199,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     """Repeat elements along new or size-1 dimensions."""
     old_shape, new_shape = site.shapes[0], site.shape
     if math.prod(old_shape) == math.prod(new_shape):
-        return [_reshaped(site, x)]
+        return [reshaped_value(site, x)]
     dims = tuple(map(int, site.params["broadcast_dimensions"]))
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])

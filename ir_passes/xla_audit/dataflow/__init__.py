@@ -1,7 +1,6 @@
-"""Live ranges and bytes of a compiled program's values, and hazards of in-place operations.
+"""Live ranges and bytes of a compiled program's values, and in-place hazards.
 
-A part of `xla_audit` that only `xla_audit` imports; it imports `xla_audit.program`. Begin with `values`; `in_place`
-checks the operations that write results over operands, by the rules of each XLA backend.
+A part of `xla_audit` ; imports `xla_audit.program`. Begin with `values`.
 """
 
 from ir_passes.xla_audit.dataflow.in_place import Hazard, in_place_hazards

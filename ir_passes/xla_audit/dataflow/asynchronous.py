@@ -1,7 +1,7 @@
-"""Results of asynchronous operations: the values that a start and a done operation forward.
+"""Values that asynchronous start and done operations forward.
 
-As in openxla/xla, xla/hlo/analysis/hlo_dataflow_analysis.cc: a start operation returns its operands together with new
-values, and the done operation returns the new values. All of them are live in between.
+A start returns its operands and new values, live until the done, which returns the new values (openxla/xla,
+xla/hlo/analysis/hlo_dataflow_analysis.cc).
 """
 
 from collections.abc import Sequence
@@ -9,21 +9,17 @@ from collections.abc import Sequence
 from ir_passes.xla_audit.program import Index
 
 Leaves = dict[Index, int]
-"""Values of a result by index."""
 COPYING, STARTED, GATHERING, REDUCING = "copy-start", "async-start", "all-gather-start", "all-reduce-start"
 CONTINUED, DONE, REDUCED = "async-update", "async-done", "all-reduce-done"
 ENTRY = {"copy-done": 0, DONE: 1, "all-gather-done": 1}
-"""Done opcode -> the entry of the start operation's result that it returns; other opcodes return all entries."""
+"""Done opcode -> entry of the start's result that it returns; others return all."""
 KNOWN = frozenset({COPYING, STARTED, CONTINUED, "copy-done", DONE})
 """Opcodes with known operands and live ranges."""
 TALKING = ("send", "recv")
 
 
 def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
-    """Return the result entries that are operands, live until the operation is done.
-
-    Most operations have no such entries.
-    """
+    """Return the result entries that are operands, live until the done; usually empty."""
     if opcode == COPYING:
         places = [(1,)]
     elif opcode == GATHERING and len(operands) == 1:
@@ -37,7 +33,7 @@ def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
 
 
 def finished(opcode: str, operands: Sequence[Leaves]) -> Leaves | None:
-    """Return the result of a done or update operation; None for any other operation."""
+    """Return the result of a done or update operation; None otherwise."""
     if opcode in (CONTINUED, REDUCED):
         return operands[0]
     if opcode not in ENTRY:

@@ -1,10 +1,9 @@
-"""The branches of conditionals on a program's clock: only one branch runs.
+"""Branches of conditionals on a program's clock: one branch runs.
 
-In one branch, XLA:TPU overwrites a value that only another branch reads.
+XLA:TPU overwrites in one branch a value of another.
 
-XLA:TPU copies arrays to the chip in slices and uses them as one. The call that does so (`ConcatBitcast`) moves nothing.
-It is correct if the slices fill the bytes of the result, each at the position it had in the array; its operands may be
-in any order.
+XLA:TPU copies arrays to the chip in slices; `ConcatBitcast` joins them without moves. It is correct if each slice is at
+its position in the result; operands may be in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +12,21 @@ from ir_passes.xla_audit.dataflow.asynchronous import DONE
 from ir_passes.xla_audit.program import Instruction, Module, Slice
 
 ConditionalBranch = tuple[int, int, Mapping[int, int]]
-"""First and last tick of a branch, and the values that it reads, its own too -> tick of the last reader in it."""
+"""First and last tick of a branch, and read value -> last tick."""
 
 
 Branches = tuple[int, list[ConditionalBranch]]
-"""The tick before the first branch of a conditional, and its branches, one after the other on the clock; exactly one of
-them runs."""
+"""Tick before a conditional's first branch, and its branches in clock order; one runs."""
 
 
 def gaps_of(
     conditionals: Sequence[Branches], find: Callable[[int], int], start: Sequence[int], stop: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the ticks in branches after the last reader of a value in the branch.
+    """Return the ticks in branches after a value's last reader there.
 
     Args:
-        conditionals: conditionals of the program.
-        find: a function from a value to its representative.
-        start, stop: ticks of each value's definition and last reader.
+        find: value -> representative.
+        start, stop: ticks of definition and last reader.
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
     for enter, branches in conditionals:
@@ -50,15 +47,10 @@ def gaps_of(
 
 
 JOINING = "ConcatBitcast"
-"""Target of the calls."""
 
 
 def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequence[Slice | None]) -> bool:
-    """True if the operands of a call already form its result in memory.
-
-    Args:
-        result, parts: bytes of the result and of each operand.
-    """
+    """Whether a call's operands already form its result in memory."""
     starts = [_cut_at(module, module.instructions[operand]) for operand in call.operands]
     if len({None if start is None else start[0] for start in starts}) != 1:
         return False  # of several arrays
@@ -76,7 +68,7 @@ def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequenc
 
 
 def _cut_at(module: Module, instruction: Instruction) -> tuple[int, tuple[int, ...]] | None:
-    """Return the array and the starts of an asynchronous slice; None for other instructions."""
+    """Return array and starts of an asynchronous slice; None otherwise."""
     if instruction.opcode != DONE:
         return None
     started = module.instructions[instruction.operands[0]]

@@ -1,15 +1,12 @@
-"""The check of operations that write into the bytes of their operands.
+"""Check of operations that write into the bytes of their operands.
 
-XLA lets an operation put its result into the bytes of an operand that nobody reads afterwards. That is right where
-every element of the result is computed from the same element of the operand alone. XLA's CPU compiler has put results
-in place that are computed from other elements (openxla/xla#49176), so this is checked from the fused computation: each
-way from the result back to such an operand must keep the position, or leave it by a dynamic-update-slice and come back
-by a dynamic-slice of the same window.
+XLA puts a result into the bytes of an operand without later readers. This is right if each element depends on the same
+element alone. XLA:CPU has erred (openxla/xla#49176), so every way in the fused computation from the result to such an
+operand must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
 
-Reductions on a TPU: XLA:TPU is not open source, but its programs record which results each operation writes over which
-operands (`aliasing_operands` in the backend configuration; operands are numbered first, then results). If such a pair
-exists, a reduction that the same fusion returns may read the operand at the written position, as on a GPU: a window is
-read, computed with, and written. Every other read of such an operand stays a finding.
+Reductions on a TPU: its programs record results written over operands (`aliasing_operands` in the backend
+configuration; operands are numbered first). A reduction that the same fusion returns may read such an operand at the
+written position, as on a GPU; other reads are findings.
 """
 
 from collections.abc import Iterator
@@ -17,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ir_passes.files.strict_json import parse_json
-from ir_passes.xla_audit.dataflow.in_place_gpu import computed_first, reductions_beside, sorted_in_place
+from ir_passes.xla_audit.dataflow.in_place_gpu import reductions_beside, sorted_in_place
 from ir_passes.xla_audit.dataflow.values import LiveValues
 from ir_passes.xla_audit.program import GPU, TPU, Array, Computation, Executable, Index, Instruction
 
@@ -31,20 +28,20 @@ ELEMENTWISE = frozenset({
     "stochastic-convert", "subtract", "tan", "tanh", "xor",
 })
 # fmt: on
-"""Element i of the result is computed from element i of every operand."""
+"""Element i of the result is computed from element i of operands."""
 IN_PLACE: dict[str, int] = {"all-reduce": 0, "cholesky": 0, "dynamic-update-slice": 0, "scatter": 0, "sort": 0}
-"""Other operations that may write over this operand; triangular-solve over its second."""
+"""Other operations that may write over this operand."""
 # openxla/xla, xla/hlo/analysis/alias_info.cc, GetInPlaceInputOutputPairs; with NVSHMEM the operand is read all along.
 IN_PLACE["all-reduce-start"] = 0
 IN_PLACE["triangular-solve"] = 1
 
 Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
-"""Starts, sizes, and the dimensions that they are starts in."""
+"""Starts, sizes, and their dimensions."""
 Frame = tuple[Window, ...] | None
-"""The relation of a position to the result's: () the same, the same within nested windows, None any other."""
+"""A position relative to the result's: () the same, nested windows, None another."""
 
 Tiles = tuple[tuple[int, ...], ...]
-"""Tiles of the result that a way begins at: an operand that is read in its place has the same."""
+"""Tiles of the result at the beginning of a way; an operand read in place has the same."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,10 @@ class Hazard:
     """An operand that is overwritten before it is read.
 
     Attributes:
-        instruction: the operation or fusion.
-        operand: position of the operand.
-        index: index of the result that shares the operand's bytes.
-        through: the instruction that reads the operand at other positions, inside the fusion if it is one.
+        instruction: operation or fusion.
+        operand: of the operand.
+        index: of the result with its bytes.
+        through: instruction, perhaps inside the fusion, that reads it at other positions.
     """
 
     instruction: Instruction
@@ -65,7 +62,7 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Find operations that overwrite an operand in place before they have read it."""
+    """Find operations that overwrite an operand before they have read it."""
     module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
     for instruction in live.executed:
         if instruction.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
@@ -78,7 +75,9 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
             for operand, index in shared:
                 if on_gpu and sorted_in_place(instruction, fused, operand, index):
                     continue
-                first = computed_first(instruction, fused, index) if on_gpu else frozenset[int]()
+                first = frozenset[int]()
+                if on_gpu and instruction.fusion_kind == "kInput":
+                    first = reductions_beside(instruction, fused, index)
                 if on_tpu:
                     first = computed_together(instruction, fused, operand, index)
                 reads = _Reads(fused, first).elsewhere()
@@ -91,7 +90,7 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
 
 
 def _shared(instruction: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
-    """Yield each operand with the index of a result that overlaps its bytes."""
+    """Yield operands with the index of a result that overlaps their bytes."""
     results = [(index, live.values[value]) for index, value in live.of[instruction.id].items()]
     for number, operand in enumerate(instruction.operands):
         for index, value in results:
@@ -121,17 +120,17 @@ def _may(instruction: Instruction, operand: int, index: Index, array: Array) -> 
 
 
 def _keeps_order(instruction: Instruction, operand: Array) -> bool:
-    """True if a reshape or broadcast leaves the elements in their order in memory."""
+    """Whether a reshape or broadcast keeps the elements' order in memory."""
     result = instruction.array
     return result.count == operand.count and (result.count == 1 or (result.row_major and operand.row_major))
 
 
 @dataclass
 class _Reads:
-    """A walk from the root of a fused computation to its parameters that relates positions.
+    """A walk from a fused computation's root to its parameters that relates positions.
 
     Attributes:
-        first: ids of reductions that read the element at a position before anything is written there.
+        first: reductions that read an element before its position is written.
     """
 
     fused: Computation
@@ -140,7 +139,7 @@ class _Reads:
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
     def elsewhere(self) -> dict[int, Instruction]:
-        """Return the parameters read at other positions than the written one, and their readers."""
+        """Return parameters that are read at unwritten positions, and their readers."""
         readers: dict[int, Instruction] = {}
         visited: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]
@@ -165,7 +164,7 @@ class _Reads:
         return readers
 
     def _operands(self, instruction: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
-        """Yield each operand of an instruction with its frame, given the instruction's frame."""
+        """Yield an instruction's operands with their frames."""
         operands = self.fused.operands(instruction)
         if frame is None:
             yield from ((operand, None) for operand in operands)
@@ -201,10 +200,7 @@ class _Reads:
             yield from ((operand, None) for operand in operands)
 
     def _window(self, starts: list[Instruction], sizes: tuple[int, ...], dims: tuple[int, ...]) -> Window:
-        """Return the window of a slice or update.
-
-        Constant starts are numbers, clamped as XLA does; other starts are the key of their computation.
-        """
+        """Return the window of a slice or update; constant starts are clamped numbers, others keys."""
         where: list[object] = []
         for start, size, dim in zip(starts, sizes, dims, strict=True):
             if size == dim:
@@ -216,7 +212,7 @@ class _Reads:
         return tuple(where), sizes, dims
 
     def _key(self, instruction: Instruction) -> int:
-        """A number that two instructions share if they compute the same."""
+        """Equal for instructions that compute the same."""
         key = self._keys.get(instruction.id)
         if key is None:
             operands = tuple(map(self._key, self.fused.operands(instruction)))
@@ -235,7 +231,7 @@ class _Reads:
 
 
 def computed_together(fusion: Instruction, fused: Computation, operand: int, index: Index) -> frozenset[int]:
-    """Return ids of reductions that read an operand's position before result `index` is written there."""
+    """Return the reductions that read an operand before result `index` is written there."""
     result = len(fusion.operands) + (index[0] if index else 0)
     if not any({operand, result} <= pair for pair in _aliased(fusion.backend_config)):
         return frozenset()
@@ -243,10 +239,7 @@ def computed_together(fusion: Instruction, fused: Computation, operand: int, ind
 
 
 def _aliased(config: bytes) -> list[set[int]]:
-    """Return the sets of operands and results that share bytes in a backend configuration.
-
-    A configuration without such sets gives an empty list.
-    """
+    """Return the sets of operands and results that share bytes, or []."""
     try:
         read: Any = parse_json(config)
         lists = read["aliasing_operands"]["lists"]

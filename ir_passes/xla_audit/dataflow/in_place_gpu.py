@@ -1,28 +1,22 @@
-"""Fusions that may work in place on XLA:GPU though not on XLA:CPU: reductions and sorts.
+"""Fusions that may work in place on XLA:GPU only: reductions and sorts.
 
-Reductions with other results (openxla/xla, xla/backends/gpu/codegen/emitters/reduction.cc, EmitPerThreadElements; XLA
-relies on it in xla/service/gpu/buffer_sharing.cc, FusionCanShareBufferHint). One thread visits each reduced element
-once. The thread computes the reduced element, then the other results of the fusion at that position, and writes them
-last. So such a result may share the bytes of a reduced operand if the operand is read only at the visited position.
-Reductions that share an operand with a result are computed by the same blocks as the result (GroupDisjointReductions).
+Reductions with other results (openxla/xla, xla/backends/gpu/codegen/emitters/reduction.cc, EmitPerThreadElements;
+xla/service/gpu/buffer_sharing.cc, FusionCanShareBufferHint): one thread visits each reduced element once, and writes
+the fusion's other results there last. Such a result may share a reduced operand's bytes if the operand is read only at
+the visited position. Both are computed by the same blocks (GroupDisjointReductions).
 
-Sorts (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit). Operands of the fusion are copied, one after the other, to
-the results that are not in their bytes already; then the results are sorted in place.
+Sorts (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit). operands are copied to results with other bytes, which are
+then sorted in place.
 """
 
 from ir_passes.xla_audit.program import Computation, Index, Instruction
 
 OTHER_EMITTER = b"fusion_backend_config"
-"""A key in the backend configuration of custom fusions, which Triton or another emitter computes."""
-
-
-def computed_first(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
-    """Return ids of reductions that read a position before result `index` is written there."""
-    return reductions_beside(fusion, fused, index) if fusion.fusion_kind == "kInput" else frozenset()
+"""Backend configuration key of custom fusions, computed by another emitter such as Triton."""
 
 
 def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
-    """Return ids of a fusion's other results that reduce as many elements."""
+    """Return the fusion's other results that reduce as many elements."""
     outputs = [fused.unviewed(output) for output in fused.results]
     if len(outputs) < 2 or len(index) != 1:
         return frozenset()
@@ -41,7 +35,7 @@ def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> 
 
 
 def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index: Index) -> bool:
-    """True if a fusion is a sort and sorts this operand into the result `index`."""
+    """Whether a fusion sorts this operand into result `index`."""
     if fusion.fusion_kind != "kCustom" or OTHER_EMITTER in fusion.backend_config:
         return False
     sort = fused.result
@@ -53,6 +47,6 @@ def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index
 
 
 def _only_returned(instruction: Instruction, fused: Computation) -> bool:
-    """True if a fusion only returns an instruction and computes nothing from it."""
+    """Whether a fusion only returns an instruction."""
     users = fused.users.get(instruction.id, [])
     return all(user.id == fused.root or (user.opcode == "bitcast" and _only_returned(user, fused)) for user in users)

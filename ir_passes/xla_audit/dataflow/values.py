@@ -1,9 +1,8 @@
-"""Live ranges and bytes of the values of a scheduled HLO module.
+"""Live ranges and bytes of values in a scheduled HLO module.
 
-This is our dataflow analysis, not XLA's. The schedule is flattened into one clock: a called computation runs at its
-caller's tick, the condition of a loop and then its body. A value lives from the tick of the instruction that defines it
-to the tick of its last reader. Bitcasts, tuples and `get-tuple-element` define nothing; a loop carry is one value in
-each iteration.
+Independent of XLA's analysis. The schedule is one clock: a called computation runs at its caller's tick, a loop's
+condition before its body. A value lives from its definition to its last reader. Bitcasts, tuples and
+`get-tuple-element` define nothing; a loop carry is one value.
 
 More than 300 lines: one walk over the schedule.
 """
@@ -35,10 +34,10 @@ class LiveValue:
     """One value.
 
     Attributes:
-        slice: its bytes; None if it is not in the buffer assignment.
-        start, stop: ticks of its definition and of its last reader, both included.
-        gaps: ticks, both included, of branches that no longer need it; an alternative branch still needs it.
-        parts: instruction and index of the contiguous values that it consists of, without a copy.
+        slice: its bytes; None outside the buffer assignment.
+        start, stop: ticks of definition and last reader, included.
+        gaps: included ticks of branches that no longer need it.
+        parts: instruction and index of its contiguous parts, without a copy.
     """
 
     instruction: Instruction
@@ -56,12 +55,7 @@ class LiveValue:
 
 @dataclass(frozen=True)
 class Carry:
-    """Places that must be equal: inputs and outputs of a loop or of a branch.
-
-    Attributes:
-        instruction: the while or conditional.
-        places: the name and the bytes of each.
-    """
+    """Places that must be equal: inputs and outputs of a while or conditional."""
 
     instruction: Instruction
     index: Index
@@ -74,10 +68,10 @@ class LiveValues:
 
     Attributes:
         of: instruction id -> index -> position in `values`.
-        executed: instructions of all called computations in the order of the clock.
-        looped: ids of instructions that run inside a loop.
-        carries: values that loops and branches hand over.
-        uncovered: properties that this dataflow does not know.
+        executed: instructions in clock order.
+        looped: instructions inside loops.
+        carries: of loops and branches.
+        uncovered: unknown properties.
     """
 
     values: tuple[LiveValue, ...]
@@ -88,20 +82,18 @@ class LiveValues:
     uncovered: tuple[Statement, ...]
 
     def made_by(self, instruction: Instruction) -> Iterator[tuple[Index, int]]:
-        """Yield index and position in `values` of each value that an instruction defines, not forwards."""
+        """Yield index and position in `values` of values that an instruction defines, not forwards."""
         for index, position in self.of[instruction.id].items():
             if self.values[position].instruction.id == instruction.id:
                 yield index, position
 
 
 def live_values(executable: Executable) -> LiveValues:
-    """Flatten the schedule of an executable and find the interval of every value."""
+    """Flatten an executable's schedule and find every value's interval."""
     return _Flow(executable).run()
 
 
 class _Flow:
-    """The flattening walk: a clock, the defined values, and the ticks of their readers."""
-
     def __init__(self, executable: Executable):
         self._module = executable.module
         self._slices = executable.buffers.slices
@@ -168,9 +160,9 @@ class _Flow:
         }
 
     def _place(self, instruction: Instruction, index: Index) -> tuple[int, Index]:
-        """Return the key of a result in the buffer assignment.
+        """Return a result's key in the buffer assignment.
 
-        The result of an asynchronous operation may be assigned under the root of the called computation.
+        An asynchronous result may be under the called computation's root.
         """
         if instruction.opcode == STARTED and index[:1] == (1,) and (instruction.id, index) not in self._slices:
             return self._module.computations[instruction.called[0]].root, index[1:]
@@ -205,7 +197,7 @@ class _Flow:
         return root
 
     def _step(self, instruction: Instruction, bound: dict[int, Leaves]) -> Leaves:
-        """Advance the clock by an instruction; return the values of its result."""
+        """Advance the clock by an instruction; return its result's values."""
         operands = [self._of[operand] for operand in instruction.operands]
         if instruction.opcode == "parameter":
             return bound[instruction.parameter]
@@ -292,7 +284,7 @@ class _Flow:
         return leaves
 
     def _branch(self, instruction: Instruction, operands: list[Leaves]) -> Leaves:
-        """Walk the branches of a conditional in turn and record the values that each uses."""
+        """Walk a conditional's branches in turn, and record their values."""
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
         enter, ran = self._clock, list[ConditionalBranch]()
@@ -321,13 +313,13 @@ class _Flow:
         return leaves
 
     def _stays(self, instruction: Instruction, operand: Leaves) -> bool:
-        """True if a copy and its operand have the same bytes, so nothing is copied."""
+        """Whether a copy and its operand have the same bytes."""
         where = self._defined[self._find(operand[()])][3]
         unmoved = where is not None and where == self._slices.get((instruction.id, ()))
         return unmoved and self._module.instructions[instruction.operands[0]].array == instruction.array
 
     def _joined(self, instruction: Instruction, operands: list[Leaves]) -> frozenset[tuple[int, Index]]:
-        """Return the operands if they already form the result in memory, otherwise an empty set."""
+        """Return the operands if they already form the result in memory, else an empty set."""
         values = [self._defined[self._find(operand[()])] for operand in operands]
         if not fill(
             self._module, instruction, self._slices.get((instruction.id, ())), [where for _, _, _, where in values]

@@ -4,7 +4,7 @@
 // One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
 // nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
 //
-// The blocks of a row begin at position 0 and are of one size, and inside of one the order of all sums is that of
+// A block lies within one page. The blocks of a row begin at position 0 and are of one size, and inside of one the order of all sums is that of
 // positions and of channels: the bits of a row depend neither on the other lanes, nor on their number, nor on the thread,
 // nor on the number of tokens of the step. Of a position behind the one that a row sees, whatever lies there, a row uses
 // nothing: its score is replaced, and its value is not multiplied.
@@ -18,27 +18,55 @@ namespace {
 
 // Positions of a block: keys and values of so many stay in the first or second cache of a core.
 constexpr int64_t ATTENTION_BLOCK = 32;
+static_assert(PAGE_POSITIONS % ATTENTION_BLOCK == 0, "a block lies within one page");
 
 // Distance at which keys and values are asked for: with it a core reads 26 GB/s instead of 19 (Zen 5, 2026-11-26), and
 // with four times as much 19 again.
 constexpr int64_t ATTENTION_AHEAD_BYTES = 4 * 1024;
 
-// Keys or values of one head, which follow each other in memory, and are asked for as far as a row sees them.
+// Keys or values of one head in a block, which lies within a page, and in the page behind it. They are asked for as far
+// as a row sees them.
 template <typename Number>
 struct Stream {
   static constexpr int64_t AHEAD = ATTENTION_AHEAD_BYTES / static_cast<int64_t>(sizeof(Number));
-  const Number* from;
-  int64_t size;   // numbers from one to the next
-  int64_t count;  // positions that are seen
+  const Number* from;  // of the block's first position
+  const Number* next;  // of the next page
+  int64_t size;        // numbers from one position to the next
+  int64_t left;        // positions from the block's first to the end of the page
+  int64_t count;       // positions from the block's first that are seen, in both pages
 
   const Number* at(int64_t position) const { return from + position * size; }
   void ask(int64_t first, int64_t last) const {
     last = last < count * size ? last : count * size;
-    for (int64_t k = first; k < last; k += 64 / static_cast<int64_t>(sizeof(Number))) __builtin_prefetch(from + k);
+    const int64_t end = left * size;
+    for (int64_t k = first; k < last; k += 64 / static_cast<int64_t>(sizeof(Number)))
+      __builtin_prefetch(k < end ? from + k : next + (k - end));
   }
   // Ask for what is as far ahead of some positions.
   void ask_ahead(int64_t position, int64_t positions) const {
     ask(position * size + AHEAD, (position + positions) * size + AHEAD);
+  }
+};
+
+// Keys or values of a lane and key/value head in its pages.
+template <typename Number>
+struct Paged {
+  const DecodeAttention& step;
+  const Number* pool;
+  int64_t lane, kv_head;
+  int64_t size;   // numbers from one position to the next
+  int64_t count;  // positions that are seen
+
+  const Number* page(int64_t position) const {
+    return pool + (step.page_of(lane, position) * step.kv_heads + kv_head) * PAGE_POSITIONS * size;
+  }
+  // Those from the first position of a block on.
+  Stream<Number> from(int64_t start) const {
+    const int64_t place = start % PAGE_POSITIONS, left = PAGE_POSITIONS - place, more = count - start;
+    const Number* const here = page(start);
+    const Number* const next = more > left ? page(start + left) : here;
+    const int64_t most = left + PAGE_POSITIONS;
+    return {here + place * size, next, size, left, more < most ? more : most};
   }
 };
 
@@ -90,10 +118,10 @@ template <typename Simd, typename Number>
 struct Score {
   AttentionRows& rows;
   Stream<Number> keys;
-  int64_t start, count;
+  int64_t count;
   int64_t before = 0;
 
-  Score from(int64_t row) const { return {rows, keys, start, count, before + row}; }
+  Score from(int64_t row) const { return {rows, keys, count, before + row}; }
 
   template <int ROWS>
   void run(int64_t row) const {
@@ -106,10 +134,10 @@ struct Score {
   template <int ROWS, int POSITIONS>
   void tile(int64_t row, int64_t at) const {
     using Vector = typename Simd::Vector;
-    if (row == 0) keys.ask_ahead(start + at, POSITIONS);
+    if (row == 0) keys.ask_ahead(at, POSITIONS);
     Vector sums[ROWS * POSITIONS];
     for (auto& one : sums) one = Simd::all(0.0f);
-    const Number* const key = keys.at(start + at);
+    const Number* const key = keys.at(at);
     const int64_t size = keys.size, whole = size - size % Simd::STEP;
     for (int64_t k = 0; k < whole; k += Simd::STEP) {
       Vector query[ROWS];
@@ -168,10 +196,10 @@ template <typename Simd, typename Number>
 struct Add {
   AttentionRows& rows;
   Stream<Number> values;
-  int64_t size, start, count;
+  int64_t size, count;
   int64_t before = 0;
 
-  Add from(int64_t row) const { return {rows, values, size, start, count, before + row}; }
+  Add from(int64_t row) const { return {rows, values, size, count, before + row}; }
 
   template <int ROWS>
   void run(int64_t row) const {
@@ -197,9 +225,9 @@ struct Add {
       all = rows.count[row + one] < all ? rows.count[row + one] : all;
     }
     for (int64_t at = 0; at < all; ++at) {
-      if (row == 0 && k == 0) values.ask_ahead(start + at, 1);
+      if (row == 0 && k == 0) values.ask_ahead(at, 1);
       Vector numbers[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) numbers[v] = load(values.at(start + at) + k + v * Simd::STEP);
+      for (int v = 0; v < VECTORS; ++v) numbers[v] = load(values.at(at) + k + v * Simd::STEP);
       for (int one = 0; one < ROWS; ++one) {
         const Vector weight = Simd::all(rows.weight[row + one][at]);
         for (int v = 0; v < VECTORS; ++v) sums[one][v] = Simd::add_product(sums[one][v], weight, numbers[v]);
@@ -209,7 +237,7 @@ struct Add {
       for (int64_t at = all; at < rows.count[row + one]; ++at)
         for (int v = 0; v < VECTORS; ++v)
           sums[one][v] = Simd::add_product(sums[one][v], Simd::all(rows.weight[row + one][at]),
-                                           load(values.at(start + at) + k + v * Simd::STEP));
+                                           load(values.at(at) + k + v * Simd::STEP));
     for (int one = 0; one < ROWS; ++one)
       for (int v = 0; v < VECTORS; ++v) store(rows.out[row + one] + k + v * Simd::STEP, sums[one][v]);
   }
@@ -229,25 +257,24 @@ void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t 
     if (token >= step.lengths[lane] || behind <= 0) continue;
     rows.query[count] = step.query + place * key;
     rows.out[count] = out;
-    rows.seen[count] = behind < step.context ? behind : step.context;
+    rows.seen[count] = behind < step.context() ? behind : step.context();
     rows.top[count] = -1e30f;
     rows.total[count] = 0.0f;
     most = rows.seen[count] > most ? rows.seen[count] : most;
     ++count;
   }
-  const int64_t of_head = (step.row_of(lane) * step.kv_heads + kv_head) * step.context;
-  const Stream<Number> keys{static_cast<const Number*>(step.keys) + of_head * key, key, most};
-  const Stream<Number> values{static_cast<const Number*>(step.values) + of_head * stride, stride, most};
-  if (step.new_values != nullptr) values.ask(0, Stream<Number>::AHEAD);
+  const Paged<Number> keys{step, static_cast<const Number*>(step.keys), lane, kv_head, key, most};
+  const Paged<Number> values{step, static_cast<const Number*>(step.values), lane, kv_head, stride, most};
+  if (step.new_values != nullptr && most > 0) values.from(0).ask(0, Stream<Number>::AHEAD);
   for (int64_t start = 0; start < most; start += ATTENTION_BLOCK) {
     const int64_t here = most - start < ATTENTION_BLOCK ? most - start : ATTENTION_BLOCK;
     for (int64_t row = 0; row < count; ++row) {
       const int64_t sees = rows.seen[row] - start;
       rows.count[row] = sees < 0 ? 0 : sees < here ? sees : here;
     }
-    over_rows<Simd::ROWS>(count, Score<Simd, Number>{rows, keys, start, here});
+    over_rows<Simd::ROWS>(count, Score<Simd, Number>{rows, keys.from(start), here});
     for (int64_t row = 0; row < count; ++row) exponentials<Simd>(rows, row);
-    over_rows<Simd::ROWS>(count, Add<Simd, Number>{rows, values, value, start, here});
+    over_rows<Simd::ROWS>(count, Add<Simd, Number>{rows, values.from(start), value, here});
   }
   for (int64_t row = 0; row < count; ++row)
     for (int64_t k = 0; k < value; ++k) rows.out[row][k] /= rows.total[row];

@@ -19,36 +19,36 @@ namespace {
 
 using Numbers = ffi::Buffer<ffi::F32, 4>;
 using Lanes = ffi::Buffer<ffi::S32, 1>;
+using Pages = ffi::Buffer<ffi::S32, 2>;
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("decode_attention: " + said); }
 
 // `value` and `values` are null where the values are the first numbers of the keys.
-ffi::Error run(ffi::ThreadPool& pool, Lanes slots, Lanes lengths, Lanes positions, Numbers query, Numbers key,
+ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers key,
                const Numbers* value, ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
                const ffi::AnyBuffer* values_after, int64_t instructions) {
   using cpu_kernels::has_sizes;
   if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
   if (keys.dimensions().size() != 4) return invalid("expected a cache of four dimensions");
   const auto sizes = query.dimensions(), kept = keys.dimensions(), shown = out.dimensions();
-  const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], kv_heads = kept[1], context = kept[2];
-  const int32_t* const row_of = cpu_kernels::slots_of(slots);
+  const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], kv_heads = kept[1];
   const bool bfloat16 = keys.element_type() == ffi::BF16;
   const bool fits =
       has_sizes(lengths, {lanes}) && has_sizes(positions, {lanes}) &&
       has_sizes(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 && heads % kv_heads == 0 &&
       has_sizes(key, {lanes, tokens, kv_heads, kept[3]}) &&
-      (row_of == nullptr ? kept[0] == lanes : has_sizes(slots, {lanes})) &&
+      pages.dimensions()[0] == lanes && kept[2] == PAGE_POSITIONS &&
       has_sizes(out, {lanes, tokens, heads, shown[3]}) && (bfloat16 || keys.element_type() == ffi::F32) &&
       (value == nullptr ? shown[3] <= kept[3]
                         : has_sizes(*value, {lanes, tokens, kv_heads, shown[3]}) &&
-                              has_sizes(*values, {kept[0], kv_heads, context, shown[3]}) &&
+                              has_sizes(*values, {kept[0], kv_heads, PAGE_POSITIONS, shown[3]}) &&
                               values->element_type() == keys.element_type());
   if (!fits) return invalid("the shapes or dtypes of tokens and caches do not fit each other");
   // XLA gives the memory of the caches for the results, as the call asks it to.
   if (keys_after.untyped_data() != keys.untyped_data() ||
       (values != nullptr && values_after->untyped_data() != values->untyped_data()))
     return invalid("the caches are not updated in place");
-  const DecodeAttention step{row_of,
+  const DecodeAttention step{pages.typed_data(),
                              lengths.typed_data(),
                              positions.typed_data(),
                              query.typed_data(),
@@ -63,26 +63,26 @@ ffi::Error run(ffi::ThreadPool& pool, Lanes slots, Lanes lengths, Lanes position
                              kv_heads,
                              kept[3],
                              shown[3],
-                             context};
-  const std::string fault = cpu_kernels::fault_of_lanes(row_of, step.lengths, lanes, tokens, kept[0]);
+                             pages.dimensions()[1]};
+  const std::string fault = cpu_kernels::fault_of_pages(step, kept[0]);
   if (!fault.empty()) return invalid(fault);
   cpu_kernels::decode_attention(pool, *hybridlm_attend(instructions), bfloat16, step);
   return ffi::Error::Success();
 }
 
-ffi::Error Attention(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Lanes positions, Numbers query, Numbers key,
+ffi::Error Attention(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers key,
                      Numbers value, ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Result<Numbers> out,
                      ffi::Result<ffi::AnyBuffer> keys_after, ffi::Result<ffi::AnyBuffer> values_after,
                      int64_t instructions) {
   const ffi::AnyBuffer after = *values_after;
-  return run(pool, slots, lengths, positions, query, key, &value, keys, &values, *out, *keys_after, &after,
+  return run(pool, pages, lengths, positions, query, key, &value, keys, &values, *out, *keys_after, &after,
              instructions);
 }
 
-ffi::Error Latent(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Lanes positions, Numbers query, Numbers row,
+ffi::Error Latent(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers row,
                   ffi::AnyBuffer rows, ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> rows_after,
                   int64_t instructions) {
-  return run(pool, slots, lengths, positions, query, row, nullptr, rows, nullptr, *out, *rows_after, nullptr,
+  return run(pool, pages, lengths, positions, query, row, nullptr, rows, nullptr, *out, *rows_after, nullptr,
              instructions);
 }
 
@@ -92,7 +92,7 @@ EXPORTED XLA_FFI_Error* hybridlm_decode_attention(XLA_FFI_CallFrame*);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_decode_attention, Attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<Lanes>()
+                                  .Arg<Pages>()
                                   .Arg<Lanes>()
                                   .Arg<Lanes>()
                                   .Arg<Numbers>()
@@ -109,7 +109,7 @@ EXPORTED XLA_FFI_Error* hybridlm_latent_decode_attention(XLA_FFI_CallFrame*);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_latent_decode_attention, Latent,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<Lanes>()
+                                  .Arg<Pages>()
                                   .Arg<Lanes>()
                                   .Arg<Lanes>()
                                   .Arg<Numbers>()

@@ -1,7 +1,6 @@
 """Decay between the tokens of a chunk, per head or per channel of the key.
 
-Decays are finite logarithms g <= 0, and every exponential is of a sum of decays, hence at most 1: strong decays
-underflow to zero, and nothing overflows.
+Decays are finite logarithms g <= 0; every exponential is of a sum of decays, so nothing overflows.
 """
 
 from typing import NamedTuple
@@ -25,10 +24,10 @@ class DecayedChunk(NamedTuple):
     Attributes:
         scores: `q_i . (G_ij k_j)` for i >= j, zero elsewhere.
         system: `k_i . (G_ij k_j)` for i > j, zero elsewhere.
-        reads: keys, then queries, for reads of the state before the chunk.
-        since: factor on the reads of a token: the decay since the beginning of the chunk, or 1 if `reads` include it.
-        k_out: keys times the decay until the end of the chunk.
-        end: decay over the chunk, per channel of the key or one for all.
+        reads: keys, then queries, for reads of the earlier state.
+        since: factor on reads: decay since the chunk's beginning, or 1 if `reads` include it.
+        k_out: keys times the decay until the chunk's end.
+        end: over the chunk, per key channel or one for all.
     """
 
     scores: Float32[Array, "*batch token token"]
@@ -40,7 +39,6 @@ class DecayedChunk(NamedTuple):
 
 
 def _triangle(size: int, diagonal: int, rank: int) -> Array:
-    """Return the mask of entries on and below a diagonal, with `rank` dimensions."""
     return jnp.asarray(np.tril(np.ones((size, size), bool), diagonal).reshape((1,) * (rank - 2) + (size, size)))
 
 
@@ -53,7 +51,7 @@ def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch toke
 
 
 def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
-    """Return the products of a chunk with one decay per head and token, applied last."""
+    """Return a chunk's products with a decay per head and token, applied last."""
     total, decay = decays_between(g)
     strict = _triangle(g.shape[-1], -1, g.ndim + 1)
     reads = jnp.concatenate([k, q], axis=-2)
@@ -70,17 +68,15 @@ def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
 
 
 def power_of_two(tokens: int) -> int:
-    """Return the least power of two >= `tokens`."""
     return 1 << (tokens - 1).bit_length()
 
 
 def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
-    """Return the products of a chunk with one decay per channel and token (KDA, arXiv:2510.26692).
+    """Return a chunk's products with a decay per channel and token (KDA, arXiv:2510.26692).
 
-    Such a decay does not factor out of the products. The chunk, a power of two, is built from single tokens by
-    doubling: between two adjacent halves, keys of the first decay to the boundary and rows of the second decay from it,
-    a matrix product. Sums of log-decays run only between a row and the boundary, as differences of sums from the
-    beginning of the chunk would lose a weak decay behind a strong one.
+    Such a decay does not factor out. A chunk, a power of two, is built by doubling: keys of the first half decay to the
+    boundary, rows of the second from it, a matrix product. Sums run between a row and the boundary: differences of sums
+    from the chunk's beginning would lose a weak decay behind a strong one.
     """
 
     def halves(x: Array) -> tuple[Array, Array]:

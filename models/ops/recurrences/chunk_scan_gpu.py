@@ -1,7 +1,7 @@
 """GPU kernel: the sequential part of the chunked forms.
 
-`chunked_scan.scan_chunks` defines it. One program instance carries some rows of the state of one lane and value head
-through the chunks, in registers. The products of tokens inside a chunk are computed earlier, for all chunks at once.
+Defined by `chunked_scan.scan_chunks`. One program instance carries some state rows of one lane and value head through
+the chunks with real tokens, in registers. Products inside chunks are computed earlier, all at once.
 """
 
 from functools import partial
@@ -12,36 +12,36 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, rows_bytes, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 MAX_ROWS = 16
-"""Rows of the state of one program instance."""
+"""State rows of a program instance."""
 MAX_PART = 32
-"""Channels of the key in one product: each warp holds all of one operand."""
+"""Key channels in a product: each warp holds all of one operand."""
 MAX_KEY = 256
-"""Channels of the key; with more, an instance's rows do not fit into registers."""
+"""Key channels; more rows do not fit into registers."""
 MAX_CHUNKS = 32
-"""Chunks of a step: the proof follows the iterations of a kernel's loop one by one."""
+"""Chunks of a step: the proof follows a loop's iterations one by one."""
 
 
 class ScanOperands(NamedTuple):
     """Tokens in chunks; a key head serves one value head or several adjacent ones.
 
-    Keys and queries are `[lane, chunk, place, key_head, key]`, and padding tokens are not read; with `keys` they are
-    decayed by channel, `[chunk, lane, key_head, place, key]`.
+    Keys and queries are `[lane, chunk, place, key_head, key]`, without reads of padding; with `keys` they are decayed
+    by channel, `[chunk, lane, key_head, place, key]`.
 
     Attributes:
-        queries, reads: queries and keys for reads of the state before their chunk.
-        keys: keys for writes, decayed to the end of the chunk; None: `reads`.
-        decay: over the chunk, per channel of the key or one for all.
-        values: of the tokens; padding tokens are not read.
-        corrected: matrix from (values - read) to written values; None in SSD.
-        scores: of each token's query with each token's value.
-        since: factor of a token on its reads; None: 1.
-        until: factor of a token on its writes; None: 1.
+        queries, reads: for reads of the earlier state.
+        keys: for writes, decayed to the chunk's end; None: `reads`.
+        decay: over the chunk, per key channel or one for all.
+        values: of tokens; padding is not read.
+        corrected: (values - read) -> written values; None in SSD.
+        scores: of queries with values.
+        since: factor on reads; None: 1.
+        until: factor on writes; None: 1.
     """
 
     queries: Any
@@ -56,7 +56,7 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    """Return the reason to reject the operands in chunks of this size, or None."""
+    """Return why the kernel rejects operands in such chunks, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
@@ -71,25 +71,38 @@ def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
 KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
-def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, fields: tuple[str, ...], by_channel: bool) -> None:
-    """Carry some rows of the state of one lane and head through all chunks.
+def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
+    """Carry some rows of the state of one lane and head through the chunks with real tokens.
 
     Args:
-        fresh, lengths: int32[lane], in full.
-        refs: the operands of `fields`, each [chunk, place, ..] of the lane and head, `decay` [chunk, key] or in full;
-            the state [value, key]; the outputs [chunk, place, value]; the new state, if needed.
-        fields: present fields of `ScanOperands`.
-        by_channel: one decay for each channel of the key.
+        refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
+            `fields`, [chunk, place, ..] of lane and head, `decay` [chunk, key] or in full; state [value, key], or in
+            full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
+            memory, if needed. Idle lanes write no state.
+        by_slot: the state is a pool.
+        fields: present ones of `ScanOperands`.
+        by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    x = dict(zip(fields, refs, strict=False))
-    state, out, *new = refs[len(fields) :]
+    fresh, lengths, *others = refs[by_slot:]
+    x = dict(zip(fields, others, strict=False))
+    state, out, *new = others[len(fields) :]
     lane, head = pl.program_id(0), pl.program_id(1)
-    places, parts = out.shape[1], _parts(state.shape[1])
-    initial = tuple(state[:, part] for part in parts)
+    (_, places, rows_of_state), parts = out.shape, _parts(state.shape[-1])
+    values_part: Any = pl.ds(pl.program_id(2) * rows_of_state, rows_of_state)
+    row: tuple[Any, ...] = (refs[0][lane], head, values_part) if by_slot else (slice(None),)
+    initial = tuple(state[(*row, part)] for part in parts)
 
     def chunk(index: Any, carry: Any) -> Any:
+        def padding() -> Any:
+            return jnp.zeros(out.shape[1:], jnp.float32), carry
+
+        output, carry = lax.cond(index * places < lengths[lane], partial(tokens, index, carry), padding)
+        out[index, :, :] = output
+        return carry
+
+    def tokens(index: Any, carry: Any) -> Any:
         real = (index * places + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[lane])[:, None]
 
         def rows(name: str, part: Any) -> Any:
@@ -106,25 +119,23 @@ def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, fields: tuple[str, .
         if "corrected" in x:
             values = kernel_product(x["corrected"][index, :, :], values - read("reads"), 0)
         scores = kernel_product(x["scores"][index, :, :], values, 0)
-        out[index, :, :] = jnp.where(real, read("queries") + scores, 0.0)
+        output = jnp.where(real, read("queries") + scores, 0.0)
         written, blocks = (factor("until") * values).T, []
         for part, block in zip(parts, carry, strict=True):
             decay = x["decay"][index, part][None] if by_channel else x["decay"][index, lane, head, 0]
             keys = rows("keys" if "keys" in x else "reads", part)
             blocks.append(decay * block + kernel_product(written, keys, 0))
-        return tuple(blocks)
+        return output, tuple(blocks)
 
     start = tuple(jnp.where(fresh[lane] > 0, 0.0, block) for block in initial)
     final = lax.fori_loop(0, out.shape[0], chunk, start)
-    ends = [jnp.where(lengths[lane] > 0, block, old) for block, old in zip(final, initial, strict=True)]
     # Writes follow the last read.
-    for part, end in zip(parts, ends, strict=True):
+    for part, end in zip(parts, final, strict=True):
         if new:
-            new[0][:, part] = end
+            store_if(lengths[lane] > 0, new[0].at[(*row, part)], end)
 
 
 def _parts(keys: int) -> list[Any]:
-    """Cut the key into parts for separate products."""
     from jax.experimental import pallas as pl
 
     size = min(MAX_PART, keys)
@@ -138,16 +149,17 @@ def chunk_scan(
 
     Args:
         inputs: of the recurrence.
-        operands: its tokens in chunks; padding tokens change no state.
+        operands: tokens in chunks; padding changes no state.
         keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
 
     Returns:
         Outputs and the new state, None with `keep_state`.
     """
     from jax.experimental import pallas as pl
 
-    lanes, heads, values, keys = inputs.state.shape
+    (_, heads, values, keys), slots = inputs.state.shape, inputs.slots
+    lanes, by_slot, rows_of_lanes = len(inputs.valid), slots is not None, () if slots is None else (slots,)
     count, _, _, places, _ = operands.scores.shape
     rows, decayed = min(MAX_ROWS, values), operands.keys is not None
     shared = heads // operands.reads.shape[2 if decayed else 3]
@@ -179,38 +191,35 @@ def chunk_scan(
     }
     arrays = {name: array for name, array in operands._asdict().items() if array is not None}
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+    matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+    number, moved = len(arrays) + 2 + by_slot, rows_bytes(inputs.state, lanes)
     shapes = (lanes, count, places, heads, values), inputs.state.shape
     out, *state = gpu_call(
-        partial(chunk_scan_kernel, fields=tuple(arrays), by_channel=by_channel),
+        partial(chunk_scan_kernel, by_slot=by_slot, fields=tuple(arrays), by_channel=by_channel),
         pl.GridSpec(
             grid=(lanes, heads, values // rows),
-            in_specs=[unblocked, unblocked, *(specs[name] for name in arrays), matrix],
+            in_specs=[*[unblocked] * (2 + by_slot), *(specs[name] for name in arrays), matrix],
             out_specs=[value, matrix][: 2 - keep_state],
         ),
         [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
-        aliases={} if keep_state else {len(arrays) + 2: 1},
+        aliases={} if keep_state else {number: 1},
+        reads={number: moved},
+        writes={} if keep_state else {1: moved},
         interpret=interpret,
-    )(inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
+    )(*rows_of_lanes, inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
 
 def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head size"]:
-    """Cut the tokens of `[lane, token, head, size]` into chunks; pad the last chunk."""
+    """Cut the tokens of `[lane, token, head, size]` into padded chunks."""
     lanes, tokens = x.shape[:2]
     x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), (0, 0), (0, 0)])
     return x.reshape((lanes, -1, chunk, *x.shape[2:]))
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply the queries and keys of one chunk, lane and head with its keys.
-
-    Args:
-        lengths: int32[lane], in full.
-        queries, keys: [place, key].
-        out: [place, place] of queries and, if needed, of keys.
-    """
+    """Multiply the queries and keys of one chunk, lane and head with its keys."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
@@ -232,14 +241,7 @@ def chunk_products(
     both: bool,
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
-    """Multiply each chunk's queries, and its keys, with its keys; zero for padding tokens.
-
-    Args:
-        inputs: of the recurrence.
-        queries, keys: its tokens in chunks.
-        both: also multiply keys.
-        interpret: run by Pallas' interpreter, on any platform.
-    """
+    """Multiply each chunk's queries, and if `both` its keys, with its keys; zero at padding."""
     from jax.experimental import pallas as pl
 
     lanes, count, places, heads, size = keys.shape

@@ -1,7 +1,7 @@
-"""Chunked scan: the common part of the chunked forms of all linear recurrences.
+"""Chunked scan: common part of all linear recurrences' chunked forms.
 
-One scan carries the state S [value, key] through the chunks. A chunk reads rows of S, computes its written values and
-outputs from the read, and updates S to `decay S + values^T keys`. The contract of `recurrence` holds here.
+A chunk reads rows of the state S [value, key], computes written values and outputs from the read, and updates S to
+`decay S + values^T keys`. The contract of `recurrence` holds.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ ChunkValues = Float32[Array, "lane value_head place value"]
 
 
 class ChunkOperands(NamedTuple):
-    """Operands of the scan, one entry of the leading axis for each chunk.
+    """Operands of the scan, with a leading chunk axis.
 
     Attributes:
-        reads: rows for reads of the state before their chunk; a head serves one or several adjacent value heads.
-        keys: keys of the chunk's tokens, each decayed to the end of the chunk; heads as for `reads`.
-        decay: over the chunk, per channel of the key or one for all.
-        values: of the chunk's tokens, an operand of `write`.
-        rest: further operands of `write`.
+        reads: for reads of the earlier state; a head serves adjacent value heads.
+        keys: of tokens, decayed to the chunk's end; heads as for `reads`.
+        decay: over the chunk, per key channel or one for all.
+        values: of tokens, an operand of `write`.
+        rest: further ones of `write`.
     """
 
     reads: Float32[Array, "chunk lane head row key"]
@@ -57,10 +57,10 @@ def scan_chunks(
     """Carry the state through the chunks.
 
     Args:
-        inputs: of the recurrence: its state, and the masks of tokens and fresh lanes.
-        chunks: its tokens in chunks.
-        write: `(read, values, rest)` of one chunk -> (written values, outputs). The values must be computed from
-            `read` (ops/layout: in place).
+        inputs: state, and masks of tokens and fresh lanes.
+        chunks: tokens in chunks.
+        write: `(read, values, rest)` of one chunk -> (written values, outputs). The values must be computed from `read`
+            (ops/layout: in place).
         keep_state: as for `delta_rule`.
     """
     state, valid = inputs.state, inputs.valid
@@ -99,10 +99,10 @@ def _scan_over_values(
     state: Array,
     operands: tuple[ChunkOperands, Array],
 ) -> tuple[Array, Array]:
-    """Scan, with the outputs of a chunk in the memory of its values.
+    """Scan, with a chunk's outputs in the memory of its values.
 
-    XLA starts the outputs of a scan as zeros; XLA:GPU writes the zeros of all layers when a step begins, and keeps
-    them: 2.4 GB for 8 prompts of 256 tokens of Granite-4.0-H-Small.
+    XLA:GPU writes zeros for all layers' scan outputs at the beginning of a step: 2.4 GB for 8 prompts of 256 tokens of
+    Granite-4.0-H-Small.
     """
     chunks, begins = operands
 

@@ -1,6 +1,6 @@
-"""CPU kernels: short convolution with activation; the window is updated in place.
+"""CPU kernels: short convolution with activation, in place.
 
-`models.layers.short_conv` defines them. A proof does not read C++: a contract declares each call by its target.
+Defined by `models.layers.short_conv`. A contract declares each call's target.
 """
 
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
 
 MIN_TAPS, MAX_TAPS = 2, 8
-"""Taps of the convolution; the code is unrolled for each number."""
+"""Taps; the code is unrolled for each number."""
 STEP = "hybridlm_conv_step"
-"""Call target: (slots, lengths, fresh, inputs, taps, bias or an empty array, windows) -> (output, windows, updated in
-place)."""
+"""Call target: (slots, lengths, fresh, inputs, taps, bias or an empty array, windows) -> (output, windows, in place).
+"""
 READ = "hybridlm_conv_read"
 """Call target without new windows."""
 _CALL = PoolKernel("length lane lane shared shared", ("row tap channel",), fresh=1)
@@ -29,17 +29,16 @@ POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
 class ConvInputs(NamedTuple):
-    """Operands of a short convolution over the tokens of a step.
+    """Operands of a short convolution over a step.
 
     Attributes:
-        x: inputs; padding tokens are not read.
-        taps: the current token's tap last; float32 or bfloat16.
-        state: inputs before the first token, float32 or bfloat16; row i belongs to lane i, or to the lane with this
-            slot.
-        lengths: real tokens of each lane.
-        fresh: lanes with zero inputs before the first token; their rows are not read.
-        bias: added to every output; None for none.
-        slots: the row of each lane, distinct for lanes with real tokens; other rows keep their bits. None: row i.
+        x: padding is not read.
+        taps: current token last; float32 or bfloat16.
+        state: earlier inputs, float32 or bfloat16; row i of lane i, or of the lane with this slot.
+        lengths: real tokens.
+        fresh: lanes with zero earlier inputs; rows are not read.
+        bias: added to every output, or None.
+        slots: lane rows, distinct for real tokens; other rows keep their bits. None: row i.
     """
 
     x: Float32[Array, "lane token channel"]
@@ -69,17 +68,16 @@ def conv_step_cpu(
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
     """Convolve the tokens of every lane.
 
-    A lane's bits do not depend on the other lanes or the instruction set. With float32 windows, T tokens in one step
-    have the bits of T steps of one token; bfloat16 windows are rounded between steps.
+    A lane's bits do not depend on other lanes or the instruction set. With float32 windows, T tokens have the bits of T
+    steps; bfloat16 windows are rounded between steps.
 
     Args:
-        inputs: operands of the step.
         activated: apply SiLU to the outputs.
         keep_state: write no new windows.
-        instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
+        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
-        Outputs, zero at padding tokens, and the new windows, None with `keep_state`.
+        Outputs, zero at padding, and new windows, None with `keep_state`.
     """
     x, taps, state, lengths, fresh, bias, slots = inputs
     biases = jnp.zeros(0, jnp.float32) if bias is None else bias

@@ -1,6 +1,6 @@
 """GPU kernel: a few tokens of a short convolution with activation, in place.
 
-`models.layers.short_conv` defines it. One program instance has some channels of one lane.
+Defined by `models.layers.short_conv`. One program instance has some channels of one lane.
 """
 
 from collections.abc import Callable
@@ -8,20 +8,19 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, rows_bytes, store_if
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.state.shapes import ConvState
 
 MAX_TOKENS = 16
-"""Unrolled tokens."""
 MAX_TAPS = 8
-"""Unrolled taps of each token."""
 MIN_CHANNELS = 16
-"""Minimum channels of one program instance, up to 512."""
+"""Channels of a program instance, up to 512."""
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
@@ -37,29 +36,27 @@ def unsupported(inputs: ConvInputs) -> str | None:
 KERNEL = Kernel("conv_step_kernel", ("gpu",), unsupported)
 
 
-def conv_step_kernel(
-    lengths: Any, fresh: Any, x: Any, taps: Any, state: Any, *rest: Any,
-    biased: bool, activation: Callable[[Array], Array],
-) -> None:  # fmt: skip
+def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callable[[Array], Array]) -> None:
     """Convolve the tokens of some channels of one lane.
 
     Args:
-        lengths, fresh: int32[lane], in full.
-        x: [token, channel].
-        taps: [channel, K].
-        state: the K-1 inputs before, [K-1, channel].
-        rest: the bias [channel], if `biased`; the outputs [token, channel]; the new state, if needed.
-        biased: True with a bias.
-        activation: of the outputs.
+        refs: operands: lane rows, int32[lane], in full, if `by_slot`; lengths and fresh, int32[lane], in full; x
+            [token, channel]; taps [channel, K]; earlier inputs [K-1, channel], or in full if `by_slot`; bias [channel],
+            if `biased`. Results: outputs [token, channel]; new state in the old one's memory, if needed. Idle lanes
+            write no state.
+        by_slot: the state is a pool.
+        biased: with a bias.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    bias, rest = (rest[0][...], rest[1:]) if biased else (None, rest)
+    lengths, fresh, x, taps, state, *rest = refs[by_slot:]
+    bias = rest.pop(0)[...] if biased else None
     out, new = rest[0], (rest[1] if len(rest) == 2 else None)
-    lane = pl.program_id(0)
-    count, begins = lengths[lane], fresh[lane] > 0
-    width, tokens = state.shape[0], x.shape[0]
-    rows = [state[row, :] for row in range(width)]
+    lane, (tokens, channels) = pl.program_id(0), x.shape
+    count, begins, width = lengths[lane], fresh[lane] > 0, state.shape[-2]
+    part = pl.ds(pl.program_id(1) * channels, channels) if by_slot else slice(None)
+    row_of_lane = (refs[0][lane],) if by_slot else ()
+    rows = [state[(*row_of_lane, row, part)] for row in range(width)]
     window = [jnp.where(begins, 0.0, row.astype(jnp.float32)) for row in rows]
     window += [x[token, :] for token in range(tokens)]  # padding follows real tokens, which do not see it
     weights = [taps[:, tap].astype(jnp.float32) for tap in range(width + 1)]
@@ -72,15 +69,12 @@ def conv_step_kernel(
         out[token, :] = jnp.where(token < count, activation(y), 0.0)
     if new is None:
         return
-    ends = []
+    # Writes follow the last read.
     for row in range(width):
         end = window[row + 1]
         for length in range(2, tokens + 1):
             end = jnp.where(count == length, window[row + length], end)
-        ends.append(jnp.where(count > 0, end.astype(state.dtype), rows[row]))
-    # Writes follow the last read.
-    for row, end in enumerate(ends):
-        new[row, :] = end
+        store_if(count > 0, new.at[(*row_of_lane, np.int32(row), part)], end.astype(state.dtype))
 
 
 def conv_step(
@@ -89,17 +83,17 @@ def conv_step(
     """Convolve a few tokens of every lane.
 
     Args:
-        inputs: operands of the step, without slots.
-        activation: of the outputs, elementwise.
+        activation: elementwise.
         keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
 
     Returns:
-        Outputs, zero at padding tokens, and the new state or None; a lane of length 0 keeps its state.
+        Outputs, zero at padding, and the new state or None; a lane of length 0 keeps its row.
     """
     from jax.experimental import pallas as pl
 
-    x, taps, state, lengths, fresh, bias, _ = inputs
+    x, taps, state, lengths, fresh, bias, slots = inputs
+    by_slot = slots is not None
     lanes, tokens, channels = x.shape
     width = next(size for size in (512, 256, 128, 64, 32, MIN_CHANNELS) if channels % size == 0)
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
@@ -107,20 +101,23 @@ def conv_step(
     def rows(count: int) -> Any:
         return pl.BlockSpec((pl.Squeezed(), count, width), lambda lane, part: (lane, 0, part))
 
-    window, tokens_spec = rows(state.shape[1]), rows(tokens)
+    window, tokens_spec = unblocked if by_slot else rows(state.shape[1]), rows(tokens)
     # Shared operands get a leading axis like operands of lanes, so the proof follows the channels in one way.
     of_channels = pl.BlockSpec((pl.Squeezed(), width, taps.shape[1]), lambda lane, part: (0, part, 0))
-    in_specs = [unblocked, unblocked, tokens_spec, of_channels, window]
-    operands = [lengths, fresh.astype(jnp.int32), x, taps[None], state]
+    in_specs = [*[unblocked] * (2 + by_slot), tokens_spec, of_channels, window]
+    operands = [*(() if slots is None else (slots,)), lengths, fresh.astype(jnp.int32), x, taps[None], state]
+    number, moved = len(operands) - 1, rows_bytes(state, lanes)
     if bias is not None:
         in_specs.append(pl.BlockSpec((pl.Squeezed(), width), lambda lane, part: (0, part)))
         operands.append(bias[None])
     results = 2 - keep_state
     out, *new = gpu_call(
-        partial(conv_step_kernel, biased=bias is not None, activation=activation),
+        partial(conv_step_kernel, by_slot=by_slot, biased=bias is not None, activation=activation),
         pl.GridSpec(grid=(lanes, channels // width), in_specs=in_specs, out_specs=[tokens_spec, window][:results]),
         [result_like(x.shape, jnp.float32, state), result_like(state.shape, state.dtype, state)][:results],
-        aliases={} if keep_state else {4: 1},
+        aliases={} if keep_state else {number: 1},
+        reads={number: moved},
+        writes={} if keep_state else {1: moved},
         interpret=interpret,
     )(*operands)
     return out, (None if keep_state else new[0])

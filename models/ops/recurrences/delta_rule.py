@@ -16,14 +16,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32
 
-from models.ops.float32 import full_einsum
+from models.ops.float32 import full_einsum, l2_norm
 from models.ops.layout import materialize, unfused
 from models.ops.recurrences.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
 from models.ops.recurrences.chunk_scan_gpu import KERNEL as SCAN_KERNEL
 from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_products, chunk_scan, in_chunks
 from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
-from models.ops.recurrences.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
-from models.ops.recurrences.recurrent_step import by_kernel
+from models.ops.recurrences.recurrence import (
+    ChannelGates,
+    HeadGates,
+    RecurrenceInputs,
+    RecurrenceOutputs,
+    RowStates,
+    over_slots,
+)
+from models.ops.recurrences.recurrent_step import by_kernel, with_channels
 from models.ops.recurrences.triangular import unit_lower_inverse
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
@@ -55,26 +62,41 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
-    chunked = partial(delta_rule_chunked, keep_state=keep_state)
-    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
+    return by_kernel(partial(delta_rule_chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def run_delta_rule(
-    vectors: tuple[Array, Array, Array], tokens: DeltaTokens, info: LaneInfo, state: Array, devices: Devices
+    channels: Float32[Array, "lane token channel"],
+    key_heads: int,
+    tokens: DeltaTokens,
+    info: LaneInfo,
+    state: RowStates,
+    devices: Devices,
 ) -> RecurrenceOutputs:
-    """Run the recurrence of a layer.
+    """Run the recurrence of a layer on the outputs of its convolution.
+
+    Queries and keys are l2-normalised, and queries scaled; a kernel reads them where they lie.
 
     Args:
-        vectors: query, key and value, as for `RecurrenceInputs`.
+        channels: queries [key_head, key], keys alike, and values [value_head, value].
+        key_heads: number; each serves as many adjacent value heads.
         tokens: decay and write strength.
         info: of the step; with `info.verifying` the old state is kept.
         state: before the first token, in the rows of `info.slots`.
         devices: of the layer.
     """
+    (lanes, length, _), (_, heads, value_size, size) = channels.shape, state.shape
+    q, k, v = jnp.split(channels, [key_heads * size, 2 * key_heads * size], axis=-1)
+    q, k = (y.reshape((lanes, length, key_heads, size)) for y in (q, k))
+    v = v.reshape((lanes, length, heads, value_size))
+    q, k = l2_norm(q) * size**-0.5, l2_norm(k)
+    if key_heads < heads:
+        q, k = (jnp.repeat(y, heads // key_heads, axis=2) for y in (q, k))
     inputs = RecurrenceInputs(
-        *vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices, info.slots
+        q, k, v, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices, info.slots
     )
-    return delta_rule(inputs, keep_state=info.verifying)
+    outputs = with_channels(inputs, channels, key_heads, info.verifying)
+    return delta_rule(inputs, keep_state=info.verifying) if outputs is None else outputs
 
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -139,6 +161,8 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     chunk = min(chunk, inputs.tokens)
     chunk = power_of_two(chunk) if channels else chunk
     by_kernel = SCAN_KERNEL.chosen(inputs.devices, inputs, chunk)
+    if inputs.slots is not None and not by_kernel:
+        return over_slots(partial(delta_rule_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     if by_kernel and not channels:
         return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, head, token of the chunk, ..]

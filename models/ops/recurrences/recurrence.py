@@ -1,11 +1,9 @@
 """Operands and results of every form of a linear recurrence.
 
-A linear recurrence keeps a matrix S [value, key] for each lane and value head. A token decays it, adds `value key^T`
-and reads it with its query. The token form, the chunked form and the reference take `RecurrenceInputs` and return
-`RecurrenceOutputs`; a step that verifies drafts runs the same forms again over the accepted tokens.
+Each lane and value head has a matrix S [value, key]. A token decays it, adds `value key^T` and reads it with its query.
 
-The contract of every form: padding tokens are never read, and their outputs are zero; the state of a fresh lane is
-never read; a lane without real tokens keeps its state, bit for bit.
+Contract: padding is never read, with zero outputs; a fresh lane's state is never read; a lane without real tokens keeps
+its state, bit for bit.
 """
 
 from collections.abc import Callable
@@ -30,24 +28,23 @@ RowStates = Float32[Array, "row value_head value key"]
 
 @struct.dataclass
 class RecurrenceInputs:
-    """Operands of a linear recurrence over the T tokens of a step, all float32.
+    """Operands over the T tokens of a step, all float32.
 
     Attributes:
-        query: read vectors, scaled by the caller; C in SSD.
-        key: write vectors; B in SSD. The delta rule has a key head for each value head and l2-normalised keys; in SSD
-            a key head is a group, and value head h belongs to group `h // (value_heads / groups)`.
-        value: values; in SSD x, scaled by the time step of its head.
-        log_decay: g <= 0, finite; per head, or per channel of the key (delta rule only).
-        state: S before the first token; row i belongs to lane i, or to the lane with this slot.
-        valid: mask of the real tokens, a prefix of each lane.
-        fresh: mask of the lanes with zero initial state; they have a real token.
-        beta: write strength of the delta rule; None in SSD.
-        devices: platform and kernels of the model.
-        slots: the row of each lane in `state`, in bounds, distinct for lanes with real tokens; other rows keep their
-            bits. None: row i.
+        query: scaled read vectors; C in SSD.
+        key: write vectors; B in SSD. The delta rule has a key head per value head and l2-normalised keys; in SSD value
+            head h belongs to group `h // (value_heads / groups)`.
+        value: in SSD x, scaled by the time step.
+        log_decay: g <= 0, finite; per head, or per key channel (delta rule).
+        state: S before the first token; row i of lane i, or of the lane with this slot.
+        valid: real tokens, a prefix of each lane.
+        fresh: lanes with zero initial state and a real token.
+        beta: write strength; None in SSD.
+        devices: of the model.
+        slots: lane rows in `state`, in bounds, distinct for real tokens; other rows keep their bits. None: row i.
 
     Raises:
-        ValueError: without slots, the numbers of rows and lanes differ.
+        ValueError: other numbers of rows than lanes, without slots.
     """
 
     query: KeyVectors
@@ -69,12 +66,11 @@ class RecurrenceInputs:
 
     @property
     def tokens(self) -> int:
-        """T, the tokens of each lane, padding included."""
+        """T, padding included."""
         return self.query.shape[1]
 
     @property
     def lengths(self) -> Int32[Array, "lane"]:
-        """Real tokens of each lane."""
         return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
 
 
@@ -82,8 +78,8 @@ class RecurrenceOutputs(NamedTuple):
     """Results of a linear recurrence.
 
     Attributes:
-        output: each token's read of the state; zero at padding tokens.
-        state: S after each lane's last real token, as `RowStates`; None with `keep_state` from a kernel, or with slots.
+        output: reads of the state; zero at padding.
+        state: S after the last real token, as `RowStates`; None with `keep_state` from a kernel, or with slots.
     """
 
     output: ValueVectors
@@ -91,12 +87,7 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Factors of an SSD layer around the recurrence.
-
-    Attributes:
-        scale: factor on written values: the time step.
-        skip: factor on values added to the outputs: D.
-    """
+    """Factors of an SSD layer: time step on written values, D on values added to outputs."""
 
     scale: HeadGates
     skip: Float32[Array, "value_head"]
@@ -106,10 +97,7 @@ RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 
 def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run a form without slots on the rows of the lanes.
-
-    With `keep_state` no row is written.
-    """
+    """Run a form without slots on the lanes' rows; with `keep_state` none is written."""
     if inputs.slots is None:
         return form(inputs)
     output, state = form(replace(inputs, state=take_rows(inputs.state, inputs.slots), slots=None))

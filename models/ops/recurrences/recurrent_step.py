@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax import Array
+from jaxtyping import Float32
 
 from models.ops.recurrences.recurrence import (
     RecurrenceForm,
     RecurrenceInputs,
     RecurrenceOutputs,
     Surroundings,
-    over_slots,
 )
 from models.ops.recurrences.recurrent_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.recurrent_step_cpu import recurrent_step_cpu
@@ -27,25 +28,31 @@ def _for_gpus(inputs: RecurrenceInputs) -> bool:
     return inputs.devices.platform != "tpu" and GPU_KERNEL.chosen(inputs.devices, inputs)
 
 
-def _by_gpu_kernel(inputs: RecurrenceInputs, surroundings: Surroundings | None, keep_state: bool) -> RecurrenceOutputs:
-    """Run the kernel for GPUs on the rows of the lanes.
-
-    With slots, the rows are read and written once more.
-    """
-
-    def of_rows(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-        return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
-
-    return over_slots(of_rows, inputs, keep_state)
-
-
 def with_surroundings(
     inputs: RecurrenceInputs, surroundings: Surroundings, keep_state: bool
 ) -> RecurrenceOutputs | None:
     """Run a few tokens and their surroundings by one kernel, or return None."""
     if not _for_gpus(inputs):
         return None
-    return _by_gpu_kernel(inputs, surroundings, keep_state)
+    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
+
+
+def with_channels(
+    inputs: RecurrenceInputs, channels: Float32[Array, "lane token channel"], key_heads: int, keep_state: bool
+) -> RecurrenceOutputs | None:
+    """Run a few tokens of the delta rule on the outputs of their convolution by one kernel, or return None.
+
+    Args:
+        inputs: operands of the step; the kernel computes the queries, keys and values again.
+        channels: queries, keys and values of all heads, without norm.
+        key_heads: number, of queries and of keys.
+        keep_state: write no new state.
+    """
+    values, keys = inputs.state.shape[2:]
+    if not _for_gpus(inputs) or 2 * key_heads * keys % values:
+        return None
+    devices = inputs.devices
+    return recurrent_step(inputs, None, channels, key_heads, keep_state=keep_state, interpret=devices.interpret)
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -63,7 +70,7 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
     if devices.platform == "tpu" and TPU_KERNEL.chosen(devices, inputs):
         return recurrent_step_tpu(inputs, interpret=devices.interpret)
     if _for_gpus(inputs):
-        return _by_gpu_kernel(inputs, None, keep_state)
+        return recurrent_step(inputs, keep_state=keep_state, interpret=devices.interpret)
     return plain(inputs)
 
 

@@ -1,8 +1,7 @@
-"""CPU kernels: linear recurrence in place; rows of the state stay in the first cache.
+"""CPU kernels: linear recurrence in place; state rows stay in the first cache.
 
-The plain forms of `delta_rule` and `ssd` define them. A proof does not read C++: a contract declares each call by its
-target. Token by token the kernels do more arithmetic than chunks, in a tenth of the time of XLA's chunks (128 tokens, 8
-heads of 128 x 128, two cores with AVX-512).
+Defined by the plain forms of `delta_rule` and `ssd`. A contract declares each call's target. Token by token they take a
+tenth of the time of XLA's chunks (128 tokens, 8 heads of 128 x 128, two cores with AVX-512).
 """
 
 from typing import Any
@@ -17,11 +16,11 @@ from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
 
 MAX_KEPT_TOKENS = 64
-"""Tokens of a step with `keep_state`: a block of the kernel. Other steps have any number of tokens."""
+"""Tokens of a step with `keep_state`: a kernel's block."""
 MAX_KEY = 512
-"""Channels of the key; a thread has some rows of this size on its stack."""
+"""Key channels; a thread has rows of this size on its stack."""
 STEP = "hybridlm_recurrent_step"
-"""Call target: (slots, lengths, fresh, decay, beta, query, key, value, state) -> (output, state, updated in place)."""
+"""Call target: (slots, lengths, fresh, decay, beta, query, key, value, state) -> (output, state, in place)."""
 READ = "hybridlm_recurrent_read"
 """Call target without a new state."""
 _CALL = PoolKernel("length lane lane lane lane lane lane", ("row value_head value key",), fresh=1)
@@ -48,13 +47,11 @@ def recurrent_step_cpu(
 ) -> RecurrenceOutputs:
     """Run all tokens of every lane.
 
-    A lane's bits depend only on its tokens and the instruction set. T tokens in one step have the bits of T steps of
-    one token.
+    A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps.
 
     Args:
-        inputs: operands of the step.
         keep_state: write no new state.
-        instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
+        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
         Outputs and the new state, None with `keep_state`.

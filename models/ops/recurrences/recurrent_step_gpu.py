@@ -10,9 +10,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.float32 import l2_norm
+from models.ops.gpu_call import gpu_call, rows_bytes, store_if
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
 
@@ -37,29 +39,37 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
 KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
-def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool) -> None:
+def recurrent_step_kernel(
+    *refs: Any, by_slot: bool, by_channel: bool, corrects: bool, normed: bool, surrounded: bool, keep_state: bool
+) -> None:
     """Advance some rows of the state of one lane and head.
 
     Args:
-        refs: in this order. Operands: valid, int32[lane, token], and fresh, int32[lane], in full; log decay,
-            float32[lane, token, head] in full, or [token, key] of this head; beta, float32[lane, token, head], in
-            full; q, k [token, key] of the head; v [token, value], the rows of this instance; state [value, key]; scale,
-            float32[lane, token, head], and skip, float32[head], in full, if `surrounded`. Results: the outputs, like
-            v; the new state, in the memory of the old one, unless `keep_state`.
+        refs: in this order. Operands: the row of each lane, int32[lane], in full, if `by_slot`; valid, int32[lane,
+            token], and fresh, int32[lane], in full; log decay, float32[lane, token, head] in full, or [token, key] of
+            this head; beta, float32[lane, token, head], in full; q, k [token, key] of the head; v [token, value], the
+            rows of this instance; state [value, key], or in full if `by_slot`; scale, float32[lane, token, head], and
+            skip, float32[head], in full, if `surrounded`. Results: the outputs, like v; the new state, in the memory of
+            the old one, unless `keep_state`. Idle lanes write no state.
+        by_slot: the state is a pool with the rows of the lanes anywhere.
         by_channel: one decay for each channel of the key.
         corrects: subtract the key's read from the value first, for the delta rule.
+        normed: normalise keys and queries, and scale queries.
         surrounded: scale values before the write, and add them to the outputs.
         keep_state: write no state.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    valid, fresh, decay, beta, q, k, v, state, *rest = refs
+    valid, fresh, decay, beta, q, k, v, state, *rest = refs[by_slot:]
     scale, skip = rest[:2] if surrounded else (None, None)
     out, new = (rest[-1], None) if keep_state else rest[-2:]
-    lane, head = pl.program_id(0), pl.program_id(1)
-    matrix = state[...]
+    lane, head, rows = pl.program_id(0), pl.program_id(1), v.shape[1]
+    place: Any = (refs[0][lane], head, pl.ds(pl.program_id(2) * rows, rows), slice(None)) if by_slot else ...
+    matrix = state[place]
     for token in range(q.shape[0]):
-        real, key = valid[lane, token] > 0, k[token, :]
+        real, key, query = valid[lane, token] > 0, k[token, :], q[token, :]
+        if normed:
+            key, query = l2_norm(key), l2_norm(query) * len(query) ** -0.5
         decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * matrix
         if token == 0:
             decayed = jnp.where(fresh[lane] > 0, 0.0, decayed)
@@ -69,17 +79,19 @@ def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surround
         if corrects:
             delta = beta[lane, token, head] * (delta - jnp.sum(decayed * key[None], axis=1))
         matrix = jnp.where(real, decayed + delta[:, None] * key[None], matrix)
-        read = jnp.sum(matrix * q[token, :][None], axis=1)
+        read = jnp.sum(matrix * query[None], axis=1)
         if skip is not None:
             read = read + skip[head] * value
         out[token, :] = jnp.where(real, read, 0.0)
     if new is not None:
-        new[...] = matrix
+        store_if(valid[lane, 0] > 0, new.at[place], matrix)
 
 
 def recurrent_step(
     inputs: RecurrenceInputs,
     surroundings: Surroundings | None = None,
+    channels: Float32[Array, "lane token channel"] | None = None,
+    key_heads: int = 0,
     *,
     keep_state: bool = False,
     interpret: bool,
@@ -87,8 +99,11 @@ def recurrent_step(
     """Run a few tokens of every lane.
 
     Args:
-        inputs: operands of the step, without slots.
+        inputs: operands of the step.
         surroundings: factors on values; None for none.
+        channels: queries and keys of `key_heads` heads, without norm, and values, in place of those of the inputs; None
+            for those.
+        key_heads: of the channels.
         keep_state: write no new state.
         interpret: run by Pallas' interpreter, on any platform.
 
@@ -97,9 +112,10 @@ def recurrent_step(
     """
     from jax.experimental import pallas as pl
 
-    lanes, heads, values, keys = inputs.state.shape
+    (_, heads, values, keys), slots = inputs.state.shape, inputs.slots
+    lanes, by_slot = len(inputs.valid), slots is not None
     tokens, by_channel = inputs.tokens, inputs.log_decay.ndim == inputs.key.ndim
-    shared = heads // inputs.key.shape[2]
+    shared = heads // (inputs.key.shape[2] if channels is None else key_heads)
     beta = inputs.log_decay[..., 0] if by_channel else inputs.log_decay
     beta = beta if inputs.beta is None else inputs.beta
     rows = min(MAX_ROWS, values)
@@ -108,35 +124,65 @@ def recurrent_step(
     def of_head(size: int, index: Any) -> Any:
         return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
 
-    def of_key(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-        return lane, 0, lax.div(head, np.int32(shared)) if shared > 1 else head, 0
+    def of_key(first: int) -> Any:
+        def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
+            number = lax.div(head, np.int32(shared)) if shared > 1 else head
+            return lane, 0, number + np.int32(first) if first else number, 0
 
-    key = of_head(keys, of_key)
-    channels = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
-    value = of_head(rows, lambda lane, head, tile: (lane, 0, head, tile))
+        return of_head(keys, index)
+
+    def of_value(first: int) -> Any:
+        return of_head(rows, lambda lane, head, tile: (lane, 0, head + np.int32(first) if first else head, tile))
+
+    by_key = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
+    vectors, firsts = (inputs.query, inputs.key, inputs.value), (0, 0, 0)
+    if channels is not None:
+        by_size = {size: channels.reshape((lanes, tokens, -1, size)) for size in (keys, values)}
+        vectors, firsts = (
+            (by_size[keys], by_size[keys], by_size[values]),
+            (0, key_heads, 2 * key_heads * keys // values),
+        )
+    query, key, value = of_key(firsts[0]), of_key(firsts[1]), of_value(firsts[2])
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+    matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
     operands = (
-        inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
-        inputs.query, inputs.key, inputs.value, inputs.state,
+        *(() if slots is None else (slots,)), inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32),
+        inputs.log_decay, beta, *vectors, inputs.state,
     )  # fmt: skip
-    decay = channels if by_channel else unblocked
+    decay = by_key if by_channel else unblocked
+    # The parts of one array that are queries, keys and values.
+    read_heads = (heads // shared * keys, heads // shared * keys, heads * values)
+    reads = {len(operands) - 4 + k: 4 * lanes * tokens * size for k, size in enumerate(read_heads)}
+    reads[len(operands) - 1] = rows_bytes(inputs.state, lanes)
     factors, results = surroundings or (), 2 - keep_state
     out, *state = gpu_call(
         partial(
             recurrent_step_kernel,
+            by_slot=by_slot,
             by_channel=by_channel,
             corrects=inputs.beta is not None,
+            normed=channels is not None,
             surrounded=surroundings is not None,
             keep_state=keep_state,
         ),
         pl.GridSpec(
             grid=(lanes, heads, values // rows),
-            in_specs=[unblocked, unblocked, decay, unblocked, key, key, value, matrix, *[unblocked] * len(factors)],
-            out_specs=[value, matrix][:results],
+            in_specs=[
+                *[unblocked] * (2 + by_slot),
+                decay,
+                unblocked,
+                query,
+                key,
+                value,
+                matrix,
+                *[unblocked] * len(factors),
+            ],
+            out_specs=[of_value(0), matrix][:results],
         ),
         [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},
+        reads=reads,
+        writes={} if keep_state else {1: rows_bytes(inputs.state, lanes)},
         interpret=interpret,
     )(*operands, *factors)
     return RecurrenceOutputs(out, None if keep_state else state[0])

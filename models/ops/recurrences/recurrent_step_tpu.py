@@ -1,8 +1,7 @@
 """TPU kernel: one token of a linear recurrence, in place.
 
-The plain forms, `delta_rule_step` and `ssd_step`, define it. One program instance has the states of some heads of one
-lane, in the row of the lane or of its slot. Sums over the key run along the lanes of a vector register; values are
-columns, so neither they nor the outputs are transposed in the device's memory.
+Defined by `delta_rule_step` and `ssd_step`. One program instance has some heads of one lane. Sums over the key run
+along a vector register's lanes; values are columns, so nothing is transposed in memory.
 """
 
 from functools import partial
@@ -14,11 +13,11 @@ from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 SUBLANES, LANES_OF_REGISTER = 8, 128
-"""Multiples of an array's last two dimensions after padding."""
+"""Multiples of an array's padded last two dimensions."""
 MAX_BLOCK = 2 << 20
-"""Bytes of the states of one program instance. The core's memory holds four such blocks: two loads, two stores."""
+"""Bytes of an instance's states; memory holds four such blocks: two loads, two stores."""
 MAX_HEADS = 32
-"""Heads of one program instance, unrolled."""
+"""Unrolled heads of an instance."""
 
 
 def heads_of_block(heads: int, values: int, keys: int) -> int | None:
@@ -54,12 +53,11 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
     """Advance the states of some heads of one lane.
 
     Args:
-        refs: in this order. Scalars: rows, int32[lane], for the index maps, if `by_slot`; valid, fresh, int32[lane].
-            Operands: log decay, q, k [1, head, key], v [1, head, value], beta [1, head, 1] if `corrects`, state
-            [1, head, value, key]. Results: output [1, head, value], new state in the memory of the old one.
-        heads: of this instance.
-        corrects: subtract the key's read from the value first, for the delta rule.
-        by_slot: slots select the rows of the state.
+        refs: scalars: rows, int32[lane], if `by_slot`; valid, fresh, int32[lane]. Operands: log decay, q, k [1, head,
+            key], v [1, head, value], beta [1, head, 1] if `corrects`, state [1, head, value, key]. Results: output [1,
+            head, value], new state in the old one's memory.
+        corrects: subtract the key's read from the value, for the delta rule.
+        by_slot: slots select state rows.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -82,12 +80,7 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
 
 
 def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> RecurrenceOutputs:
-    """Run one token of every lane.
-
-    Args:
-        inputs: operands of a step of one token.
-        interpret: run by Pallas' interpreter, on any platform.
-    """
+    """Run one token of every lane."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 

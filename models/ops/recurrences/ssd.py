@@ -26,7 +26,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutput
 from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings
 
 CHUNK = 32
-"""Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
+"""Tokens of a chunk: with 128 channels, more cost more inside chunks than between them."""
 
 
 def ssd(
@@ -35,9 +35,8 @@ def ssd(
     """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
     Args:
-        inputs: operands of the step.
         keep_state: as for `delta_rule`.
-        surroundings: factors on values; None if the caller applies them.
+        surroundings: None if the caller applies them.
     """
     if surroundings is not None:
         if (outputs := with_surroundings(inputs, surroundings, keep_state)) is not None:
@@ -47,8 +46,7 @@ def ssd(
         return outputs._replace(output=outputs.output + surroundings.skip[None, None, :, None] * inputs.value)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
-    chunked = partial(ssd_chunked, keep_state=keep_state)
-    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
+    return by_kernel(partial(ssd_chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -57,7 +55,7 @@ def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOu
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token. The output is read from the new state (ops/layout: in place)."""
+    """Run one token; the output is read from the new state (ops/layout: in place)."""
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (inputs.query, inputs.key))
     v, g = inputs.value[:, 0], inputs.log_decay[:, 0]
@@ -71,18 +69,18 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks (arXiv:2405.21060, section 6).
 
-    Inside a chunk with G = cumsum(g), token i reads token j <= i with the score C_i . B_j exp(G_i - G_j); only the
-    state between chunks is sequential.
+    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j).
 
     Args:
-        inputs: operands of the step.
-        chunk: tokens per chunk; the last chunk is padded.
+        chunk: tokens per chunk; the last is padded.
         keep_state: as for `delta_rule`.
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
     if SCAN_KERNEL.chosen(inputs.devices, inputs, chunk):
         return _chunks_by_kernel(inputs, chunk, keep_state)
+    if inputs.slots is not None:
+        return over_slots(partial(ssd_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.query, inputs.key))
     v, g = (_grouped(split(x, inputs.valid, chunk), groups) for x in (inputs.value, inputs.log_decay))

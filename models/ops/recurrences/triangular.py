@@ -1,12 +1,10 @@
 """Inverses of unit lower triangular matrices, for the WY form of the delta rule.
 
-The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with the inverses A', C' of the blocks on the diagonal:
-small blocks are inverted by forward substitution, all at once, and joined two by two. A product of powers
-(I + N)(I + N^2).. is the same in exact arithmetic but loses digits; this is as accurate as substitution.
+The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with inverses A', C': small blocks are inverted by forward
+substitution and joined two by two. A product of powers (I + N)(I + N^2).. loses digits; this does not.
 
-`jax.scipy.linalg.solve_triangular` is not used: on a CPU its batched kernel holds a thread of XLA's pool while it waits
-for others of the same pool, so two concurrent solves (as in a backward pass) can deadlock in a pool of two threads; and
-it is 3 to 100 times slower.
+`jax.scipy.linalg.solve_triangular` can deadlock on a CPU: its batched kernel holds a thread of XLA's pool while it
+waits for others. It is also 3 to 100 times slower.
 """
 
 import jax
@@ -17,7 +15,6 @@ from jaxtyping import Float32
 from models.ops.float32 import full_einsum
 
 BLOCK = 8
-"""Rows of the blocks that are inverted by substitution."""
 
 System = Float32[Array, "*batch row row"]
 

@@ -25,24 +25,24 @@ def made(stored: bool, seconds: float) -> dict[str, Any]:
 
 
 def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def measured(*given: Any) -> tuple[Any, Any]:
-        asked.append(given)
+    def measured(*arguments: Any) -> tuple[Any, Any]:
+        calls.append(arguments)
         return made(False, 7.125), [made(True, 1.0), made(True, 3.5), made(True, 2.0)]
 
     monkeypatch.setattr(bench_start, "measure_starts", measured)
     out = tmp_path / "found.json"
     arguments = ["-m", "MODEL", "--prompt", "9", "--json", str(out), "--adapter", "LORA"]
-    shown = CliRunner().invoke(app, ["bench", "--start", *arguments])
-    assert shown.exit_code == 0, shown.output
+    result = CliRunner().invoke(app, ["bench", "--start", *arguments])
+    assert result.exit_code == 0, result.output
     settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "kernels": None, "adapter": "LORA"}
-    assert asked == [("MODEL", 9, settings, 3)]
+    assert calls == [("MODEL", 9, settings, 3)]
     for text in ("7.12", "8.12", "3.00 (2.00-4.50)", "1.25", "2.50", "0.25", "compiled by the warm starts: 0 steps"):
-        assert text in shown.output, text
-    found = json.loads(out.read_text())
-    assert found["cold"] == made(False, 7.125) and [one["total"] for one in found["warm"]] == [2.0, 4.5, 3.0]
-    assert found["settings"] == settings and found["prompt"] == 9
+        assert text in result.output, text
+    report = json.loads(out.read_text())
+    assert report["cold"] == made(False, 7.125) and [start["total"] for start in report["warm"]] == [2.0, 4.5, 3.0]
+    assert report["settings"] == settings and report["prompt"] == 9
 
 
 @pytest.mark.long
@@ -51,10 +51,10 @@ def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
     directory = write_text_checkpoint(tmp_path)
     settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
     cold, (warm,) = measure_starts(str(directory), 4, settings, 1)
-    for found, stored in ((cold, False), (warm, True)):
-        assert list(found["parts"]) == PARTS and all(took >= 0 for took in found["parts"].values())
-        assert found["total"] == sum(found["parts"].values())
-        assert found["steps"]["generate 1x5 of 2"]["stored"] is stored
+    for start, stored in ((cold, False), (warm, True)):
+        assert list(start["parts"]) == PARTS and all(took >= 0 for took in start["parts"].values())
+        assert start["total"] == sum(start["parts"].values())
+        assert start["steps"]["generate 1x5 of 2"]["stored"] is stored
     assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5 of 2"]["seconds"])
     assert set(warm["steps"]["generate 1x5 of 2"]["seconds"]) == {"load"}
     with pytest.raises(ChildProcessError, match="CheckpointError"):

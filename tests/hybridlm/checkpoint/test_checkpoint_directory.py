@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,18 @@ def test_bad_index(tmp_path: Path, content: str) -> None:
     assert INDEX in str(refused(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "pytorch_model-00001-of-00002.bin"])
+def test_file_of_torch_without_safetensors(tmp_path: Path) -> None:
+    """`pytorch_model.bin` counts only where no safetensors are."""
+    source = Path(__file__).parents[2] / "golden_original" / "mamba2_base"
+    checkpoint = open_directory(source)
+    assert checkpoint.info("backbone.norm_f.weight").shape == (32,) and not checkpoint.notes
+    assert len(checkpoint_fingerprint(checkpoint)) == 64
+    shutil.copy(source / "pytorch_model.bin", tmp_path)
+    save_file({"a": ONE}, config(tmp_path) / "model.safetensors")
+    assert values(open_directory(tmp_path)) == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["model.bin", "model.pt", "model.pth", "pytorch_model-00001-of-00002.bin"])
 def test_pickles_are_refused_and_never_opened(tmp_path: Path, name: str) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -106,6 +106,27 @@ def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
     assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:6]
 
 
+@pytest.mark.parametrize(
+    ("files", "downloads"),
+    [(["config.json"], 2), (["config.json", "model-1.safetensors"], 1), (["adapter_config.json"], 1)],
+)
+def test_files_of_torch_are_downloaded_only_without_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], downloads: int
+) -> None:
+    calls = []
+
+    def snapshot_download(hub_id: str, **options: Any) -> str:
+        calls.append((hub_id, options["revision"], options["allow_patterns"], options["ignore_patterns"]))
+        for name in files:
+            (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("org/name", revision="r") == tmp_path
+    torch = ("org/name", "r", ["pytorch_model.bin"], ["*/pytorch_model.bin"])
+    assert calls == [("org/name", "r", FILES, IGNORED), torch][:downloads]
+
+
 def failure(kind: type[Exception]) -> Exception:
     # Without __init__, which wants a response of the HTTP library that this release of huggingface_hub uses.
     return kind.__new__(kind, "no")

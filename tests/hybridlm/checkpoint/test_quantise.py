@@ -58,25 +58,27 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     weight[..., 1, :] = 0
     weight[..., 2, :16] *= 1e-6
     stored = scheme.quantise(weight)
-    assert {last: (one.shape, one.dtype.name) for last, one in stored.items()} == dict(scheme.stored(shape))
-    save = {f"a.{last}": one for last, one in stored.items()}
+    assert {last: (array.shape, array.dtype.name) for last, array in stored.items()} == dict(scheme.stored(shape))
+    save = {f"a.{last}": array for last, array in stored.items()}
     save_file(save, tmp_path / "m.safetensors")
     file = SafetensorsFile(tmp_path / "m.safetensors")
     hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
     grouped = group_tensors(file.tensors, file.read_stored, hints)
     assert not grouped.faults
-    found = dequantise(grouped.quantised["a.weight"], file.read_stored).astype(np.float64)
+    values = dequantise(grouped.quantised["a.weight"], file.read_stored).astype(np.float64)
     step = scale_of_numbers(stored, scheme, shape)
     codes = CODES[name]
     with np.errstate(all="ignore"):
         units = np.where(step > 0, weight / step, 0)
     # Beyond the largest code it is the largest one; between two, the nearer.
-    at = np.clip(np.searchsorted(codes, units), 1, len(codes) - 1)
-    nearest = np.where(units - codes[at - 1] < codes[at] - units, codes[at - 1], codes[at])
-    tie = np.abs(np.abs(units - codes[at - 1]) - np.abs(codes[at] - units)) < 1e-5 * np.abs(codes[at] - codes[at - 1])
-    expected = np.where(tie, found, nearest * step)
-    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-30)
-    assert tie.mean() < 0.3 and not np.isnan(found).any() and (found[..., 1, :] == 0).all()
+    indices = np.clip(np.searchsorted(codes, units), 1, len(codes) - 1)
+    nearest = np.where(units - codes[indices - 1] < codes[indices] - units, codes[indices - 1], codes[indices])
+    tie = np.abs(np.abs(units - codes[indices - 1]) - np.abs(codes[indices] - units)) < 1e-5 * np.abs(
+        codes[indices] - codes[indices - 1]
+    )
+    expected = np.where(tie, values, nearest * step)
+    np.testing.assert_allclose(values, expected, rtol=3e-7, atol=1e-30)
+    assert tie.mean() < 0.3 and not np.isnan(values).any() and (values[..., 1, :] == 0).all()
     # The largest number of a group has the largest code, to the rounding of the scale.
     largest = {"fp8-block": 448, "int8": 127.5, "int4": 7.5, "nvfp4": 6}[name]
     rounding = 2**-4 if name == "nvfp4" else 2**-8
@@ -89,42 +91,43 @@ def test_ties_go_to_even() -> None:
     weight[0, :8] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
     stored = RoundingScheme("nvfp4").quantise(weight)
     codes = stored["weight_packed"][0, :4]
-    assert [float(E2M1[one]) for byte in codes for one in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
+    assert [float(E2M1[code]) for byte in codes for code in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("golden", ["dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts"])
 @pytest.mark.parametrize(("name", "group"), SCHEMES)
 def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
-    seen: list[tuple[int, int, str]] = []
+    events: list[tuple[int, int, str]] = []
     report = quantise_checkpoint(
-        GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *one: seen.append(one)
+        GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *event: events.append(event)
     )
     original = opened(GOLDEN / golden)
     copy, family, config = open_model(tmp_path / "out")
     assert isinstance(copy, CheckpointDirectory)
     plan = check(copy, family, config)
     assert report.quantised == len(copy.grouped.quantised) > 0 and report.bytes_after < report.bytes_before
-    assert seen[-1][0] == seen[-1][1] == report.bytes_before
-    assert report.bytes_after == sum(copy.info(one).end - copy.info(one).begin for one in copy.files)
-    for one in copy.names:
-        if one in copy.grouped.quantised:
+    assert events[-1][0] == events[-1][1] == report.bytes_before
+    assert report.bytes_after == sum(copy.info(name).end - copy.info(name).begin for name in copy.files)
+    for tensor_name in copy.names:
+        if tensor_name in copy.grouped.quantised:
             continue
-        np.testing.assert_array_equal(copy.read_part(one), original.read_part(one))
+        np.testing.assert_array_equal(copy.read_part(tensor_name), original.read_part(tensor_name))
     leaves = {choice.weight.path[-1] for choice in plan.choices for raw in choice.names.values()
               if raw in copy.grouped.quantised}  # fmt: skip
     assert leaves <= (module.FEED_FORWARD if name in ("int4", "nvfp4") else module.FEED_FORWARD | module.MIXERS)
     assert not any(
-        part in one for one in copy.grouped.quantised for part in ("lm_head", "embed", "norm", "conv", "mtp")
+        part in tensor for tensor in copy.grouped.quantised for part in ("lm_head", "embed", "norm", "conv", "mtp")
     )
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    matrices = {one.removesuffix(".weight") for one in copy.files if one.endswith(".weight") and "conv" not in one
-                and "embed" not in one and one not in copy.grouped.quantised and len(copy.shape(one)) == 2}  # fmt: skip
+    plain = {key for key in copy.files if key.endswith(".weight") and key not in copy.grouped.quantised}
+    matrices = {key for key in plain if "conv" not in key and "embed" not in key and len(copy.shape(key)) == 2}
+    matrices = {key.removesuffix(".weight") for key in matrices}
     assert matrices <= set(settings["ignore"])
     worst = {"fp8-block": 0.04, "int8": 0.005, "int4": 0.08, "nvfp4": 0.2}[name]
-    for one in copy.grouped.quantised:
-        if one in original.files:
-            expected = original.read(one).astype(np.float32)
-            assert np.abs(copy.read(one) - expected).max() <= worst * np.abs(expected).max()
+    for tensor_name in copy.grouped.quantised:
+        if tensor_name in original.files:
+            expected = original.read(tensor_name).astype(np.float32)
+            assert np.abs(copy.read(tensor_name) - expected).max() <= worst * np.abs(expected).max()
 
 
 @pytest.mark.slow
@@ -132,19 +135,19 @@ def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
     report = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
     without = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")
     copy, original = opened(tmp_path / "out"), opened(GOLDEN / "dense_interval")
-    vocabulary = [one for one in original.files if "embed_tokens" in one or "lm_head" in one]
+    vocabulary = [name for name in original.files if "embed_tokens" in name or "lm_head" in name]
     assert vocabulary and set(vocabulary) <= set(copy.grouped.quantised)
     assert report.quantised == without.quantised + len(vocabulary)
-    for one in vocabulary:
-        expected = original.read(one).astype(np.float32)
-        assert np.abs(copy.read(one) - expected).max() <= 0.005 * np.abs(expected).max()
-    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
-    packed = hybridlm.load(tmp_path / "out", **given)
-    plain = hybridlm.load(tmp_path / "out", dequantise="float32", **given)
+    for tensor_name in vocabulary:
+        expected = original.read(tensor_name).astype(np.float32)
+        assert np.abs(copy.read(tensor_name) - expected).max() <= 0.005 * np.abs(expected).max()
+    settings: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed = hybridlm.load(tmp_path / "out", **settings)
+    plain = hybridlm.load(tmp_path / "out", dequantise="float32", **settings)
     assert isinstance(packed.params["embed_tokens"], QuantisedWeight)
     assert not isinstance(plain.params["embed_tokens"], QuantisedWeight)
-    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    for score, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -155,24 +158,24 @@ def test_every_matrix_in_four_bits_and_the_head_in_eight(
 ) -> None:
     quantise_checkpoint(GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, mixers=True, head=True)
     copy, original = opened(tmp_path / "out"), opened(GOLDEN / golden)
-    found = copy.grouped.quantised
-    leaves = {one.removesuffix(".weight").rpartition(".")[2] for one in found}
+    quantised = copy.grouped.quantised
+    leaves = {name.removesuffix(".weight").rpartition(".")[2] for name in quantised}
     expected = {"in_proj", "out_proj"} if golden == "mamba2_base" else module.FEED_FORWARD | module.MIXERS
     assert leaves - {"embed_tokens", "embeddings", "lm_head"} == expected & {
-        one.removesuffix(".weight").rpartition(".")[2] for one in original.files
+        name.removesuffix(".weight").rpartition(".")[2] for name in original.files
     }
-    vocabulary = [one for one in original.files if "embed" in one or "lm_head" in one]
-    assert vocabulary and set(vocabulary) <= set(found)
-    for one, tensor in found.items():
+    vocabulary = [name for name in original.files if "embed" in name or "lm_head" in name]
+    assert vocabulary and set(vocabulary) <= set(quantised)
+    for tensor_name, tensor in quantised.items():
         assert (tensor.scheme, tensor.bits) == (
-            ("int-packed", 8) if one in vocabulary else ("int-packed", 4) if name == "int4" else ("nvfp4", 8)
-        ), one
+            ("int-packed", 8) if tensor_name in vocabulary else ("int-packed", 4) if name == "int4" else ("nvfp4", 8)
+        ), tensor_name
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert settings["format"] == form and not {"lm_head", *leaves} & set(settings["ignore"])
-    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
-    packed, plain = (hybridlm.load(tmp_path / "out", dequantise=one, **given) for one in (None, "float32"))
-    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    options: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed, plain = (hybridlm.load(tmp_path / "out", dequantise=dtype, **options) for dtype in (None, "float32"))
+    for score, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-4)
 
 
 def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> None:
@@ -183,12 +186,12 @@ def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> No
     stem = fused.removesuffix("gate_up_proj")
     for expert, matrix in enumerate(expected):
         for part, rows in zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True):
-            found = copy.read(f"{stem}{expert}.{part}.weight")
-            assert np.abs(found - rows).max() <= 0.2 * np.abs(rows).max()
+            copied = copy.read(f"{stem}{expert}.{part}.weight")
+            assert np.abs(copied - rows).max() <= 0.2 * np.abs(rows).max()
         # Engines multiply both at once, with one scale.
         scales = [copy.read_part(f"{stem}{expert}.{part}.weight_global_scale") for part in ("gate_proj", "up_proj")]
         assert float(scales[0][0]) == float(scales[1][0])
-    assert len({float(copy.read_part(one)[0]) for one in copy.files if one.endswith("global_scale")}) > 2
+    assert len({float(copy.read_part(name)[0]) for name in copy.files if name.endswith("global_scale")}) > 2
 
 
 def refused(**settings: Any) -> str:
@@ -240,7 +243,7 @@ def test_damaged_numbers_leave_nothing_behind(tmp_path: Path, scheme: str) -> No
     save_file(tensors, source / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         quantise_checkpoint(source, tmp_path / "out", scheme=scheme)
-    assert name in str(caught.value) and [one.name for one in tmp_path.iterdir()] == ["in"]
+    assert name in str(caught.value) and [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_command(tmp_path: Path) -> None:

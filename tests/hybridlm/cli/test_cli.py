@@ -88,11 +88,11 @@ def test_help(command: str):
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
     declared = inspect.signature(generate.generate).parameters
-    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
-    others["structured_outputs"] = "json_schema"
+    option_names = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
+    option_names["structured_outputs"] = "json_schema"
     for field in dataclasses.fields(hybridlm.SamplingParams):
-        name = others.get(field.name, field.name)
-        assert field.name in others or declared[name].default == field.default
+        name = option_names.get(field.name, field.name)
+        assert field.name in option_names or declared[name].default == field.default
         (option,) = declared[name].annotation.__metadata__
         assert len(option.help) > 10, field.name
 
@@ -118,8 +118,8 @@ def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
     seed = re.search(r"^seed: (\d+)", first.stderr, re.MULTILINE)
     assert seed is not None and printed(*sampled, "--seed", seed[1]) == first.stdout
     (row,) = rows(printed(*sampled, "--json"))
-    (again,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
-    assert again == row and row["seed"] != int(seed[1])
+    (repeated,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
+    assert repeated == row and row["seed"] != int(seed[1])
     assert "seed:" not in run(*GENERATE, "Ada", "--max-tokens", "1").stderr
 
 
@@ -127,10 +127,10 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Prompts of a file in every form; every field of completions that end out of order, in order."""
     lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    seen = []
+    received = []
 
-    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **others: Any) -> Iterator[Event]:
-        seen.extend(prompts)
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **options: Any) -> Iterator[Event]:
+        received.extend(prompts)
         for index in (4, 1, 0, 5, 3, 2):
             logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
             yield Event(index, 7, "x", None)
@@ -139,7 +139,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
     output = printed(*GENERATE, "--n", "2", "--logprobs", "2", "--json", "--file", tmp_path / "p.jsonl")
-    assert seen == ["Ada", "Ben", [36, 71]] and output.isascii()
+    assert received == ["Ada", "Ben", [36, 71]] and output.isascii()
     assert "with --json only" in refused(*GENERATE, "Ada", "--prompt-logprobs", "1", status=2)
     assert rows(output) == [
         {
@@ -172,26 +172,26 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_forms_reach_generate(
     lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], form: dict[str, Any]
 ):
-    seen: list[Any] = []
-    monkeypatch.setattr(hybridlm.LM, "stream", lambda self, prompts, params, n: seen.append(params) or iter(()))
+    received: list[Any] = []
+    monkeypatch.setattr(hybridlm.LM, "stream", lambda self, prompts, params, n: received.append(params) or iter(()))
     (tmp_path / "schema.json").write_text('{"const": 3}')
     monkeypatch.chdir(tmp_path)
     printed("generate", "-m", "x", *arguments, "hi")
-    assert seen[0].structured_outputs == form
+    assert received[0].structured_outputs == form
     assert "give one of them" in refused("generate", "-m", "x", "--regex", "a", "--choice", "b", "hi", status=2)
 
 
 def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    seen: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, n: int) -> Iterator[Event]:
-        seen.update(dataclasses.asdict(params), prompts=prompts, n=n)
+        received.update(dataclasses.asdict(params), prompts=prompts, n=n)
         return iter(())
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    more = "--repetition-penalty 1.1 --presence-penalty 1.5 --frequency-penalty 0.5 --min-tokens 2 --bad-word x"
-    more += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
-    arguments = more + ' {"3":1.5} '
+    options = "--repetition-penalty 1.1 --presence-penalty 1.5 --frequency-penalty 0.5 --min-tokens 2 --bad-word x"
+    options += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
+    arguments = options + ' {"3":1.5} '
     arguments += "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
     printed(
         "generate",
@@ -211,7 +211,7 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "--",
         "-x",
     )
-    assert seen == {
+    assert received == {
         "prompts": ["-x"],
         "max_tokens": 7,
         "temperature": 0.5,
@@ -254,13 +254,13 @@ def test_settings_reach_load(command: tuple[str, ...], in_folder: Path, monkeypa
         raise ValueError(f"{model} {settings}")
 
     monkeypatch.setattr(options, "load", load)
-    given = "--lanes 3 --context 40 --dtype float32 --chunk 5"
+    flags = "--lanes 3 --context 40 --dtype float32 --chunk 5"
     expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
     if command[0] == "generate":
-        given += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
+        flags += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
     expected |= {"mesh": hybridlm.mesh(data=2), "kernels": "off", "adapter": "DIR"}
-    message = refused(*command, "-m", "M", *given.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
+    message = refused(*command, "-m", "M", *flags.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
@@ -289,7 +289,7 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
         ("verify",),
         ("bench", "--lanes", "1"),
     ],
-    ids=lambda one: one[0],
+    ids=lambda command: command[0],
 )
 def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
@@ -334,7 +334,7 @@ TWO_FILES = ("in.jsonl", "out.jsonl")
         (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
         (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
     ],
-    ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
+    ids=lambda case: "-".join(case) if isinstance(case, tuple) else "",
 )
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -496,12 +496,12 @@ def test_completions_that_the_context_cuts_are_named(lm: hybridlm.LM, monkeypatc
             yield Event(index, 7, "x", hybridlm.Completion("x", [7] * tokens, None, None, reason, [1]))
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    for given, message in (
+    for values, message in (
         ([("length", 6), ("stop", 2)], ""),
         ([("length", 6), ("length", 5)], "warning: prompt 2 ends before --max-tokens: the context of 256 tokens"),
         ([("length", 0), ("length", 5)], "warning: 2 completions, the first of prompt 1, end before --max-tokens"),
     ):
-        ends[:] = given
+        ends[:] = values
         result = run(*GENERATE, "A", "B")
         assert result.exit_code == 0 and result.stderr.startswith(message) and bool(result.stderr) == bool(message)
 
@@ -540,7 +540,7 @@ def test_a_full_disk_behind_standard_output_is_named(
 ):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    monkeypatch.setattr(lm, "stream", lambda *given, **settings: iter([Event(0, 1, "word", None)]))
+    monkeypatch.setattr(lm, "stream", lambda *prompts, **settings: iter([Event(0, 1, "word", None)]))
     full = io.TextIOWrapper(open("/dev/full", "wb", buffering), write_through=not buffering)
     monkeypatch.setattr(sys, "stdout", full)
     monkeypatch.setattr(sys, "argv", ["hybridlm", *arguments])
@@ -559,14 +559,17 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
     assert end.value.code == 0
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    origins = {Shape("generate", 1, 1, 1): Origin(True, {}, True), Shape("generate", 2, 1, 2): Origin(False, {}, kept)}
+@pytest.mark.parametrize("stored", [True, False])
+def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    origins = {
+        Shape("generate", 1, 1, 1): Origin(True, {}, True),
+        Shape("generate", 2, 1, 2): Origin(False, {}, stored),
+    }
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
     result = run("warmup", "-m", "tiny")
-    assert result.exit_code == (0 if kept else 1)
-    assert len(result.stderr.splitlines()) == (0 if kept else 1)
+    assert result.exit_code == (0 if stored else 1)
+    assert len(result.stderr.splitlines()) == (0 if stored else 1)
 
 
 @pytest.mark.long
@@ -598,9 +601,9 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.exit_code == 3 and result.stdout == ""
     assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
-    found = rows((tmp_path / "out.jsonl").read_text())
-    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
-    assert [row["id"] for row in found] == ["a", "b", None, None] and found[1]["error"].startswith("line 2: ")
+    results = rows((tmp_path / "out.jsonl").read_text())
+    assert results[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
+    assert [row["id"] for row in results] == ["a", "b", None, None] and results[1]["error"].startswith("line 2: ")
     message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
     assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
     assert not (tmp_path / "strict.jsonl").exists()
@@ -609,13 +612,13 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
 @pytest.mark.slow
 def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text('{"text": "Ada", "how": [{"kind": "scale_state", "layer": 0, "factor": 0}]}\n')
-    command, own = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
-    for number, given in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
+    command, score = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
+    for number, value in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
         output = tmp_path / f"{number}.jsonl"
-        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", given)
+        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", value)
         (row,) = rows(output.read_text())
         assert len(row["hidden_states[1]"]) == 3 * lm.config.hidden_size
-        assert (row["logprobs"][1:] == own.logprobs[1:].tolist()) == (given == "[]")
+        assert (row["logprobs"][1:] == score.logprobs[1:].tolist()) == (value == "[]")
     message = refused(*command, tmp_path / "no.jsonl", "--interventions", '[{"kind": "all"}]')
     assert message.startswith("error: interventions[0]: expected an object whose kind is one of add")
 
@@ -623,10 +626,10 @@ def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path)
 def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
     texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
-    before = lm.stats["prefix_tokens_saved"]
+    saved_tokens = lm.stats["prefix_tokens_saved"]
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     saved = lm.stats["prefix_tokens_saved"]
-    assert saved - before >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
+    assert saved - saved_tokens >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -646,8 +649,8 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     monkeypatch.setattr(TextModel, "scores", scores)
     result = run(*command)
     assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
-    found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
-    assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
+    results = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
+    assert [row["id"] for row in results] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.fixture
@@ -667,8 +670,8 @@ def test_demo(embedded: hybridlm.LM):
     assert output.startswith("LM(qwen3_5,") and f"jax {jax.__version__}" in output
     stories = [demo.story(seed) for seed in demo.UNSEEN[9:12]]
     answers = embedded.generate([story.prompt for story in stories], max_tokens=6)
-    for told, answer in zip(stories, answers, strict=True):
-        assert told.question in output and f"wrong: {told.answer}" in output
+    for tale, answer in zip(stories, answers, strict=True):
+        assert tale.question in output and f"wrong: {tale.answer}" in output
         assert answer.text is not None and output.count(answer.text.strip()) == 2
     assert output.count("tokens/s") == 2 and output.count("0 of 3 right") == 2 and "NO" not in output
     assert output.endswith("all 3 answers are equal, token by token\n")
@@ -701,10 +704,10 @@ def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.M
 
 
 def test_demo_right_answers():
-    told = story(5)
-    said = hybridlm.Completion(told.reply, [1], None, None, "stop", [2])
-    other = hybridlm.Completion(told.reply.replace(told.answer, "Nobody"), [1], None, None, "stop", [2])
-    assert cli_demo._is_right(told, said) and not cli_demo._is_right(told, other)
+    tale = story(5)
+    reply = hybridlm.Completion(tale.reply, [1], None, None, "stop", [2])
+    other = hybridlm.Completion(tale.reply.replace(tale.answer, "Nobody"), [1], None, None, "stop", [2])
+    assert cli_demo._is_right(tale, reply) and not cli_demo._is_right(tale, other)
 
 
 def test_end_token_is_not_shown(lm: hybridlm.LM):
@@ -764,23 +767,23 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_eval_finds_its_tasks_before_it_loads(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    loaded, asked = list[str](), list[list[str]]()
+    loaded, task_lists = list[str](), list[list[str]]()
     monkeypatch.setattr(options, "load", lambda model, **settings: loaded.append(model))
     monkeypatch.setattr(
-        sys.modules["lm_eval.evaluator"], "simple_evaluate", lambda tasks, **_: asked.append(tasks) or results
+        sys.modules["lm_eval.evaluator"], "simple_evaluate", lambda tasks, **_: task_lists.append(tasks) or results
     )
     message = refused("eval", "-m", "tiny", "-t", "any,helaswag", "-t", "mmlu_*")
     assert "lm_eval has no task, group or tag helaswag, mmlu_*" in message and not loaded
     printed("eval", "-m", "tiny", "-t", "an*,any")
-    assert asked == [["any", "another"]] and loaded == ["tiny"]
+    assert task_lists == [["any", "another"]] and loaded == ["tiny"]
 
 
 def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    asked: list[str | None] = []
-    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: asked.append(kernels))
-    for given in ((), ("--kernels", "off")):
-        assert printed("eval", "-m", "tiny", "-t", "any", *given) == "|table|\n"
-    assert asked == [None, "off"]
+    choices: list[str | None] = []
+    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: choices.append(kernels))
+    for flags in ((), ("--kernels", "off")):
+        assert printed("eval", "-m", "tiny", "-t", "any", *flags) == "|table|\n"
+    assert choices == [None, "off"]
 
 
 def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
@@ -790,12 +793,12 @@ def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
     output = tmp_path / "out.json"
     output.write_text("older")
     command = ("eval", "-m", "tiny", "-t", "any", "-o", output)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
     try:
         failed = run(*command)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert failed.exit_code == 1 and failed.stderr.startswith(f"error: {output}: File too large"), failed.output
     assert failed.stdout == "|table|\n", "the figures are shown in any case"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and output.read_text() == "older"

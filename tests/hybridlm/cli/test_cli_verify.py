@@ -55,9 +55,9 @@ def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
     assert all(proved in ("yes", "reused") and audited == "yes" for *_, proved, audited in rows)
     assert "all 4 steps are proved and audited" in result.output
     assert Claim.NON_INTERFERENCE in result.output and "not covered:" in result.output
-    found = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
-    assert [certificate.lanes for certificate in found] == [2, 2, 2, 2]
-    assert all(certificate.holds for certificate in found)
+    report = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
+    assert [certificate.lanes for certificate in report] == [2, 2, 2, 2]
+    assert all(certificate.holds for certificate in report)
 
 
 @pytest.mark.slow

@@ -78,5 +78,5 @@ def test_a_step_takes_the_longer_of_memory_and_products() -> None:
     assert seconds(row, GPUS[0], 1) == pytest.approx((memory + wire, wire))
     products = 2 * 8 * (2e9 * 2048 + 1e8) / 989e12
     assert seconds(row, GPUS[0], 2048) == pytest.approx((products + wire, wire))
-    large = row._replace(held=contents._replace(weights=80 * 10**9))
+    large = row._replace(contents=contents._replace(weights=80 * 10**9))
     assert seconds(large, GPUS[0], 1) is None and seconds(large, GPUS[1], 1) is not None

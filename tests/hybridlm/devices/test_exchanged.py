@@ -42,7 +42,7 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
     engine = abstract_engine(path, EngineConfig(mesh=hybridlm.mesh(*devices), **sizes))
     config = family_of(fields).read_config(fields)
     for shape in shapes:
-        program = engine.program(shape)
+        program = engine.program(engine.paged(shape))
         expected = by_hand(config, devices, shape.lanes, shape.tokens, shape.step, shape.top or 0)
         assert counted(program.compiled.as_text()) == in_bytes(expected)
         assert without_sources(program.certificate.collectives) == expected
@@ -62,7 +62,7 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
-    planned = engine.programs.planned(shape, engine.example_arguments(shape))
+    planned = engine.planned(engine.paged(shape))
     expected = by_hand(family_of(fields).read_config(fields), devices, LANES, TOKENS, "score", top=3)
     assert without_sources(planned.collectives) == expected
 

@@ -42,47 +42,51 @@ class Knowing:
         self._sequences = sequences
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        known = (one[len(token_ids) :] for one in self._sequences if one[: len(token_ids)] == list(token_ids))
-        return [*next(known, [])[: k - 1], 1][:k]
+        continuations = (
+            sequence[len(token_ids) :] for sequence in self._sequences if sequence[: len(token_ids)] == list(token_ids)
+        )
+        return [*next(continuations, [])[: k - 1], 1][:k]
 
 
-def check_same_tokens(one: hybridlm.LM, found: list[hybridlm.Completion], expected: list[hybridlm.Completion]) -> None:
+def check_same_tokens(
+    single: hybridlm.LM, completions: list[hybridlm.Completion], expected: list[hybridlm.Completion]
+) -> None:
     """Asserts the same tokens; prompts of `found` may begin behind a prefix."""
-    whole = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(found, expected, strict=True)]
-    check_same_samples(one, whole, expected, {}, tolerance_of(one))
+    full = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(completions, expected, strict=True)]
+    check_same_samples(single, full, expected, {}, tolerance_of(single))
 
 
-def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
+def check_generation(meshed: hybridlm.LM, single: hybridlm.LM, prompts: list[list[int]]) -> None:
     """Assert that both sample the same tokens, of the same log-probabilities."""
     settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
-    ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
-    check_same_samples(one, ours, expected, settings, tolerance_of(one))
-    for a, b in zip(ours, expected, strict=True):
+    completions, expected = meshed.generate(prompts, **settings), single.generate(prompts, **settings)
+    check_same_samples(single, completions, expected, settings, tolerance_of(single))
+    for a, b in zip(completions, expected, strict=True):
         if a.token_ids == b.token_ids:
             assert a.logprobs is not None and b.logprobs is not None
-            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(single))
 
 
-def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
+def check_scores(meshed: hybridlm.LM, single: hybridlm.LM, texts: list[list[int]]) -> None:
     """Asserts that both give the same log-probabilities: of texts, of likely and of chosen tokens; and embeddings."""
-    for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+    for a, b in zip(meshed.score(texts, top_logprobs=3), single.score(texts, top_logprobs=3), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(single))
         for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
             likely = ([*(each or {}).values()] for each in (top, other))
-            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
-    asked: dict[str, Any] = {"token_ids": [3, 40, 7], "top": 3, "entropy": True, "temperature": 0.8}
-    for a, b in zip(found.score(texts[:1], **asked), one.score(texts[:1], **asked), strict=True):
+            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(single))
+    query: dict[str, Any] = {"token_ids": [3, 40, 7], "top": 3, "entropy": True, "temperature": 0.8}
+    for a, b in zip(meshed.score(texts[:1], **query), single.score(texts[:1], **query), strict=True):
         assert a.chosen and b.chosen and a.top and b.top and a.entropy is not None and b.entropy is not None
-        for mine, expected in ((a.chosen, b.chosen), (a.top, b.top)):
-            np.testing.assert_allclose(mine.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(one))
-            assert (np.abs(mine.ranks - expected.ranks) <= 1).all()
-        np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(one))
-    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (found, one)]
-    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(one))
+        for values, expected in ((a.chosen, b.chosen), (a.top, b.top)):
+            np.testing.assert_allclose(values.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(single))
+            assert (np.abs(values.ranks - expected.ranks) <= 1).all()
+        np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(single))
+    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (meshed, single)]
+    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(single))
 
 
 def check_drafts_and_cache(
-    one: hybridlm.LM,
+    single: hybridlm.LM,
     directory: Path,
     mesh: jax.sharding.Mesh,
     prompts: list[list[int]],
@@ -98,12 +102,12 @@ def check_drafts_and_cache(
         prompts, expected: what `one` samples.
         speculate: as for `hybridlm.load`; None for a drafter that knows what is expected, whose drafts are accepted.
     """
-    known = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
+    drafter = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
     drafting = hybridlm.load(
-        directory, lanes=8, mesh=mesh, speculate=speculate or known, draft_tokens=3, prefix_cache="4MB", **SETTINGS
+        directory, lanes=8, mesh=mesh, speculate=speculate or drafter, draft_tokens=3, prefix_cache="4MB", **SETTINGS
     )
     for _ in range(2):
-        check_same_tokens(one, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
+        check_same_tokens(single, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
     assert drafting.stats["drafted_tokens"] and drafting.stats["prefix_hits"] >= len(prompts)
     assert drafting.stats["accepted_tokens"] or speculate is not None
 
@@ -121,15 +125,15 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
     noisy = {name: (x * rng.normal(1, 0.2, x.shape)).astype(np.float32) for name, x in tensors.items()}
     save_file(noisy, folders[1] / "model.safetensors")
     texts = [*PROMPTS[:4], SHOTS[:12] + [7, 8], SHOTS[:12] + [9]]
-    one, other = (hybridlm.load(folder, lanes=4, certify="off", **SETTINGS) for folder in folders)
-    expected = one.divergence(other, texts)
+    single, other = (hybridlm.load(folder, lanes=4, certify="off", **SETTINGS) for folder in folders)
+    expected = single.divergence(other, texts)
     over = [hybridlm.load(folder, lanes=4, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS) for folder in folders]
-    found = over[0].divergence(over[1], texts)
-    assert found.certificate is not None and found.certificate.holds
+    divergence = over[0].divergence(over[1], texts)
+    assert divergence.certificate is not None and divergence.certificate.holds
     assert over[1].stats["prefix_tokens_saved"] == other.stats["prefix_tokens_saved"] == 10
     for name in ("kl", "reverse_kl", "js"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
-    assert found.same_top.tolist() == expected.same_top.tolist() and 0 < found.same_top.mean() < 1
+        np.testing.assert_allclose(getattr(divergence, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
+    assert divergence.same_top.tolist() == expected.same_top.tolist() and 0 < divergence.same_top.mean() < 1
     with pytest.raises(ValueError, match="other: .*meshes differ"):
         over[0].divergence(other, texts)
 
@@ -141,14 +145,14 @@ def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
     The devices exchange the bytes that docs/devices.md says.
     """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
-    one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
+    single = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
-    check_generation(over, one, PROMPTS[:3])
+    check_generation(over, single, PROMPTS[:3])
     assert all(certificate.holds for certificate in over.certificates.values())
     steps = [shape for shape in over.engine.programs.shapes if isinstance(shape, Shape)]
     assert steps
     for shape in steps:
-        expected = by_hand(one.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
+        expected = by_hand(single.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
         assert counted(over.engine.program(shape).compiled.as_text()) == in_bytes(expected)
 
 
@@ -161,14 +165,14 @@ def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, 
     Then with drafts that are verified, and prompts that go on from kept states.
     """
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
-    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    single = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
     mesh = hybridlm.mesh(*axes)
     over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
-    check_generation(over, one, PROMPTS)
-    check_scores(over, one, PROMPTS)
+    check_generation(over, single, PROMPTS)
+    check_scores(over, single, PROMPTS)
     prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
-    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
-    check_drafts_and_cache(one, directory, mesh, prompts, expected)
+    expected = single.generate(prompts, max_tokens=8, ignore_eos=True)
+    check_drafts_and_cache(single, directory, mesh, prompts, expected)
 
 
 @pytest.mark.long
@@ -178,22 +182,22 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
     directory = write_random_checkpoint("sparse_base", tmp_path / "model", head=True)
     mesh = hybridlm.mesh(*axes)
     prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
-    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    single = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
-    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
+    expected = single.generate(prompts, max_tokens=8, ignore_eos=True)
     prefix = over.prefix(SHOTS)
-    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
+    check_same_tokens(single, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
     prefix.save(tmp_path / "prefix")
     loaded = over.load_prefix(tmp_path / "prefix")
-    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=loaded), expected)
-    for a, b in zip(over.score(prompts), one.score(prompts), strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
+    check_same_tokens(single, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=loaded), expected)
+    for a, b in zip(over.score(prompts), single.score(prompts), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(single))
     assert over.stats["prefix_tokens_saved"]
     if axes[1] > 1:
         with pytest.raises(hybridlm.SnapshotError, match="layout"):
-            one.load_prefix(tmp_path / "prefix")
+            single.load_prefix(tmp_path / "prefix")
     for speculate in (None, "mtp"):
-        check_drafts_and_cache(one, directory, mesh, prompts, expected, speculate)
+        check_drafts_and_cache(single, directory, mesh, prompts, expected, speculate)
 
 
 @pytest.mark.long
@@ -203,7 +207,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
 ) -> None:
     monkeypatch.setattr(scheduler, "SHRINK_PLACES", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
-    one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
+    single = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)
     lengths = [3] * 9 + [40]
 
@@ -211,12 +215,14 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
         with lm.session() as session:
             for prompt, length in zip(PROMPTS, lengths, strict=True):
                 session.submit(prompt, max_tokens=length, ignore_eos=True)
-            done = {}
+            completions = {}
             while session.busy:
-                done |= {event.index: event.completion for event in session.step() if event.completion is not None}
-        return [done[i] for i in range(10)]
+                completions |= {
+                    event.index: event.completion for event in session.step() if event.completion is not None
+                }
+        return [completions[i] for i in range(10)]
 
-    check_same_tokens(one, run(over), run(one))
+    check_same_tokens(single, run(over), run(single))
     lanes = {shape.lanes for shape in over.engine.programs.shapes if isinstance(shape, Shape) and shape.tokens == 1}
     assert {16, axes[0]} <= lanes
 
@@ -226,21 +232,21 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
 def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -> None:
     """The same gradients where each device looks up tokens of its own, and multiplies rows of its own experts."""
     directory = write_random_checkpoint("sparse_base", tmp_path)
-    one, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
+    single, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))
 
     def loss(params: Any, lm: hybridlm.LM) -> Any:
         return jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
 
-    for given in (tokens, tokens[0]):
-        found, expected = (lm.forward(given, return_states=True) for lm in (over, one))
-        np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=2e-3)
-        for a, b in zip(found.hidden_states, expected.hidden_states, strict=True):
+    for batch in (tokens, tokens[0]):
+        meshed, expected = (lm.forward(batch, return_states=True) for lm in (over, single))
+        np.testing.assert_allclose(meshed.logits, expected.logits, rtol=0, atol=2e-3)
+        for a, b in zip(meshed.hidden_states, expected.hidden_states, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)
-        assert found.states is not None
-        again = over.forward(given, state=found.states).logits
-        np.testing.assert_allclose(again, one.forward(given, state=expected.states).logits, rtol=0, atol=2e-3)
-    found, expected = (jax.grad(loss)(lm.params, lm) for lm in (over, one))
+        assert meshed.states is not None
+        continued = over.forward(batch, state=meshed.states).logits
+        np.testing.assert_allclose(continued, single.forward(batch, state=expected.states).logits, rtol=0, atol=2e-3)
+    meshed, expected = (jax.grad(loss)(lm.params, lm) for lm in (over, single))
     for name in (name for name in expected if "qkv" not in name and "conv" not in name and "gate_up" not in name):
         scale = float(jnp.abs(expected[name]).max())
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-3 * scale, err_msg=name)
+        np.testing.assert_allclose(meshed[name], expected[name], rtol=0, atol=1e-3 * scale, err_msg=name)

@@ -18,7 +18,6 @@ from random_checkpoint import FAMILIES, write_random_checkpoint
 
 import hybridlm
 from hybridlm.devices.sharded_step import sharded
-from hybridlm.programs.shapes import Shape
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.prefix import is_entry
 
@@ -30,7 +29,7 @@ Run = Callable[..., Any]
 def example(lm: hybridlm.LM) -> tuple[Any, ...]:
     """Operands of a sampling step with used rows and one idle lane."""
     rng = np.random.default_rng(0)
-    params, rows, inputs = lm.engine.example_arguments(Shape("generate", LANES, 1, LANES))
+    params, rows, inputs = lm.engine.example_arguments(lm.engine.shape("generate", LANES, 1, LANES))
 
     def used(array: Any) -> np.ndarray:
         if np.issubdtype(array.dtype, np.floating):
@@ -68,7 +67,7 @@ def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str
     """The engine's own step samples the same tokens and leaves the same rows."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=1, certify="off")
-    step, contract = lm.engine.programs.step(Shape("generate", LANES, 1, LANES))
+    step, contract = lm.engine.programs.step(lm.engine.shape("generate", LANES, 1, LANES))
     args = example(lm)
     expected = jax.device_get(jax.jit(step)(*args))
     for split in (over_data, *([pmapped] if hasattr(jax, "pmap") else [])):
@@ -92,10 +91,12 @@ def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path)
     exec(lines, message)
     rng = np.random.default_rng(0)
     tokens, positions = rng.integers(0, 60, (LANES, 1)).astype(np.int32), np.arange(LANES, dtype=np.int32)
-    state = jax.tree.map(jnp.asarray, lm.model.init_state(LANES, 64, jnp.float32))
-    logits, final = jax.jit(message["step"])(message["params"], tokens, positions, state)
-    full = tokens, positions, state
-    tree = jax.tree.map(lambda item: item.reshape(DEVICES, EACH, *item.shape[1:]), full)
+    device_state = lm.model.init_state(EACH, 64, jnp.float32)
+    full = tokens, positions, jax.tree.map(lambda leaf: jnp.concatenate([leaf] * DEVICES), device_state)
+    tree = jax.tree.map(lambda item: item.reshape(DEVICES, -1, *item.shape[1:]), full)
+    parts = (jax.tree.map(lambda item, device=device: item[device], tree) for device in range(DEVICES))
+    results = [jax.jit(message["step"])(message["params"], *part) for part in parts]
+    logits, final = jax.tree.map(lambda *items: np.concatenate(items), *results)
     for name, settings in (("over_data", full), ("mapped", tree)):
         assert collectives_in(message[name].lower(message["params"], *settings).compile().as_text()) == []
         result = message[name](message["params"], *settings)

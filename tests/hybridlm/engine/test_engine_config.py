@@ -49,8 +49,8 @@ def test_options_of_a_command_are_fields_with_their_defaults_and_help(command: C
     for parameter in inspect.signature(command.callback).parameters.values():
         if parameter.name in options and (name, parameter.name) not in OTHER_OPTIONS:
             option = options[parameter.name]
-            _, shown = get_args(parameter.annotation)
-            assert {key: getattr(shown, key) for key in option.metadata} == option.metadata
+            _, listed = get_args(parameter.annotation)
+            assert {key: getattr(listed, key) for key in option.metadata} == option.metadata
             assert parameter.default == OTHER_DEFAULTS.get((name, parameter.name), option.default)
 
 

@@ -56,7 +56,7 @@ def run(
         kinds.clear()
         for length in late:
             session.submit(prompt(length), max_tokens=4, ignore_eos=True)
-        done: dict[int, list[int]] = {}
+        outputs: dict[int, list[int]] = {}
         calls = 0
         while session.busy:
             calls += 1
@@ -64,8 +64,8 @@ def run(
                 if event.index >= 2:
                     first.setdefault(event.index, calls)
                 if event.completion is not None:
-                    done[event.index] = list(event.completion.token_ids)
-    return kinds, first, [done[index] for index in sorted(done)]
+                    outputs[event.index] = list(event.completion.token_ids)
+    return kinds, first, [outputs[index] for index in sorted(outputs)]
 
 
 def test_a_short_late_prompt_waits_for_one_step(lm: hybridlm.LM) -> None:
@@ -82,8 +82,8 @@ def test_a_long_late_prompt_does_not_stall_decoding(lm: hybridlm.LM, speculate: 
     assert len(prefills) == 25 and len(between) == 24 // MAX_PREFILL_RUN
     runs = "".join(kind[0] for kind in kinds).split("d")
     assert max(map(len, runs)) == MAX_PREFILL_RUN
-    alone = lm.generate([prompt(200)], max_tokens=4, ignore_eos=True)
-    assert tokens[2] == alone[0].token_ids
+    single = lm.generate([prompt(200)], max_tokens=4, ignore_eos=True)
+    assert tokens[2] == single[0].token_ids
 
 
 def test_prompts_without_decoding_sequences_are_read_at_once(lm: hybridlm.LM) -> None:

@@ -20,29 +20,45 @@ from hybridlm.programs.programs import Programs
 MB = 1 << 20
 
 
-def row(context: int) -> int:
-    return MB + 1024 * context
+PAGE = MB // 8
 
 
 def demand(scratch: int = 0) -> Demand:
-    return Demand(weights=100 * MB, row=row, lanes=8, scoring=4, context=4096, scratch=scratch)
+    return Demand(weights=100 * MB, row=MB, page=PAGE, lanes=8, scoring=4, context=4096, scratch=scratch)
+
+
+def pools(lanes: int, context: int, pages: int) -> int:
+    """Bytes of the pool of a run and of one of a call that scores, with at most `pages` pages and a null page each."""
+    return sum(MB * rows + PAGE * (1 + min(rows * context // 128, pages)) for rows in (lanes, min(lanes, 4)))
 
 
 def test_the_sum() -> None:
-    assert demand().total == 100 * MB + 12 * 5 * MB
-    demand().require(160 * MB)
+    needed = 100 * MB + pools(8, 4096, 256)
+    assert demand().total == needed == 100 * MB + 12 * 5 * MB + 2 * PAGE
+    demand().require(needed)
     demand().require(None)
-    with pytest.raises(InsufficientMemory):
-        demand().require(160 * MB - 1)
-    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 168.8 MB"):
-        demand(scratch=MB).require(160 * MB)
+    with pytest.raises(InsufficientMemory, match=r"4 more while scoring x 1.049 MB \+ KV cache of 386 pages x"):
+        demand().require(needed - 1)
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 169.1 MB"):
+        demand(scratch=MB).require(needed)
+
+
+def test_a_limit_of_the_kv_cache_counts() -> None:
+    limited = replace(demand(), page_limit=150)
+    needed = 100 * MB + 12 * MB + PAGE * (151 + 129)
+    assert limited.total == needed
+    with pytest.raises(InsufficientMemory, match=r"KV cache of 280 pages .* limited by cache"):
+        limited.require(needed - 1)
+    assert replace(demand(), page_limit=10**6).total == demand().total
+    assert replace(demand(), page=0).total == 112 * MB, "a model without a KV cache"
 
 
 def test_a_prefix_cache_counts() -> None:
     cached = replace(demand(), prefix_cache=20 * MB)
-    cached.require(180 * MB)
+    needed = demand().total + 20 * MB
+    cached.require(needed)
     with pytest.raises(InsufficientMemory, match=r"prefix_cache 20\.97 MB = .* or a smaller prefix_cache would"):
-        cached.require(180 * MB - 1)
+        cached.require(needed - 1)
 
 
 def test_what_would_fit_is_the_most_that_fits() -> None:
@@ -50,12 +66,13 @@ def test_what_would_fit_is_the_most_that_fits() -> None:
     available = 100 * MB + 43 * MB
     with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
         demand().require(available)
-    found = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
-    assert found is not None
-    lanes, context = int(found[1]), int(found[2])
-    fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available
+    match = re.search(r"; lanes=(\d+) or context=(\d+) or cache=(\d+) would fit$", str(raised.value))
+    assert match is not None
+    lanes, context, cache = map(int, match.groups())
+    fits = lambda lanes, context, cache=10**9: 100 * MB + pools(lanes, context, cache // 128) <= available
     assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
     assert fits(8, context) and not fits(8, context + 128)
+    assert fits(8, 4096, cache) and not fits(8, 4096, cache + 128)
 
 
 def test_nothing_would_fit() -> None:
@@ -64,8 +81,8 @@ def test_nothing_would_fit() -> None:
 
 
 def test_available_memory_is_a_number_here() -> None:
-    found = available_memory()
-    assert found is None or found > MB
+    memory = available_memory()
+    assert memory is None or memory > MB
 
 
 def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,34 +95,38 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
 
 def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
-    seen: list[Demand] = []
-    monkeypatch.setattr(Demand, "require", lambda self, available: seen.append(self))
+    demands: list[Demand] = []
+    monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
-    one, each = seen[0], seen[1]
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (one.lanes, one.scoring) == (8, 4)
-    assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    demand, each = demands
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (demand.lanes, demand.scoring) == (8, 4)
+    assert (each.row, each.page) == (
+        demand.row,
+        demand.page,
+    ) and demand.weights // 4 - 64 <= each.weights <= demand.weights // 4
     monkeypatch.undo()
-    found = available_memory(Placement(hybridlm.mesh(data=4)))
-    assert found is None or found < MB + (available_memory() or 0) // 3
-    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 would fit"):
-        replace(each, row=row, context=256, weights=0).require(3 * row(256) - 1)
+    memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3
+    split = replace(each, row=MB, page=MB, weights=0)
+    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"):
+        split.require(split.total - 1)
 
 
 @pytest.mark.long
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled steps decide where weights and rows just fit; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
-    seen: list[int] = []
+    totals: list[int] = []
     real = Demand.require
 
     def require(self: Demand, available: int | None) -> None:
-        seen.append(self.total)
+        totals.append(self.total)
         real(self, available)
 
     monkeypatch.setattr(Demand, "require", require)
     hybridlm.load(directory, lanes=1, context=32, chunk=4)
-    (needed,) = seen
+    (needed,) = totals
     monkeypatch.setattr(memory, "available_memory", lambda placement: needed)
     monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
     weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())

@@ -40,11 +40,11 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
 
 def drafted(lm: hybridlm.LM, prompts: Sequence[Any], **settings: Any) -> tuple[list[Completion], dict[str, int]]:
     """Completions with drafts, after checking that those without are the same, and what was counted meanwhile."""
-    want, before = lm.generate(prompts, speculate=None, **settings), lm.stats
-    found, after = lm.generate(prompts, **settings), lm.stats
-    for one, other in zip(found, want, strict=True):
-        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
-    return found, {name: after[name] - before[name] for name in after}
+    want, stats = lm.generate(prompts, speculate=None, **settings), lm.stats
+    completions, new_stats = lm.generate(prompts, **settings), lm.stats
+    for completion, other in zip(completions, want, strict=True):
+        assert (completion.token_ids, completion.finish_reason) == (other.token_ids, other.finish_reason)
+    return completions, {name: new_stats[name] - stats[name] for name in new_stats}
 
 
 @pytest.mark.long
@@ -62,11 +62,11 @@ def test_all_drafts_of_a_head_that_agrees_are_accepted(
     agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
 ) -> None:
     """Acceptance with a temperature too: drafts are sampled with the same noise as the tokens in their places."""
-    found, counted = drafted(agreeing, PROMPTS, **settings)
+    completions, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
     # one token from the prompt, one with the first drafts, then four at a time
-    most = max(len(one.token_ids) for one in found)
-    assert counted["verify_steps"] <= len(found) / 3 * (most / 4 + 3)
+    longest = max(len(completion.token_ids) for completion in completions)
+    assert counted["verify_steps"] <= len(completions) / 3 * (longest / 4 + 3)
 
 
 @pytest.mark.long
@@ -76,11 +76,11 @@ def test_a_prefix_carries_what_the_head_needs(agreeing: hybridlm.LM, always: Non
     want = agreeing.generate([text], **SETTINGS)[0].token_ids
     prefix = agreeing.prefix(text[:23])
     prefix.save(tmp_path / "prefix.safetensors")
-    for one in (prefix, agreeing.load_prefix(tmp_path / "prefix.safetensors")):
-        before = agreeing.stats
-        found = agreeing.generate([text[23:]] * 2, prefix=one, **SETTINGS)
-        assert [each.token_ids for each in found] == [want] * 2
-        assert agreeing.stats["accepted_tokens"] - before["accepted_tokens"] > 20
+    for stored in (prefix, agreeing.load_prefix(tmp_path / "prefix.safetensors")):
+        stats = agreeing.stats
+        completions = agreeing.generate([text[23:]] * 2, prefix=stored, **SETTINGS)
+        assert [each.token_ids for each in completions] == [want] * 2
+        assert agreeing.stats["accepted_tokens"] - stats["accepted_tokens"] > 20
 
 
 @pytest.mark.long
@@ -89,9 +89,9 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
     text = PROMPTS[4]
     counts = []
     for prompt, prefix in ((text, None), (text[61:], ordinary.prefix(text[:61]))):
-        before = ordinary.stats["accepted_tokens"]
+        accepted = ordinary.stats["accepted_tokens"]
         ordinary.generate([prompt], prefix=prefix, n=8, temperature=1.5, seed=3, max_tokens=19)
-        counts.append(ordinary.stats["accepted_tokens"] - before)
+        counts.append(ordinary.stats["accepted_tokens"] - accepted)
     assert counts[0] == counts[1] > 0
 
 
@@ -103,16 +103,16 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
     for count in (7, 40):
         lm.generate([prompt[:count]], **SETTINGS)
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(len(prompt))
     assert engine.prefix_cache is not None
     with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
         first = snapshot.spans[0].buffer
         first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if one.positions is not None:
-            assert np.isfinite(np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0][: len(prompt)]).all()
+    for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if layout.positions is not None:
+            assert np.isfinite(np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1][: len(prompt)]).all()
 
 
 @pytest.mark.long
@@ -123,10 +123,10 @@ def test_cached_states_of_prompts(agreeing: hybridlm.LM, always: None) -> None:
     prompts = [begin, [*begin[:100], *PROMPTS[2]], [*begin[:64], 9], begin]
     for _ in range(2):
         for prompt in prompts:
-            before = lm.stats
-            (found,) = lm.generate([prompt], **SETTINGS)
-            counted = {name: count - before[name] for name, count in lm.stats.items()}
-            assert found.token_ids == agreeing.generate([prompt], speculate=None, **SETTINGS)[0].token_ids
+            stats = lm.stats
+            (completion,) = lm.generate([prompt], **SETTINGS)
+            counted = {name: count - stats[name] for name, count in lm.stats.items()}
+            assert completion.token_ids == agreeing.generate([prompt], speculate=None, **SETTINGS)[0].token_ids
             assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
     assert counted["prefix_hits"] == 1 and counted["prefix_tokens_saved"] > 50
 
@@ -134,8 +134,8 @@ def test_cached_states_of_prompts(agreeing: hybridlm.LM, always: None) -> None:
 @pytest.mark.long
 def test_scores_are_those_of_the_model_without_a_head(ordinary: hybridlm.LM) -> None:
     plain = hybridlm.load(GOLDEN, **LOADED)
-    for one, other in zip(ordinary.score(PROMPTS), plain.score(PROMPTS), strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    for score, other in zip(ordinary.score(PROMPTS), plain.score(PROMPTS), strict=True):
+        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-4)
     with pytest.raises(ValueError, match=r"hybridlm.load\(..., speculate='mtp'\)"):
         plain.generate(PROMPTS, speculate="mtp")
 

@@ -36,8 +36,8 @@ OUTPUTS = ("out_proj", "o_proj", "dense", "down_proj")
 
 
 def write(family: str, folder: Path, **fields: Any) -> Path:
-    name, said = VARIANTS[family]
-    return write_random_checkpoint(name, folder, head=True, **said | fields)
+    name, settings = VARIANTS[family]
+    return write_random_checkpoint(name, folder, head=True, **settings | fields)
 
 
 def write_agreeing(family: str, folder: Path) -> Path:
@@ -71,11 +71,11 @@ def test_random_drafts_change_nothing(tmp_path: Path, family: str) -> None:
     lm = hybridlm.load(write(family, tmp_path / "m"), speculate="mtp", **LOADED)
     for settings in (SETTINGS, SAMPLED):
         expected = [completion.token_ids for completion in lm.generate(PROMPTS, speculate=None, **settings)]
-        before = lm.stats["drafted_tokens"]
+        drafted = lm.stats["drafted_tokens"]
         assert [completion.token_ids for completion in lm.generate(PROMPTS, **settings)] == expected
-        assert lm.stats["drafted_tokens"] - before > 100
-    together = [completion.token_ids for completion in lm.generate(PROMPTS, **SETTINGS)]
-    assert [lm.generate([prompt], **SETTINGS)[0].token_ids for prompt in PROMPTS] == together
+        assert lm.stats["drafted_tokens"] - drafted > 100
+    batched = [completion.token_ids for completion in lm.generate(PROMPTS, **SETTINGS)]
+    assert [lm.generate([prompt], **SETTINGS)[0].token_ids for prompt in PROMPTS] == batched
     assert lm.stats["accepted_tokens"] < lm.stats["drafted_tokens"] / 4
     assert lm.certificates and not any(certificate.faults for certificate in lm.certificates.values())
     lm.save(tmp_path / "saved")
@@ -104,9 +104,9 @@ def test_a_checkpoint_without_the_head_is_named(tmp_path: Path, family: str) -> 
     folder = write(family, tmp_path / "m")
     beginnings = {name.rpartition(".")[0] for name in HEAD_NAMES[family].values()}
     tensors = load_file(folder / "model.safetensors")
-    kept = {name: array for name, array in tensors.items() if not name.startswith(tuple(beginnings))}
-    assert len(kept) < len(tensors)
-    save_file(kept, folder / "model.safetensors")
+    remaining = {name: array for name, array in tensors.items() if not name.startswith(tuple(beginnings))}
+    assert len(remaining) < len(tensors)
+    save_file(remaining, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="needs the multi-token-prediction head"):
         hybridlm.load(folder, speculate="mtp", **LOADED)
 

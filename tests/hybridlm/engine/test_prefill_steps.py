@@ -24,8 +24,8 @@ def first_lanes(order: Sequence[int], lanes: int) -> Sequence[int]:
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
     """Return the least cost of steps of one row, by trying all numbers of steps of each width."""
-    most = [range(-(-count // width) + 1) for width in widths]
-    numbers = (numbers for numbers in itertools.product(*most) if np.dot(numbers, widths) >= count)
+    ranges = [range(-(-count // width) + 1) for width in widths]
+    numbers = (numbers for numbers in itertools.product(*ranges) if np.dot(numbers, widths) >= count)
     return min(int(np.dot(number, widths)) + step_cost * sum(number) for number in numbers)
 
 
@@ -34,11 +34,11 @@ def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
 def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: str) -> None:
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     for tokens in range(1, widths[0] + 1):
-        left, cost = tokens, 0
-        while left > 0:
-            (first,), lanes, width = cheapest_step([left], first_lanes, [1, 2], widths, platform)
+        remaining, cost = tokens, 0
+        while remaining > 0:
+            (first,), lanes, width = cheapest_step([remaining], first_lanes, [1, 2], widths, platform)
             assert first == 0 and lanes == 1
-            left, cost = left - width, cost + width + step_cost
+            remaining, cost = remaining - width, cost + width + step_cost
         assert cost == cost_alone(tokens, widths, step_cost)
 
 
@@ -103,24 +103,24 @@ def prompt(tokens: int) -> list[int]:
 
 def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[hybridlm.Completion], list[str]]:
     """Submit prompts of these lengths before each step; return the completions, and the steps of prompts."""
-    seen, run = list[str](), lm.engine.run
+    shapes, run = list[str](), lm.engine.run
     patch = pytest.MonkeyPatch()
     with patch.context() as context, lm.session() as session:
 
         def record(shape: Shape, *args: object, **options: object) -> object:
-            seen.extend([str(shape)] if shape.tokens > 1 else [])
+            shapes.extend([str(shape)] if shape.tokens > 1 else [])
             return run(shape, *args, **options)  # type: ignore[arg-type]
 
         context.setattr(lm.engine, "run", record)
-        done = {}
+        completions = {}
         for step in range(200):
             for tokens in arrivals.get(step, []):
                 session.submit(prompt(tokens), max_tokens=6, ignore_eos=True, logprobs=0)
-            done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            completions |= {event.index: event.completion for event in session.step() if event.completion is not None}
             if step > max(arrivals) and not session.busy:
                 break
         session.check_integrity()
-    return [done[index] for index in sorted(done)], seen
+    return [completions[index] for index in sorted(completions)], shapes
 
 
 @pytest.mark.slow
@@ -145,20 +145,20 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
     ids=str,
 )
 def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], steps: list[str]) -> None:
-    found, shapes = completions(lm, arrivals)
+    results, shapes = completions(lm, arrivals)
     assert [shape.split()[1] for shape in shapes] == steps
     lengths = [tokens for step in sorted(arrivals) for tokens in arrivals[step]]
-    assert len(found) == len(lengths)
-    for completion, tokens in zip(found, lengths, strict=True):
-        (alone,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
-        assert completion.token_ids == alone.token_ids
-        assert completion.logprobs is not None and alone.logprobs is not None
-        np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+    assert len(results) == len(lengths)
+    for completion, tokens in zip(results, lengths, strict=True):
+        (single,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == single.token_ids
+        assert completion.logprobs is not None and single.logprobs is not None
+        np.testing.assert_allclose(completion.logprobs, single.logprobs, atol=1e-4, rtol=0)
 
 
 def test_prefill_steps_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
-    assert {Shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
+    assert {lm.engine.shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
 
 
 def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM) -> None:
@@ -186,7 +186,7 @@ def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None
 
 
 def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
-    assert {Shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
+    assert {lm.engine.shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_prompts_in_bfloat16_have_the_bits_of_prompts_alone(lm: hybridlm.LM) -> 
     """One step of 512 rows for all prompts; alone each has a step of 128 rows."""
     narrow = hybridlm.load(lm.path, lanes=4, context=256, dtype="bfloat16", progress=False, certify="off")
     prompts = [prompt(tokens) for tokens in (128, 90, 100, 118)]
-    together = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)
-    for completion, tokens in zip(together, prompts, strict=True):
-        (alone,) = narrow.generate([tokens], max_tokens=3, ignore_eos=True, logprobs=0)
-        assert completion.token_ids == alone.token_ids and completion.logprobs == alone.logprobs
+    batched = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)
+    for completion, tokens in zip(batched, prompts, strict=True):
+        (single,) = narrow.generate([tokens], max_tokens=3, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == single.token_ids and completion.logprobs == single.logprobs

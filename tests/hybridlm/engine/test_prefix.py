@@ -30,9 +30,9 @@ FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
 
 def check_boundary(lm: hybridlm.LM, length: int, tolerance: float) -> None:
     """Completions and scores behind a prefix of so many tokens against those of the joined prompts."""
-    before = IDS[:length]
-    prefix = lm.prefix(before)
-    joined = [before + ids for ids in CONTINUATIONS]
+    tokens = IDS[:length]
+    prefix = lm.prefix(tokens)
+    joined = [tokens + ids for ids in CONTINUATIONS]
     for got, want in zip(lm.generate(CONTINUATIONS, prefix=prefix, **FREE), lm.generate(joined, **FREE), strict=True):
         assert got.prompt_token_ids == want.prompt_token_ids
         until = next((i for i in range(6) if got.token_ids[i] != want.token_ids[i]), 6)
@@ -66,8 +66,8 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
         (sequence,), pool = session._scheduler.joined, session._scheduler._pool
         assert pool is not None and sequence.slot is not None
         cold = engine.moves.take(pool, sequence.slot, IDS[:count], owner=sequence)
-    for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
-        assert first.tobytes() == second.tobytes(), one
+    for part, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
+        assert first.tobytes() == second.tobytes(), part
     assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
 
 
@@ -88,14 +88,14 @@ def test_cold_and_warm_agree_for_every_kind_of_state(golden: str) -> None:
 
 
 def test_the_tokens_of_a_prefix_are_processed_once(text_lm: hybridlm.LM) -> None:
-    before = dict(text_lm.stats)
+    stats = dict(text_lm.stats)
     prefix = text_lm.prefix(IDS[:40])
     text_lm.generate(CONTINUATIONS * 3, prefix=prefix, n=2, max_tokens=1)
     text_lm.score(CONTINUATIONS, prefix=prefix)
-    gained = {name: text_lm.stats[name] - before[name] for name in before}
-    behind = sum(len(ids) for ids in CONTINUATIONS)
-    assert gained["prompt_tokens"] == 39 + 6 * (behind + 4)
-    assert gained["scored_tokens"] == behind
+    gained = {name: text_lm.stats[name] - stats[name] for name in stats}
+    count = sum(len(ids) for ids in CONTINUATIONS)
+    assert gained["prompt_tokens"] == 39 + 6 * (count + 4)
+    assert gained["scored_tokens"] == count
     assert gained["prefix_tokens_saved"] == 39 * (24 + 4)
 
 
@@ -139,15 +139,15 @@ def test_stream_and_submit_take_a_prefix(text_lm: hybridlm.LM) -> None:
             for ids in CONTINUATIONS:
                 session.submit(ids, prefix=prefix, **FREE)
                 session.submit(IDS[:31] + ids, **FREE)
-            found: dict[int, hybridlm.Completion] = {}
+            completions: dict[int, hybridlm.Completion] = {}
             for step in range(1000):
                 if step == cancelled:
-                    for index in set(range(8)) & {0, 1, 2, 6} - set(found):
+                    for index in set(range(8)) & {0, 1, 2, 6} - set(completions):
                         session.cancel(index)
-                found |= {e.index: e.completion for e in session.step() if e.completion}
+                completions |= {e.index: e.completion for e in session.step() if e.completion}
                 if not session.busy:
                     break
-        for index, completion in found.items():
+        for index, completion in completions.items():
             count = len(completion.token_ids)
             assert completion.token_ids == want[index // 2].token_ids[:count]
             assert count == 6 or completion.finish_reason == "cancelled"
@@ -159,7 +159,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     prefix = text_lm.prefix(IDS[:31])
     want, scores = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE), text_lm.score(CONTINUATIONS, prefix=prefix)
     engine = text_lm.engine
-    kept = arrays(prefix.snapshot)
+    copies = arrays(prefix.snapshot)
 
     run, stepped = engine.run, list[RowPool]()
 
@@ -168,15 +168,20 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         return run(shape, pool, *args, **about)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
-        held = stepped[-1].owner._held
-        free = np.array([row not in held for row in range(len(owners))])
-        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        pool, pages = stepped[-1], stepped[-1].row_pages.owner
+        assert pages is not None
+        free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
+        free_pages = np.array([page not in pages._holders for page in range(pool.pages)])
+        assert len(free_rows) != len(free_pages)
+        free = {len(part): part for part in (free_rows, free_pages)}
+        where = lambda leaf: free[len(leaf)].reshape((-1,) + (1,) * (leaf.ndim - 1))
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
     def full_of_nan() -> None:
         pool = engine.borrow(engine.rows)
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        engine.give_back(RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))))
+        pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        engine.give_back(pool)
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)
@@ -188,8 +193,8 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
             assert got.logprobs.tobytes() == expected.logprobs.tobytes()
     finally:
         engine.after_step = None
-    for array, before in zip(arrays(prefix.snapshot), kept, strict=True):
-        assert array.tobytes() == before.tobytes(), "a fork reads the snapshot and leaves it as it is"
+    for array, copy in zip(arrays(prefix.snapshot), copies, strict=True):
+        assert array.tobytes() == copy.tobytes(), "a fork reads the snapshot and leaves it as it is"
 
 
 def test_the_context_counts_the_prefix(text_lm: hybridlm.LM) -> None:
@@ -213,14 +218,14 @@ def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Pa
     shutil.copytree(text_lm.path, tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
-    others = {
+    models = {
         "model: expected": hybridlm.load(tmp_path / "other", **SETTINGS),
         "dtype: expected bfloat16, got float32": hybridlm.load(text_lm.path, **{**SETTINGS, "dtype": "bfloat16"}),
         "context: expected 200, got 256": hybridlm.load(text_lm.path, **{**SETTINGS, "context": 200}),
     }
     for length in (1, 9):
         prefix = text_lm.prefix(IDS[:length])
-        for message, lm in others.items():
+        for message, lm in models.items():
             for use in (lm.generate, lm.score):
                 with pytest.raises(hybridlm.SnapshotError, match=message):
                     use([[5]], prefix=prefix)
@@ -242,7 +247,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
     """Each of them differs alone here, as it can where two models have the same fingerprint."""
     kind = text_lm.engine.kind
     first = kind.layout[0]
-    others: dict[str, dict[str, Any]] = {
+    differences: dict[str, dict[str, Any]] = {
         r"model: expected \w+, got other": {"model": "other"},
         "dtype: expected float32, got bfloat16": {"dtype": "bfloat16"},
         "context: expected 256, got 255": {"context": 255},
@@ -255,7 +260,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
     }
     for prefix in (text_lm.prefix(IDS[:1]), text_lm.prefix(IDS[:9])):
         steps = text_lm.stats["steps"]
-        for message, difference in others.items():
+        for message, difference in differences.items():
             other = altered(prefix, **difference)
             for use in (text_lm.generate, text_lm.score):
                 with pytest.raises(hybridlm.SnapshotError, match=message) as raised:
@@ -263,7 +268,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
                 assert str(raised.value).count("expected") == 1, "of nothing else"
             pool = text_lm.engine.new_pool(1)
             with pytest.raises(hybridlm.SnapshotError, match=message):
-                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
+                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(10), [*prefix.token_ids, 5], owner=None)
         assert text_lm.stats["steps"] == steps
 
 
@@ -271,7 +276,7 @@ def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> 
     prefix = text_lm.prefix(IDS[:9])
     snapshot = dataclasses.replace(prefix.snapshot, label=dataclasses.replace(prefix.snapshot.label, epoch=77))
     (got,), (want,) = (
-        text_lm.score([IDS[9:20]], prefix=one) for one in (hybridlm.Prefix(prefix.token_ids, snapshot), prefix)
+        text_lm.score([IDS[9:20]], prefix=stored) for stored in (hybridlm.Prefix(prefix.token_ids, snapshot), prefix)
     )
     assert got.logprobs.tobytes() == want.logprobs.tobytes()
 
@@ -279,7 +284,7 @@ def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> 
 def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
     engine, snapshot = text_lm.engine, text_lm.prefix(IDS[:9]).snapshot
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(9)
     assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
     with pytest.raises(hybridlm.SnapshotError, match="position 8 was made from other tokens"):
         engine.moves.restore(snapshot, pool, slot, [4, *IDS[1:9]], owner=None)

@@ -46,7 +46,7 @@ def test_the_file_is_safetensors_and_holds_the_positions_in_use(text_lm: hybridl
     with safe_open(saved, "np") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
         assert json.loads(file.metadata()["token_ids"]) == IDS[:9]
-    layout = {one.path: one for one in text_lm.engine.kind.layout}
+    layout = {part.path: part for part in text_lm.engine.kind.layout}
     assert set(shapes) == set(layout)
     keys = [name for name in shapes if name.endswith((".key", ".value"))]
     assert len(keys) == 2 and all(shapes[name][1] == 8 and layout[name].shape[1] == 256 for name in keys)
@@ -57,8 +57,8 @@ def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Pat
     """Taken from a row that a longer sequence had before, the file of the same state has the same keys and values."""
     engine, tokens = text_lm.engine, IDS[:9]
     files = []
-    for before in (IDS[10:40], IDS[20:25] * 6):
-        text_lm.generate([before], max_tokens=1)
+    for earlier_prompt in (IDS[10:40], IDS[20:25] * 6):
+        text_lm.generate([earlier_prompt], max_tokens=1)
         with text_lm.session() as session:
             session.submit(tokens[:8], max_tokens=2, ignore_eos=True)
             session.step()
@@ -105,16 +105,16 @@ def flipped(header: Header, data: bytearray) -> None:
 
 
 def without_an_array(header: Header, data: bytearray) -> None:
-    name = max((one for one in header if one != "__metadata__"), key=lambda one: header[one]["data_offsets"][1])
+    name = max((key for key in header if key != "__metadata__"), key=lambda key: header[key]["data_offsets"][1])
     del data[header.pop(name)["data_offsets"][0] :]
 
 
 def other_dtype(header: Header, data: bytearray) -> None:
-    next(one for name, one in header.items() if name.endswith("key"))["dtype"] = "I32"
+    next(entry for name, entry in header.items() if name.endswith("key"))["dtype"] = "I32"
 
 
 def other_shape(header: Header, data: bytearray) -> None:
-    next(one for name, one in header.items() if name.endswith("key"))["shape"].reverse()
+    next(entry for name, entry in header.items() if name.endswith("key"))["shape"].reverse()
 
 
 def other_format(header: Header, data: bytearray) -> None:
@@ -189,4 +189,4 @@ def test_the_sanitizer_follows_a_loaded_state(saved: Path, text_lm: hybridlm.LM,
     loaded = sanitized_lm.load_prefix(saved)
     want = text_lm.generate(CONTINUATIONS, prefix=text_lm.load_prefix(saved), max_tokens=5, ignore_eos=True)
     got = sanitized_lm.generate(CONTINUATIONS, prefix=loaded, max_tokens=5, ignore_eos=True)
-    assert [one.token_ids for one in got] == [one.token_ids for one in want]
+    assert [completion.token_ids for completion in got] == [completion.token_ids for completion in want]

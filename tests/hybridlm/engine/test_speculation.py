@@ -26,18 +26,18 @@ class Known:
     """Knows how the completions go on, and errs where it is told to."""
 
     def __init__(self, completions: Sequence[Completion], errs: int = 0):
-        self.texts = [[*one.prompt_token_ids, *one.token_ids] for one in completions]
+        self.texts = [[*completion.prompt_token_ids, *completion.token_ids] for completion in completions]
         self.errs = errs
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        seen = list(token_ids)
-        text = next(text for text in self.texts if text[: len(seen)] == seen)
-        drafts = text[len(seen) : len(seen) + k]
+        prefix = list(token_ids)
+        text = next(text for text in self.texts if text[: len(prefix)] == prefix)
+        drafts = text[len(prefix) : len(prefix) + k]
         if self.errs:
-            kind = len(seen) % self.errs
+            kind = len(prefix) % self.errs
             drafts = drafts[:kind]  # none, some, all
-            if len(drafts) > 1 and len(seen) % 2:
-                drafts[len(seen) % len(drafts)] = 1
+            if len(drafts) > 1 and len(prefix) % 2:
+                drafts[len(prefix) % len(drafts)] = 1
         return drafts
 
 
@@ -46,9 +46,9 @@ def plain(text_lm: hybridlm.LM) -> list[Completion]:
     return text_lm.generate(PROMPTS, **SETTINGS)
 
 
-def check(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+def check(completions: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    for completion, other in zip(completions, expected, strict=True):
+        assert (completion.token_ids, completion.finish_reason) == (other.token_ids, other.finish_reason)
 
 
 def counted(lm: hybridlm.LM) -> dict[str, int]:
@@ -59,22 +59,22 @@ def counted(lm: hybridlm.LM) -> dict[str, int]:
 @pytest.mark.parametrize("errs", [0, 4])
 def test_the_same_tokens_in_fewer_steps(text_lm: hybridlm.LM, plain: list[Completion], always: None, errs: int) -> None:
     """Seven requests in three lanes: lanes with all drafts, fewer and none, some right and some wrong, in one step."""
-    before = counted(text_lm)
+    counts = counted(text_lm)
     check(text_lm.generate(PROMPTS, speculate=Known(plain, errs), **SETTINGS), plain)
-    after = {name: count - before[name] for name, count in counted(text_lm).items()}
-    assert 0 < after["verify_steps"] < after["steps"]
+    gains = {name: count - counts[name] for name, count in counted(text_lm).items()}
+    assert 0 < gains["verify_steps"] < gains["steps"]
     if errs:
-        assert 0 < after["accepted_tokens"] < after["drafted_tokens"]
+        assert 0 < gains["accepted_tokens"] < gains["drafted_tokens"]
     else:
-        assert after["accepted_tokens"] == after["drafted_tokens"] > 0
+        assert gains["accepted_tokens"] == gains["drafted_tokens"] > 0
         assert 1.0 < text_lm.stats["tokens_per_step"] < 5.0
-        assert after["verify_steps"] <= sum(len(one.token_ids) for one in plain) / 5 + 3
+        assert gains["verify_steps"] <= sum(len(completion.token_ids) for completion in plain) / 5 + 3
 
 
 def test_ngram(text_lm: hybridlm.LM, plain: list[Completion], always: None) -> None:
-    before = counted(text_lm)
+    counts = counted(text_lm)
     check(text_lm.generate(PROMPTS, speculate="ngram", **SETTINGS), plain)
-    assert counted(text_lm)["drafted_tokens"] > before["drafted_tokens"]
+    assert counted(text_lm)["drafted_tokens"] > counts["drafted_tokens"]
 
 
 def test_sampled_tokens_are_the_same(text_lm: hybridlm.LM, always: None) -> None:
@@ -92,31 +92,33 @@ def test_accepted_tokens_behind_the_end_are_dropped(
         want = text_lm.generate(PROMPTS, stop=stop, **SETTINGS)
         check(text_lm.generate(PROMPTS, stop=stop, speculate=Known(plain), **SETTINGS), want)
         assert want[0].finish_reason == "stop"
-    for most in (1, 2, 3, 6):
-        settings: dict[str, Any] = {**SETTINGS, "max_tokens": most}
-        found = text_lm.generate(PROMPTS, speculate=Known(plain), **settings)
-        assert [one.token_ids for one in found] == [one.token_ids[:most] for one in plain]
-        assert {one.finish_reason for one in found} == {"length"}
+    for limit in (1, 2, 3, 6):
+        settings: dict[str, Any] = {**SETTINGS, "max_tokens": limit}
+        completions = text_lm.generate(PROMPTS, speculate=Known(plain), **settings)
+        assert [completion.token_ids for completion in completions] == [
+            completion.token_ids[:limit] for completion in plain
+        ]
+        assert {completion.finish_reason for completion in completions} == {"length"}
 
 
 def test_to_the_end_of_the_context(text_lm: hybridlm.LM, always: None) -> None:
     prompts = [[3, 4, 5] * size for size in (82, 83, 84)]
     want = text_lm.generate(prompts, max_tokens=99, ignore_eos=True)
-    assert [len(one.token_ids) for one in want] == [text_lm.context - len(prompt) for prompt in prompts]
+    assert [len(completion.token_ids) for completion in want] == [text_lm.context - len(prompt) for prompt in prompts]
     check(text_lm.generate(prompts, max_tokens=99, ignore_eos=True, speculate=Known(want)), want)
 
 
 @pytest.mark.long
 def test_log_probabilities(text_lm: hybridlm.LM, always: None) -> None:
     """Log-probabilities of every token of a step, against those of steps with one token."""
-    asked = {**SETTINGS, "logprobs": 2}
-    want = text_lm.generate(PROMPTS, **asked)
-    found = text_lm.generate(PROMPTS, speculate=Known(want, 4), **asked)
-    for one, other in zip(found, want, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs and other.logprobs and one.top_logprobs and other.top_logprobs
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-        for best, expected in zip(one.top_logprobs, other.top_logprobs, strict=True):
+    settings = {**SETTINGS, "logprobs": 2}
+    want = text_lm.generate(PROMPTS, **settings)
+    completions = text_lm.generate(PROMPTS, speculate=Known(want, 4), **settings)
+    for completion, other in zip(completions, want, strict=True):
+        assert completion.token_ids == other.token_ids
+        assert completion.logprobs and other.logprobs and completion.top_logprobs and other.top_logprobs
+        np.testing.assert_allclose(completion.logprobs, other.logprobs, atol=1e-4)
+        for best, expected in zip(completion.top_logprobs, other.top_logprobs, strict=True):
             assert list(best) == list(expected)
             np.testing.assert_allclose(list(best.values()), list(expected.values()), atol=1e-4)
 
@@ -131,17 +133,20 @@ def test_cancelled_while_a_step_verifies(text_lm: hybridlm.LM, plain: list[Compl
     with text_lm.session(speculate=Known(plain)) as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         for turn in range(200):
             for event in session.step():
                 if event.completion is not None:
-                    found[event.index] = event.completion
+                    completions[event.index] = event.completion
             if turn == 6:
                 session.cancel(1)
             if not session.busy:
                 break
-    assert found.pop(1).finish_reason == "cancelled"
-    check([found[index] for index in sorted(found)], [one for index, one in enumerate(plain) if index != 1])
+    assert completions.pop(1).finish_reason == "cancelled"
+    check(
+        [completions[index] for index in sorted(completions)],
+        [completion for index, completion in enumerate(plain) if index != 1],
+    )
 
 
 class Endless:
@@ -188,10 +193,10 @@ def test_drafts_that_do_not_pay_stop(
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     monkeypatch.setattr(text_lm.engine, "_prior", AcceptancePrior())
-    before, drafter = text_lm.stats, Never()
+    stats, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
-    after = text_lm.stats
-    assert after["accepted_tokens"] - before["accepted_tokens"] <= 3
-    assert after["speculation_pauses"] - before["speculation_pauses"] >= 3
-    assert 0 < after["verify_steps"] - before["verify_steps"] <= 16
+    new_stats = text_lm.stats
+    assert new_stats["accepted_tokens"] - stats["accepted_tokens"] <= 3
+    assert new_stats["speculation_pauses"] - stats["speculation_pauses"] >= 3
+    assert 0 < new_stats["verify_steps"] - stats["verify_steps"] <= 16
     assert drafter.asked <= 12 * len(PROMPTS)

@@ -33,13 +33,16 @@ def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
         lm = hybridlm.load(GOLDEN / name, lanes=3, context=200, dtype="float32", chunk=7)
         for settings in (SETTINGS, SAMPLED):
             want = lm.generate(PROMPTS, **settings)
-            texts = [Text(one.prompt_token_ids, {}, [*one.prompt_token_ids, *one.token_ids]) for one in want]
+            texts = [
+                Text(completion.prompt_token_ids, {}, [*completion.prompt_token_ids, *completion.token_ids])
+                for completion in want
+            ]
             for drafter in ("ngram", Scripted(texts, [4, 8, 0, 6, 9, 4, 7])):
-                before = dict(lm.stats)
-                found = lm.generate(PROMPTS, speculate=drafter, **settings)
-                differ += check_same_samples(lm, found, want, settings, tolerance)
-                tokens += sum(len(one.token_ids) for one in found)
-                drafted, accepted = (lm.stats[key] - before[key] for key in ("drafted_tokens", "accepted_tokens"))
+                stats = dict(lm.stats)
+                completions = lm.generate(PROMPTS, speculate=drafter, **settings)
+                differ += check_same_samples(lm, completions, want, settings, tolerance)
+                tokens += sum(len(completion.token_ids) for completion in completions)
+                drafted, accepted = (lm.stats[key] - stats[key] for key in ("drafted_tokens", "accepted_tokens"))
                 assert drafter == "ngram" or 0 < accepted < drafted
     assert tokens > 10_000 and differ <= tokens / 10_000
 
@@ -49,10 +52,10 @@ def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_tokens_are_seen(text_lm: hybridlm.LM, settings: dict[str, Any]) -> None:
     """One token that was not the best is no near tie."""
     want = text_lm.generate(PROMPTS, **settings)
-    found = [replace(one, token_ids=list(one.token_ids)) for one in want]
-    assert check_same_samples(text_lm, found, want, settings, 1e-3) == 0
+    copies = [replace(completion, token_ids=list(completion.token_ids)) for completion in want]
+    assert check_same_samples(text_lm, copies, want, settings, 1e-3) == 0
     assert np.argmax(perturbed(text_lm, want[3], 9, settings, 3)) == want[3].token_ids[9]
-    found[3].token_ids[9] = (found[3].token_ids[9] + 1) % 90
+    copies[3].token_ids[9] = (copies[3].token_ids[9] + 1) % 90
     with pytest.raises(AssertionError, match="request 3: token 9 differs, margin"):
-        check_same_samples(text_lm, found, want, settings, 1e-3)
-    assert check_same_samples(text_lm, found, want, settings, 1e3) == 1
+        check_same_samples(text_lm, copies, want, settings, 1e-3)
+    assert check_same_samples(text_lm, copies, want, settings, 1e3) == 1

@@ -18,7 +18,6 @@ from hybridlm.engine.abstract import SERVING, abstract_engine
 from hybridlm.engine.config import EngineConfig
 from hybridlm.programs import programs
 from hybridlm.programs.programs import PASSES
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Step
 from ir_passes import CompiledStep, compile_step
@@ -38,7 +37,7 @@ def run(*options: str) -> Result:
 
 
 def ids(step: PlannedStep) -> set[str]:
-    return {one.id for one in step.proved}
+    return {claim.id for claim in step.proved}
 
 
 def written(directory: Path, fields: dict[str, Any]) -> str:
@@ -63,8 +62,8 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     result = run("--abstract", "--config", written(tmp_path, SHALLOW))
     assert result.exit_code == 0, result.output
     rows = re.findall(ROW, result.output)
-    found = [row[:3] for row in rows]
-    assert found == [
+    entries = [row[:3] for row in rows]
+    assert entries == [
         ("generate", "8", "256"),
         ("generate", "64", "1"),
         ("verify", "64", "5"),
@@ -97,18 +96,18 @@ def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert result.exit_code == 0, result.output
-    one = abstract_engine(
+    single = abstract_engine(
         Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=4, context=128, dtype="float32", chunk=4)
     )
     size = abstract_engine(
         Path(written(tmp_path, SHALLOW)),
         EngineConfig(lanes=4, context=128, dtype="float32", chunk=4, mesh=abstract_mesh(2, 8)),
     )
-    assert size.row_bytes_on_a_device == (one.row_bytes_on_a_device - 4) // 8 + 4
+    assert size.row_bytes_on_a_device == (single.row_bytes_on_a_device - 4) // 8 + 4
     norms = 7 * 2048 + 2 * 64
-    whole = sum(param.size for param in one.params)
-    assert one.parameters_on_a_device == (whole, 4 * whole)
-    assert size.parameters_on_a_device == ((whole - norms) // 8 + norms, ((whole - norms) // 8 + norms) * 4)
+    count = sum(param.size for param in single.params)
+    assert single.parameters_on_a_device == (count, 4 * count)
+    assert size.parameters_on_a_device == ((count - norms) // 8 + norms, ((count - norms) // 8 + norms) * 4)
     # the embedding and six branches, of two lanes of 2048; the logits of 8192 tokens of two lanes
     text = " ".join(result.output.split())
     assert "exchanged by generate 4x1: 7 x psum over model of 16384 bytes (float32) by each of 8 devices" in text
@@ -184,7 +183,7 @@ def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     engine = abstract_engine(
         Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
     )
-    shape = engine.moves.shapes(2)[0]
+    shape = engine.moves.shapes(2, engine.pages(2))[0]
     planned = engine.planned(shape)
     step, contract = engine.programs.step(shape)
     compiled: CompiledStep = compile_step(step, engine.example_arguments(shape), contract, passes=PASSES)
@@ -208,7 +207,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
     """
     start = time.process_time()
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
-    shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64), Shape("verify", 64, 5, 64)
+    shapes = engine.generating(64, 1), engine.generating(8, 256), engine.shape("verify", 64, 5)
     planned = [engine.planned(shape) for shape in shapes]
     assert time.process_time() - start < 60
     assert [step.bound.lanes for step in planned] == [64, 8, 64]
@@ -226,7 +225,7 @@ def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_run
     assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
-    for shape in (Shape("generate", 64, 1, 64, mtp_drafts=4), Shape("verify", 64, 5, 64, mtp_drafts=4)):
+    for shape in (engine.generating(64, 1, mtp_drafts=4), engine.shape("verify", 64, 5, mtp_drafts=4)):
         step = engine.planned(shape)
         assert Claim.NON_INTERFERENCE in ids(step)
         assert (Claim.ACCEPTED in ids(step)) == (shape.step == "verify")
@@ -236,7 +235,7 @@ def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_run
 def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Out of a pool of 8 rows of the real sizes, and back into it."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
-    shapes = engine.moves.shapes(8)
+    shapes = engine.moves.shapes(8, engine.pages(8))
     assert len(shapes) == 4
     for shape in shapes:
         step = engine.planned(shape)

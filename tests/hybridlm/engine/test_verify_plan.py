@@ -35,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
     engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
-    plans = [engine.planned(Shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
+    plans = [engine.planned(engine.shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
 
@@ -44,32 +44,32 @@ def sizes(config: Path) -> tuple[int, int]:
     text = json.loads(config.read_text())["text_config"]
     heads, key, value = text["linear_num_value_heads"], text["linear_key_head_dim"], text["linear_value_head_dim"]
     channels = 2 * text["linear_num_key_heads"] * key + heads * value
-    kept = LAYERS * LANES * TOKENS * (channels + 2 * heads) * FLOAT32
-    return kept, LANES * TOKENS * heads * key * value * FLOAT32
+    stored = LAYERS * LANES * TOKENS * (channels + 2 * heads) * FLOAT32
+    return stored, LANES * TOKENS * heads * key * value * FLOAT32
 
 
 @pytest.mark.slow
 def test_verification_keeps_the_inputs_of_the_recurrence(config: Path) -> None:
-    kept, states = sizes(config)
-    assert kept <= needed_beside(config) < states
+    stored, states = sizes(config)
+    assert stored <= needed_beside(config) < states
 
 
 @pytest.mark.slow
 def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Recurrent.commit
 
-    def of_each(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
+    def of_each(self: Recurrent, record: Any, info: LaneInfo, state: Any) -> Any:
         place = jnp.arange(TOKENS, dtype=jnp.int32)[None]
         rows, states = jax.tree.map(lambda pool: take_rows(pool, info.slots), state), []
         for count in range(TOKENS + 1):
             lengths = jnp.minimum(info.lengths, count)
             shorter = info._replace(lengths=lengths, valid=place < lengths[:, None], slots=None)
-            states.append(right(self, kept, shorter, rows))
+            states.append(right(self, record, shorter, rows))
         lanes = jnp.arange(LANES, dtype=jnp.int32)
 
         def last(old: jax.Array, *each: jax.Array) -> jax.Array:
-            found = jnp.stack(each, axis=1).at[lanes, info.lengths].get(mode="fill", wrap_negative_indices=False)
-            return jnp.where((info.lengths > 0).reshape((LANES,) + (1,) * (old.ndim - 1)), found, old)
+            chosen = jnp.stack(each, axis=1).at[lanes, info.lengths].get(mode="fill", wrap_negative_indices=False)
+            return jnp.where((info.lengths > 0).reshape((LANES,) + (1,) * (old.ndim - 1)), chosen, old)
 
         return jax.tree.map(lambda pool, row: put_rows(pool, info.slots, row), state, jax.tree.map(last, rows, *states))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hybridlm
 from hybridlm.errors import GrammarError
 from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.sampling.logit_changes import mask_words, masked_logits, only_allowed
@@ -43,20 +43,20 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
     if "choice" in form:
         return text in form["choice"]
     if "json" in form:
-        found = json.loads(text)
-        return list(found) == ["n", "k"] and 0 <= found["n"] <= 99 and found["k"] in ("x", None, 2)
+        value = json.loads(text)
+        return list(value) == ["n", "k"] and 0 <= value["n"] <= 99 and value["k"] in ("x", None, 2)
     return bool(re.fullmatch(form.get("regex", r"<[p-z]{1,4}(,[p-z]{1,4}){1,2}>"), text))
 
 
-def finished(lm: hybridlm.LM, asked: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
+def finished(lm: hybridlm.LM, requests: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
     """Return the completions of requests with settings of their own, in their order."""
-    found: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     with lm.session(**session) as running:
-        for each in asked:
+        for each in requests:
             running.submit(each.get("prompt", PROMPT), **{k: v for k, v in each.items() if k != "prompt"})
         while running.busy:
-            found |= {event.index: event.completion for event in running.step() if event.completion is not None}
-    return [found[index] for index in sorted(found)]
+            completions |= {event.index: event.completion for event in running.step() if event.completion is not None}
+    return [completions[index] for index in sorted(completions)]
 
 
 def ids(lm: hybridlm.LM, text: str) -> list[int]:
@@ -76,10 +76,10 @@ class Proposed:
         self._prompt, self._texts = prompt, texts
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        done = list(token_ids[self._prompt :])
+        output = list(token_ids[self._prompt :])
         for text in self._texts:
-            if done and list(text[: len(done)]) == done:
-                return [*text[len(done) :], 7, 8, 9][:k]
+            if output and list(text[: len(output)]) == output:
+                return [*text[len(output) :], 7, 8, 9][:k]
         return [token_ids[-1], 18][:k]
 
 
@@ -90,33 +90,33 @@ def test_lanes_have_their_own_forms_and_change_no_others(
 ) -> None:
     """Forms and none, greedy and sampled, in three lanes whose rows are used again: bits of the others stay."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-    speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, one) for one in CHOICES])) if drafts else None
+    speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, choice) for choice in CHOICES])) if drafts else None
     plain: dict[str, Any] = {"prompt": "ababababab", "max_tokens": 9, "logprobs": 2}
-    alone = {seed: finished(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
-    asked: list[dict[str, Any]] = []
+    free_completions = {seed: finished(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
+    requests: list[dict[str, Any]] = []
     for seed, form in enumerate(FORMS):
-        asked.append({"structured_outputs": form, "max_tokens": 40})
-        asked.append(plain | {"temperature": 0.9, "seed": seed})
-        asked.append({"structured_outputs": form, "temperature": 1.5, "top_p": 0.9, "seed": seed, "max_tokens": 40})
+        requests.append({"structured_outputs": form, "max_tokens": 40})
+        requests.append(plain | {"temperature": 0.9, "seed": seed})
+        requests.append({"structured_outputs": form, "temperature": 1.5, "top_p": 0.9, "seed": seed, "max_tokens": 40})
     steps = text_lm.engine.stats["verify_steps"]
     # Numbers of requests are part of the keys of random numbers.
     with text_lm.session(speculate=speculate() if speculate else None) as running:
-        found: dict[int, Completion] = {}
-        for number, one in enumerate(asked):
-            prompt = one.get("prompt", PROMPT)
-            rest = {key: value for key, value in one.items() if key != "prompt"}
+        completions: dict[int, Completion] = {}
+        for number, item in enumerate(requests):
+            prompt = item.get("prompt", PROMPT)
+            rest = {key: value for key, value in item.items() if key != "prompt"}
             request = text_lm.text_model.inputs.request(number, prompt, SamplingParams(**rest))
             running.add(type(request)(**{**vars(request), "sampling_index": 0}))
         while running.busy:
-            found |= {event.index: event.completion for event in running.step() if event.completion is not None}
+            completions |= {event.index: event.completion for event in running.step() if event.completion is not None}
     assert (text_lm.engine.stats["verify_steps"] > steps) is drafts
-    for number, one in enumerate(asked):
-        completion = found[number]
-        if "structured_outputs" in one:
-            assert follows(completion.text, one["structured_outputs"]), completion
+    for number, item in enumerate(requests):
+        completion = completions[number]
+        if "structured_outputs" in item:
+            assert follows(completion.text, item["structured_outputs"]), completion
             assert completion.finish_reason == "stop"
         else:
-            expected = alone[one["seed"]]
+            expected = free_completions[item["seed"]]
             assert completion.token_ids == expected.token_ids
             np.testing.assert_allclose(np.array(completion.logprobs), np.array(expected.logprobs), atol=1e-5)
 
@@ -127,13 +127,14 @@ def test_no_bit_of_other_lanes_depends_on_a_grammar(text_lm: hybridlm.LM, form: 
     plain: list[dict[str, Any]] = [
         {"prompt": text, "max_tokens": 9, "logprobs": 2, "ignore_eos": True} for text in ("ababab", "cdcdcd")
     ]
-    beside = {"prompt": "ababab", "max_tokens": 9, "temperature": 1.0, "logprobs": 2}
-    mine = {"ignore_eos": True} if form is None else {"structured_outputs": form}
-    (_, *found), (_, *expected) = (
-        finished(text_lm, [beside | settings, *plain]) for settings in (mine, {"structured_outputs": {"regex": "9{9}"}})
+    neighbour = {"prompt": "ababab", "max_tokens": 9, "temperature": 1.0, "logprobs": 2}
+    constraint = {"ignore_eos": True} if form is None else {"structured_outputs": form}
+    (_, *completions), (_, *expected) = (
+        finished(text_lm, [neighbour | settings, *plain])
+        for settings in (constraint, {"structured_outputs": {"regex": "9{9}"}})
     )
-    assert [(one.token_ids, one.logprobs, one.top_logprobs) for one in found] == [
-        (one.token_ids, one.logprobs, one.top_logprobs) for one in expected
+    assert [(completion.token_ids, completion.logprobs, completion.top_logprobs) for completion in completions] == [
+        (completion.token_ids, completion.logprobs, completion.top_logprobs) for completion in expected
     ]
 
 
@@ -146,8 +147,8 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
         if not allowed:
             return output
         allowed |= {end} if output in texts else set()
-        done = prompt + output
-        logits = np.asarray(lm.forward([done + [0] * (60 - len(done))]).logits)[0, len(done) - 1].copy()
+        tokens = prompt + output
+        logits = np.asarray(lm.forward([tokens + [0] * (60 - len(tokens))]).logits)[0, len(tokens) - 1].copy()
         logits[[token for token in range(logits.size) if token not in allowed]] = -np.inf
         if sampling is None:
             output.append(int(logits.argmax()))
@@ -166,28 +167,28 @@ def test_tokens_are_those_of_masked_logits(
     """Temperature and filters, which apply after the mask, and drafts."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompt, choices = ids(text_lm, PROMPT), [*CHOICES, "yes no", "maybe it was"]
-    asked: dict[str, Any] = {"structured_outputs": {"choice": choices}}
+    settings: dict[str, Any] = {"structured_outputs": {"choice": choices}}
     sampling = None
     if seed is not None:
-        asked |= {"temperature": 2.5, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "seed": seed}
-        one = [np.array([value], np.float32) for value in (2.5, 0.8, 0.01)]
+        settings |= {"temperature": 2.5, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "seed": seed}
+        scalars = [np.array([value], np.float32) for value in (2.5, 0.8, 0.01)]
         key = np.array([[0, seed]], np.uint32)
-        sampling = Sampling(one[0], np.array([3], np.int32), one[1], one[2], key, np.zeros(1, np.uint32))
+        sampling = Sampling(scalars[0], np.array([3], np.int32), scalars[1], scalars[2], key, np.zeros(1, np.uint32))
     expected = reference(text_lm, choices, sampling, prompt)
     accepted = text_lm.engine.stats["accepted_tokens"]
-    for speculate in (None, Proposed(len(prompt), [ids(text_lm, one) for one in choices])):
-        assert finished(text_lm, [asked], speculate=speculate)[0].token_ids == expected
+    for speculate in (None, Proposed(len(prompt), [ids(text_lm, choice) for choice in choices])):
+        assert finished(text_lm, [settings], speculate=speculate)[0].token_ids == expected
     assert text_lm.engine.stats["accepted_tokens"] > accepted
     # Drafts that are not allowed are no drafts.
     drafted = text_lm.engine.stats["drafted_tokens"]
-    assert finished(text_lm, [asked], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
+    assert finished(text_lm, [settings], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
     assert text_lm.engine.stats["drafted_tokens"] == drafted
 
 
 def test_drafts_end_where_the_grammar_does_not_allow_them(text_lm: hybridlm.LM) -> None:
     state = grammars(text_lm).state(grammar_text({"regex": "ab(c|d)e"}), [], [], None)
     a, b, c, e = ids(text_lm, "abce")
-    assert [state.allowed(one) for one in ([a, b, c, e], [a, b, e], [b], [])] == [4, 2, 0, 0]
+    assert [state.allowed(tokens) for tokens in ([a, b, c, e], [a, b, e], [b], [])] == [4, 2, 0, 0]
     masks = np.full((5, mask_words(97)), 0xFFFFFFFF, np.uint32)
     state.fill(masks, (a, b, c, c))
     assert [sorted(bits(row)) for row in masks[:4]] == [[a], [b], sorted(ids(text_lm, "cd")), [e]]
@@ -208,13 +209,13 @@ def test_masks_of_logits(vocab: int) -> None:
     logits[1, 5] = np.nan
     mask = rng.integers(0, 2**32, (3, mask_words(vocab)), dtype=np.uint32)
     mask[1] = 0
-    found = np.array(masked_logits(jnp.asarray(logits), mask))
+    masked = np.array(masked_logits(jnp.asarray(logits), mask))
     for row in range(3):
         allowed = np.array([token in bits(mask[row]) for token in range(vocab)])
-        np.testing.assert_array_equal(found[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
-    tokens = jnp.array([int(np.argmax(found[0])), vocab, 0], jnp.int32)
-    found[2] = -np.inf
-    checked = only_allowed(tokens, jnp.asarray(found), vocab + 1)
+        np.testing.assert_array_equal(masked[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
+    tokens = jnp.array([int(np.argmax(masked[0])), vocab, 0], jnp.int32)
+    masked[2] = -np.inf
+    checked = only_allowed(tokens, jnp.asarray(masked), vocab + 1)
     assert checked.tolist() == [int(tokens[0]), vocab, vocab + 1]
 
 
@@ -240,17 +241,18 @@ def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
 def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     ask = {"max_tokens": 5, "min_tokens": 3, "logprobs": None}
     text_lm.generate([PROMPT], structured_outputs={"regex": "[a-z]+"}, **ask)
-    before = settled_shapes(text_lm)
+    shapes = settled_shapes(text_lm)
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)
     text_lm.generate([PROMPT], structured_outputs={"json": OBJECT}, repetition_penalty=1.5, **ask)
-    assert settled_shapes(text_lm) == before
-    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in before
+    assert settled_shapes(text_lm) == shapes
+    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in shapes
 
 
 @pytest.mark.slow
 def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
-    shapes = [Shape("generate", 2, 1, 2, changes=64, masked=True), Shape("verify", 2, 3, 2, changes=64, masked=True)]
+    fields: dict[str, Any] = {"changes": 64, "masked": True}
+    shapes = [engine.shape("generate", 2, 1, 2, **fields), engine.shape("verify", 2, 3, 2, **fields)]
     for shape in shapes:
         programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(
@@ -265,11 +267,15 @@ def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
     """The form is unfinished at the limit of tokens, and the finish reason says so."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
-    whole, part = finished(
+    complete, part = finished(
         text_lm,
         [bias | {"structured_outputs": {"regex": "[ab]{4,}"}}, {"structured_outputs": FORMS[2], "max_tokens": 5}],
     )
-    assert whole.token_ids[-1] == end and re.fullmatch("[ab]{4}", whole.text or "") and whole.finish_reason == "stop"
+    assert (
+        complete.token_ids[-1] == end
+        and re.fullmatch("[ab]{4}", complete.text or "")
+        and complete.finish_reason == "stop"
+    )
     assert part.finish_reason == "length" and len(part.token_ids) == 5
 
 
@@ -282,13 +288,15 @@ def test_no_token_left_ends_the_request_alone(text_lm: hybridlm.LM) -> None:
             {"structured_outputs": {"regex": "[ab]c"}, "bad_words": [[a]]},
         ):
             running.submit(PROMPT, **settings)
-        found, errors = {}, []
+        completions, errors = {}, []
         while running.busy:
             try:
-                found |= {event.index: event.completion for event in running.step() if event.completion is not None}
+                completions |= {
+                    event.index: event.completion for event in running.step() if event.completion is not None
+                }
             except GrammarError as error:
                 errors.append(str(error))
-    assert list(found) == [2] and found[2].text == "bc"
+    assert list(completions) == [2] and completions[2].text == "bc"
     assert sorted(running.errors) == [0, 1]
     assert "request 0: no token is possible in place 28" in errors[0]
     assert "min_tokens is 9, structured_outputs end after 3" in str(running.errors[1])
@@ -332,7 +340,9 @@ SCALARS = st.sampled_from(
 
 
 def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    lists = st.builds(lambda one, most: {"type": "array", "items": one, "maxItems": most}, inner, st.integers(0, 2))
+    lists = st.builds(
+        lambda items, limit: {"type": "array", "items": items, "maxItems": limit}, inner, st.integers(0, 2)
+    )
     names = st.lists(st.sampled_from(["a", "b c", 'd"']), unique=True, max_size=2)
     objects = names.flatmap(
         lambda keys: st.tuples(*[inner for _ in keys]).map(lambda of: dict(zip(keys, of, strict=True)))
@@ -346,11 +356,11 @@ def valid(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a value follows one of the schemas of this test, by their definition."""
     if "enum" in schema or "const" in schema:
         options = schema.get("enum", [schema.get("const")])
-        return any(value == one and type(value) is type(one) for one in options)
+        return any(value == option and type(value) is type(option) for option in options)
     kind = schema["type"]
     if kind == "array":
-        few = isinstance(value, list) and len(value) <= schema["maxItems"]
-        return few and all(valid(one, schema["items"]) for one in value)
+        fits = isinstance(value, list) and len(value) <= schema["maxItems"]
+        return fits and all(valid(item, schema["items"]) for item in value)
     if kind == "object":
         named = isinstance(value, dict) and set(schema["required"]) <= set(value) <= set(schema["properties"])
         return named and all(valid(value[name], schema["properties"][name]) for name in value)
@@ -367,9 +377,9 @@ def valid(value: Any, schema: Mapping[str, Any]) -> bool:
 @settings(max_examples=25)
 def test_random_schemas(text_lm: hybridlm.LM, schema: dict[str, Any], seed: int) -> None:
     form: Any = {"json": schema, "disable_any_whitespace": True}
-    asked = {"max_tokens": 200, "temperature": 2.0, "seed": seed, "speculate": "ngram"}
-    for one in text_lm.generate(["x", "y"], structured_outputs=form, **asked):
-        assert one.finish_reason == "stop" and valid(json.loads(one.text or ""), schema), one.text
+    settings = {"max_tokens": 200, "temperature": 2.0, "seed": seed, "speculate": "ngram"}
+    for completion in text_lm.generate(["x", "y"], structured_outputs=form, **settings):
+        assert completion.finish_reason == "stop" and valid(json.loads(completion.text or ""), schema), completion.text
 
 
 BAD_FORMS: list[tuple[Any, str]] = [
@@ -419,18 +429,18 @@ def test_settings_that_do_not_go_with_a_form(text_lm: hybridlm.LM, monkeypatch: 
 def test_texts_of_all_characters(text_lm: hybridlm.LM) -> None:
     """Choices are texts, not patterns, whatever characters they have; thousands are one form."""
     assert text_lm.tokenizer is not None
-    whole = hybridlm.demo.path()
-    tokenizer = type(text_lm.tokenizer).from_dir(whole)
+    directory = hybridlm.demo.path()
+    tokenizer = type(text_lm.tokenizer).from_dir(directory)
     assert tokenizer is not None
-    made = Grammars.of(tokenizer, 596, (0,))
+    grammars = Grammars.of(tokenizer, 596, (0,))
     for choices in (
         [f"a{chr(code)}b" for code in [*range(1, 0x180), 0x2028, 0xFEFF, 0x1F600]],
         [f"item number {i * 7919}" for i in range(3000)],
     ):
         text = grammar_text({"choice": choices})
-        for one in choices[:: len(choices) // 100]:
-            state = made.state(text, [], tokenizer.encode(one), None)
-            assert state.fault is None and _may_end(state), one
+        for choice in choices[:: len(choices) // 100]:
+            state = grammars.state(text, [], tokenizer.encode(choice), None)
+            assert state.fault is None and _may_end(state), choice
 
 
 def test_tokens_that_the_model_has_not_are_left_out() -> None:
@@ -439,13 +449,13 @@ def test_tokens_that_the_model_has_not_are_left_out() -> None:
 
     tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
     assert tokenizer is not None
-    made = Grammars.of(tokenizer, 80, (0,))
-    states = [None, made.state(grammar_text({"regex": "[a-z]+"}), [], [], None)]
+    grammars = Grammars.of(tokenizer, 80, (0,))
+    states = [None, grammars.state(grammar_text({"regex": "[a-z]+"}), [], [], None)]
     for drafts, shape in ((None, (2, 3)), (((), ()), (2, 1, 3))):
         masks = token_masks(states, mask_words(80), drafts)
         assert masks is not None and masks.shape == shape
-        found = {token for token in bits(masks[1].reshape(-1)) if token < 80}
-        assert found == {token for token in range(80) if re.fullmatch("[a-z]+", tokenizer.decode([token]))}
+        letters = {token for token in bits(masks[1].reshape(-1)) if token < 80}
+        assert letters == {token for token in range(80) if re.fullmatch("[a-z]+", tokenizer.decode([token]))}
 
 
 def _may_end(state: GrammarState) -> bool:
@@ -460,10 +470,10 @@ def test_grammars_are_kept_while_their_tokenizer_lives() -> None:
     def kept() -> Iterator[int]:
         tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
         assert tokenizer is not None
-        before = len(Grammars._by_tokenizer)
+        count = len(Grammars._by_tokenizer)
         assert Grammars.of(tokenizer, 596, (0,)) is Grammars.of(tokenizer, 596, (0,))
-        yield len(Grammars._by_tokenizer) - before
+        yield len(Grammars._by_tokenizer) - count
         del tokenizer
-        yield len(Grammars._by_tokenizer) - before
+        yield len(Grammars._by_tokenizer) - count
 
     assert list(kept()) == [1, 0]

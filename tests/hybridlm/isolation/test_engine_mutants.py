@@ -1,10 +1,11 @@
 """The responsible check finds every engine mutant in the same traffic, and nothing else."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_mutants import traffic
-from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, STEPS, THEMES
+from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, PAGED, STEPS, THEMES
 from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import Finder
 from engine_mutants.prefix_reports import PREFIXES
@@ -16,7 +17,7 @@ from mutants.catalogue import MUTANTS as STEP_MUTANTS
 import hybridlm
 
 SANITIZED = [id for id, mutant in MUTANTS.items() if mutant.finder is Finder.SANITIZER]
-ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *LAYERS, *COMMITTED}
+ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *PAGED, *LAYERS, *COMMITTED}
 KNOWN = {
     "mixed batches": """vLLM#39273 vLLM#40738 vLLM#51812 vLLM#40766 vLLM#55894 vLLM#47123 SGLang#39342 vLLM#34871""",
     "rollback": """SGLang#26351 vLLM#51508 xLLM#2247 llama.cpp#28019 llama.cpp#29117 vLLM#55178 turboquant#352
@@ -70,6 +71,36 @@ def test_mutant_of_the_cache_is_found(
     assert traffic.finder(cached_lm, alone_of_cache) is KEPT[id].finder
 
 
+@pytest.fixture(scope="module")
+def paged_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
+    """The same model with few pages of KV cache for all lanes."""
+    settings: dict[str, Any] = {"lanes": 3, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off"}
+    return hybridlm.load(text_lm.path, cache=traffic.PAGES * 128, **settings)
+
+
+@pytest.fixture(scope="module")
+def alone_in_pages(paged_lm: hybridlm.LM) -> list[traffic.Alone]:
+    return traffic.alone(paged_lm, traffic.IN_FEW_PAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*was preempted after")
+def test_nothing_is_wrong_with_the_pages(paged_lm: hybridlm.LM, alone_in_pages: list[traffic.Alone]) -> None:
+    preemptions = paged_lm.stats["preemptions"]
+    assert traffic.finder(paged_lm, alone_in_pages) is None
+    assert paged_lm.stats["preemptions"] > preemptions
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*was preempted after")
+@pytest.mark.parametrize("id", PAGED)
+def test_mutant_of_the_pages_is_found(
+    paged_lm: hybridlm.LM, alone_in_pages: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PAGED[id].fault(monkeypatch)
+    assert traffic.finder(paged_lm, alone_in_pages) is PAGED[id].finder
+
+
 @pytest.mark.long
 def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alones: list[traffic.Alone]) -> None:
     assert traffic.finder(sanitized_lm, alones) is None
@@ -84,7 +115,7 @@ def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, mo
 
 def test_ids_are_unique() -> None:
     assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
-    assert len(ALL) == sum(map(len, (MUTANTS, STEPS, HOSTS, KEPT, LAYERS, COMMITTED)))
+    assert len(ALL) == sum(map(len, (MUTANTS, STEPS, HOSTS, KEPT, PAGED, LAYERS, COMMITTED)))
 
 
 def test_every_report_has_something_that_stands_against_it(root: Path) -> None:

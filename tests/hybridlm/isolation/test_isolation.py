@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbed_lanes import arguments, disturb_halves, measure, program
+from paged_caches import by_lane, of_lanes
 from reused_rows import check_reused_rows
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
@@ -19,7 +20,7 @@ import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
-from ir_passes import Shared, SlotMap
+from ir_passes import PageTable, Shared, SlotMap
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
@@ -103,12 +104,20 @@ def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape:
     check_a_lane_beside_nan(drafting, shape)
 
 
+def _lanes_from(leaf: jax.Array, rows: Any) -> jax.Array:
+    """Rows, or the pages behind the null page, of other lanes; the pages of a lane follow one another."""
+    each, null = len(leaf) // LANES, len(leaf) % LANES
+    lanes = leaf[null:].reshape(LANES, each, *leaf.shape[1:])[rows]
+    return jnp.concatenate([leaf[:null], lanes.reshape(leaf[null:].shape)])
+
+
 def from_neighbour(step: Step) -> Step:
     """Every lane's state is the next lane's."""
 
     def wrong(params, pools, inputs):
-        out, new = step(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), inputs)
-        return out, jax.tree.map(lambda leaf: jnp.roll(leaf, -1, axis=0), new)
+        left_lanes, right_lanes = np.roll(np.arange(LANES), 1), np.roll(np.arange(LANES), -1)
+        out, new = step(params, jax.tree.map(lambda leaf: _lanes_from(leaf, left_lanes), pools), inputs)
+        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, right_lanes), new)
 
     return wrong
 
@@ -129,7 +138,7 @@ def last_slot(step: Step) -> Step:
     def wrong(params, pools, inputs):
         out, new = step(params, pools, inputs)
         rows = jnp.where(inputs.batch.lengths > 0, jnp.arange(LANES), LANES - 2)
-        return out, jax.tree.map(lambda leaf: leaf[rows], new)
+        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, rows), new)
 
     return wrong
 
@@ -154,10 +163,13 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
     args = arguments(lm, shape)
     order = np.array([2, 3, 1, 0])
     kinds = jax.tree.broadcast(contract.inputs, args, is_leaf=lambda x: not isinstance(x, tuple))
-    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, Shared | SlotMap) else x[order], kinds, args)
-    expected = jax.tree.map(lambda x: np.asarray(x)[order], run(*args))
-    for got, want in zip(jax.tree.leaves(run(*permuted)), jax.tree.leaves(expected), strict=True):
-        assert np.asarray(got).tobytes() == want.tobytes()
+
+    def permuted(kind: Any, x: Any) -> Any:
+        return x if isinstance(kind, Shared | SlotMap | PageTable) else of_lanes(x, LANES, lambda rows: rows[order])
+
+    results = run(*jax.tree.map(permuted, kinds, args))
+    for got, want in zip(*map(jax.tree.leaves, (results, run(*args))), strict=True):
+        assert by_lane(got, LANES).tobytes() == by_lane(want, LANES)[order].tobytes()
 
 
 def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
@@ -173,20 +185,24 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
         poisoned = jax.tree.map(lambda leaf: poison(leaf, np.arange(leaf.size).reshape(leaf.shape) % 3 == 0), args[1])
         _, pools = run(args[0], poisoned, *args[2:])
         for initial, final in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
-            assert np.asarray(final)[3].tobytes() == initial[3].tobytes()
+            assert by_lane(final, LANES)[3].tobytes() == by_lane(initial, LANES)[3].tobytes()
 
 
 def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
-    """The other lanes' rows are NaN, as is the embedding of their tokens and padding."""
-    assert not lm.config.tied
+    """The other lanes' rows are NaN, as is the embedding of their tokens and padding unless it is the head, too."""
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
     lengths = inputs.batch.lengths
     where = list(lm.params).index("embed_tokens")
-    poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
+    changed = where if not lm.config.tied else -1
+    poisoned = tuple(p.at[0].set(jnp.nan) if i == changed else p for i, p in enumerate(params))
     lane = 1
     mask = np.arange(LANES) != lane
-    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, mask.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
+
+    def in_other_lanes(rows: np.ndarray) -> np.ndarray:
+        return poison(rows, mask.reshape((LANES,) + (1,) * (rows.ndim - 1)))
+
+    poisoned_pools = jax.tree.map(lambda leaf: of_lanes(leaf, LANES, in_other_lanes), pools)
     poisoned_tokens = np.where(mask[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
     out, new = run(params, pools, inputs)
     poisoned_batch = inputs.batch._replace(tokens=poisoned_tokens.astype(np.int32))
@@ -199,7 +215,7 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
         ).tobytes()
         assert np.isfinite(b[:real] if shape.step == "score" else b).all()
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(poisoned_new), strict=True):
-        assert np.asarray(a)[lane].tobytes() == np.asarray(b)[lane].tobytes()
+        assert by_lane(a, LANES)[lane].tobytes() == by_lane(b, LANES)[lane].tobytes()
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")

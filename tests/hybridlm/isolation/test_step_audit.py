@@ -6,7 +6,6 @@ import pytest
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
 
 LANES = 4
 MOST_GAPS = 0.25
@@ -27,7 +26,7 @@ def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
     engine = lm.engine
-    program = engine.program(Shape("generate", LANES, tokens, LANES))
+    program = engine.program(engine.shape("generate", LANES, tokens, LANES))
     assert program.certificate.holds and program.audit is not None
     report = program.audit
     assert not report.findings
@@ -55,7 +54,7 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(root: path
 def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(root: pathlib.Path, name: str, tokens: int):
     """Both passes go chunk by chunk; the first must leave the state unwritten."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
-    report = lm.engine.program(Shape("verify", 3, tokens, 3)).audit
+    report = lm.engine.program(lm.engine.shape("verify", 3, tokens, 3)).audit
     assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
@@ -63,5 +62,5 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(root: pat
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of 64 tokens have the shape of a cache of 256 positions."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
-    copies = lm.engine.program(Shape("generate", 3, 64, 3)).certificate.copies
+    copies = lm.engine.program(lm.engine.shape("generate", 3, 64, 3)).certificate.copies
     assert not [copy for copy in copies if "attention" in copy]

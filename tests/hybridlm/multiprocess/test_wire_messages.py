@@ -6,7 +6,8 @@ import pytest
 from message_store import MemoryStore
 
 from hybridlm.grammars import GrammarSource
-from hybridlm.multiprocess.messages import PART_BYTES, Message, MessageError, Messages, from_part, to_parts
+from hybridlm.multiprocess.environment import Disagreement
+from hybridlm.multiprocess.messages import PART_BYTES, Message, Messages, from_part, to_parts
 from hybridlm.requests.sequence import Request, ResolvedParams
 
 
@@ -61,9 +62,9 @@ def test_large_messages_have_several_parts() -> None:
     parts = to_parts(0, sent, {})
     assert len(parts) == 3 and max(map(len, parts)) < PART_BYTES + 64
     assert through(sent) == [sent]
-    with pytest.raises(MessageError, match="message 0: expected part 0, got 1"):
+    with pytest.raises(Disagreement, match="message 0: expected part 0, got 1"):
         from_part(0, 0, parts[1])
-    with pytest.raises(MessageError, match="message 1: expected number 1, got 0; a message was lost"):
+    with pytest.raises(Disagreement, match="message 1: expected number 1, got 0; a message was lost"):
         from_part(1, 0, parts[0])
 
 
@@ -72,7 +73,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
     (part,) = to_parts(3, Message("add", {"request": REQUEST}, 0), {})
     damaged = bytearray(part)
     damaged[place] ^= 4
-    with pytest.raises(MessageError, match="message 3, part 0: checksum"):
+    with pytest.raises(Disagreement, match="message 3, part 0: checksum"):
         from_part(3, 0, bytes(damaged))
 
 

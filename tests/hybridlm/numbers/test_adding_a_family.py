@@ -22,7 +22,6 @@ import hybridlm.pictures
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.sanitized import Sanitizer
-from hybridlm.programs.shapes import Shape
 from ir_passes import AuditError, Certificate, CertificationWarning
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered, Note
 from models import FAMILIES
@@ -206,7 +205,7 @@ def test_family_without_commit_does_not_speculate(lm: hybridlm.LM, family: Modul
             refused()
     assert not [shape for shape in all_shapes(lm.engine, drafts=True) if str(shape).startswith("verify")]
     with pytest.raises(NotImplementedError, match="DeltaProduct has state and no commit"):
-        lm.engine.planned(Shape("verify", 2, 3, 2))
+        lm.engine.planned(lm.engine.shape("verify", 2, 3))
 
 
 def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
@@ -224,7 +223,7 @@ def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
 def test_wrong_commit_is_refused(lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch):
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
-    shape = Shape("verify", 2, 3, 2)
+    shape = wrong.engine.shape("verify", 2, 3)
     with pytest.raises(AuditError) as raised:
         if isinstance(wrong.engine.runner, Sanitizer):
             wrong.engine.runner.program(shape, wrong.engine.example_arguments)
@@ -240,7 +239,7 @@ def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypa
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, certify="warn")
     with pytest.warns(CertificationWarning, match=MeasuredFault.REJECTED_TOKENS):
-        certificate = wrong.engine.program(Shape("verify", 1, 3, 1)).certificate
+        certificate = wrong.engine.program(wrong.engine.shape("verify", 1, 3, 1)).certificate
     assert not certificate.holds and {fault.id for fault in certificate.faults} == {MeasuredFault.REJECTED_TOKENS}
     assert not certificate.measured
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {item.id for item in certificate.not_covered}

@@ -39,6 +39,7 @@ def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
 
 
 def check(engine: Engine, shape: Shape) -> None:
+    shape = engine.paged(shape)
     step, _ = engine.programs.step(shape)
     count, rounded = products(ir.trace(step, *engine.example_arguments(shape)))
     matrices = sum(param.ndim == 2 for param in engine.params)

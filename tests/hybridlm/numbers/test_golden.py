@@ -12,7 +12,7 @@ from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_log
 from float64_delta import FAMILIES as DELTA_FAMILIES
 from float64_delta import Float64DeltaModel
 from float64_mamba import FAMILIES as MAMBA_FAMILIES
-from float64_mamba import Float64MambaModel
+from float64_mamba import Float64MambaModel, Float64Zamba2Model
 from float64_reference import FAMILIES, Float64Model
 from with_head import head_logits, load_with_head
 
@@ -24,9 +24,11 @@ FAMILY = {
     path.name: family_of(json.loads((path / "config.json").read_text())).name for path in sorted(GOLDEN.iterdir())
 }
 NAMES = list(FAMILY)
-OTHER_REFERENCES: dict[str, Any] = {family: Float64MambaModel for family in MAMBA_FAMILIES} | {
-    family: Float64DeltaModel for family in DELTA_FAMILIES
-}
+OTHER_REFERENCES: dict[str, Any] = (
+    {family: Float64MambaModel for family in MAMBA_FAMILIES}
+    | {family: Float64DeltaModel for family in DELTA_FAMILIES}
+    | {"zamba2": Float64Zamba2Model}
+)
 SPELLINGS = {"next_dense_layers", "dense_multimodal", "sparse_base"}
 """Models that differ from another golden in the spelling of config.json, in their container or in one layer."""
 WITH_HEAD = ["dense_multimodal", "next_old_fields", "sparse_multimodal"]

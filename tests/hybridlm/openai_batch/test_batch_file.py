@@ -1,16 +1,14 @@
 """OpenAI Batch files: answers equal `generate`, `chat` and `score` for any neighbours."""
 
 import dataclasses
-import errno
 import json
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filled import nan_token
-from toy_scorer import NO_MODEL, run_toy
+from toy_scorer import run_toy
 
 import hybridlm
 from hybridlm.grammars import grammar_text
@@ -423,47 +421,6 @@ def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm
     assert [row["response"]["status_code"] for row in answers] == [500, 500, 200]
     assert answers[0]["error"]["message"].startswith("line 1: choice 1: token 2: expected finite numbers")
     assert answers[1]["error"]["message"].startswith("line 2: prompt 0: token")
-
-
-def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path: Path):
-    (tmp_path / "out.jsonl").write_text("older")
-
-    def session() -> Session:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        answered(dataclasses.replace(model_of(text_lm), session=session), [line("a", prompt="x")], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
-    assert (tmp_path / "out.jsonl").read_text() == "older"
-
-
-def test_no_room(tmp_path: Path):
-    """The error names the file, the older output stays, and a run with room continues."""
-    lines = [json.dumps({"custom_id": str(i)}) for i in range(40)]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    (tmp_path / "out.jsonl").write_text("older")
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limit[1]))
-    try:
-        with pytest.raises(OSError) as raised:
-            run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl.parts" / "whole"))
-    assert (tmp_path / "out.jsonl").read_text() == "older"
-    report = run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
-    assert (report.bad_lines, report.kept) == (40, 40)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
-def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
-    (tmp_path / "in.jsonl").write_bytes(content)
-    (tmp_path / "out.jsonl").write_text("older")
-    with pytest.raises(ValueError, match=r"in\.jsonl: holds no lines; expected at least one line"):
-        run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
-    assert (tmp_path / "out.jsonl").read_text() == "older"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def every_default(chat: bool) -> dict[str, Any]:

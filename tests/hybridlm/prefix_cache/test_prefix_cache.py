@@ -47,8 +47,8 @@ def assert_agree(lm: hybridlm.LM, got: hybridlm.Completion, want: hybridlm.Compl
             return
 
 
-def gained(lm: hybridlm.LM, before: dict[str, int], *names: str) -> tuple[int, ...]:
-    return tuple(lm.stats[name] - before[name] for name in names)
+def gained(lm: hybridlm.LM, stats: dict[str, int], *names: str) -> tuple[int, ...]:
+    return tuple(lm.stats[name] - stats[name] for name in names)
 
 
 def cache_of(lm: hybridlm.LM) -> PrefixCache:
@@ -69,54 +69,54 @@ def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
 @pytest.mark.parametrize("length", range(1, 2 * CHUNK + 4))
 def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: int) -> None:
     """A conversation goes on from the end of its prompt, wherever that is; the same prompt from its last step on."""
-    begins, behind = new(length), ids(CHUNK + 1)
-    before = dict(cached.stats)
-    for prompt in (begins, begins + behind, begins + behind):
+    begins, suffix = new(length), ids(CHUNK + 1)
+    stats = dict(cached.stats)
+    for prompt in (begins, begins + suffix, begins + suffix):
         (got,), (want,) = cached.generate([prompt], **FREE), text_lm.generate([prompt], **FREE)
         assert_agree(text_lm, got, want)
         assert_kept_agrees(text_lm, cached, prompt, TOLERANCE)
     # What is left is one token more than a chunk: the last step of it reads one token.
-    assert gained(cached, before, "prefix_tokens_saved") == (length + length + CHUNK,)
-    assert gained(cached, before, "prompt_tokens") == (length + CHUNK + 1 + 1,)
+    assert gained(cached, stats, "prefix_tokens_saved") == (length + length + CHUNK,)
+    assert gained(cached, stats, "prompt_tokens") == (length + CHUNK + 1 + 1,)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
     """After whole chunks the numbers are bit for bit those of a prompt that is prefilled at once."""
-    begins, before = new(chunks * CHUNK), dict(cached.stats)
+    begins, stats = new(chunks * CHUNK), dict(cached.stats)
     cached.generate([begins], **FREE)
     for count in (1, CHUNK + 2):
         prompt = [*begins, 80 + count, *ids(count - 1)]
         assert cached.generate([prompt], **FREE) == text_lm.generate([prompt], **FREE)
         assert_kept_agrees(text_lm, cached, prompt, 0.0)
-    assert gained(cached, before, "prefix_tokens_saved") == (2 * chunks * CHUNK,)
+    assert gained(cached, stats, "prefix_tokens_saved") == (2 * chunks * CHUNK,)
 
 
 def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     """The first prompt leaves its end, the second the branch, the third goes on from the branch."""
-    common, before = new(2 * CHUNK + 3), dict(cached.stats)
+    common, stats = new(2 * CHUNK + 3), dict(cached.stats)
     for i, (count, consumed) in enumerate(((8, 21), (3, 16), (4, 4), (1, 1))):
         prompt = [*common, 90 + i, *ids(count - 1)]
-        at = dict(cached.stats)
+        stats_now = dict(cached.stats)
         assert_agree(text_lm, cached.generate([prompt], **FREE)[0], text_lm.generate([prompt], **FREE)[0])
-        assert gained(cached, at, "prompt_tokens") == (consumed,)
-    assert gained(cached, before, "prefix_hits", "prefix_tokens_saved") == (2, 2 * len(common))
+        assert gained(cached, stats_now, "prompt_tokens") == (consumed,)
+    assert gained(cached, stats, "prefix_hits", "prefix_tokens_saved") == (2, 2 * len(common))
     # A branch that saves no step is not worth one.
     short = new(CHUNK - 1)
     for i in range(3):
-        at = dict(cached.stats)
+        stats_now = dict(cached.stats)
         cached.generate([[*short, 90 + i, *ids(CHUNK - 1)]], **FREE)
-        assert gained(cached, at, "prefix_hits", "prompt_tokens") == (0, 2 * CHUNK - 1)
+        assert gained(cached, stats_now, "prefix_hits", "prompt_tokens") == (0, 2 * CHUNK - 1)
 
 
 @pytest.mark.slow
 def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     """One is read as far as they go together, the others wait for it and go on from there."""
-    common, before = new(3 * CHUNK + 2), dict(cached.stats)
+    common, stats = new(3 * CHUNK + 2), dict(cached.stats)
     prompts = [[*common, 85 + i, *ids(i % 4)] for i in range(9)]
     for got, want in zip(cached.generate(prompts, **FREE), text_lm.generate(prompts, **FREE), strict=True):
         assert_agree(text_lm, got, want)
-    hits, saved = gained(cached, before, "prefix_hits", "prefix_tokens_saved")
+    hits, saved = gained(cached, stats, "prefix_hits", "prefix_tokens_saved")
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
 
 
@@ -126,13 +126,14 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     cached.generate([prompt], **FREE)
     assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
-        assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (0, CHUNK)]
+        assert snapshot is not None and [(span.first, span.count) for span in snapshot.spans] == [(0, 3), (0, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if one.positions is not None:
-            row = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[0]
+    for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if layout.positions is not None:
+            pages = np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1:]  # behind the null page, in their order
+            row = pages.reshape((-1, *pages.shape[2:]))
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 
@@ -172,9 +173,9 @@ def test_a_conversation_goes_on_from_the_answer(text_lm: hybridlm.LM, cached: hy
     length = answer.token_ids.index(stop) + 1
     (got,) = cached.generate([first], max_tokens=12, ignore_eos=True, stop=[stop])
     assert got.finish_reason == "stop" and len(got.token_ids) == length
-    before, second = dict(cached.stats), [*first, *got.token_ids, *ids(3)]
+    stats, second = dict(cached.stats), [*first, *got.token_ids, *ids(3)]
     assert_agree(text_lm, cached.generate([second], **FREE)[0], text_lm.generate([second], **FREE)[0])
-    assert gained(cached, before, "prefix_tokens_saved") == (len(first) + length,)
+    assert gained(cached, stats, "prefix_tokens_saved") == (len(first) + length,)
 
 
 def test_an_explicit_prefix_works_as_before(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
@@ -183,10 +184,10 @@ def test_an_explicit_prefix_works_as_before(text_lm: hybridlm.LM, cached: hybrid
     prefix = cached.prefix(begins)
     for saved in ((12, 12), (12, 12 + 2 * CHUNK)):
         for tail, count in zip(tails, saved, strict=True):
-            before = dict(cached.stats)
+            stats = dict(cached.stats)
             (got,) = cached.generate([tail], prefix=prefix, **FREE)
             assert_agree(text_lm, got, text_lm.generate([begins + tail], **FREE)[0])
-            assert gained(cached, before, "prefix_tokens_saved") == (count,)
+            assert gained(cached, stats, "prefix_tokens_saved") == (count,)
 
 
 def test_a_state_that_led_to_nan_is_not_used_again(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
@@ -210,17 +211,17 @@ def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.L
     cached.generate([prompt], **FREE)
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None
-        kept = [snapshot.state, *(piece.buffer for piece in snapshot.spans)]
-        assert all(one.refcount == 1 for one in kept)
+        buffers = [snapshot.state, *(piece.buffer for piece in snapshot.spans)]
+        assert all(buffer.refcount == 1 for buffer in buffers)
         with pytest.raises(TreeError, match="at position 7 cannot be dropped while it is in use"):
             cache._drop(snapshot.state)
         while cache._memory.evict_one():
-            assert all(one.on_device for one in kept)
-        with cache.pinned([*prompt, 6], None) as again:
-            assert again is not None and again.state is snapshot.state and snapshot.state.refcount == 2
-    assert not any(one.refcount for one in kept)
-    assert cached.stats["prefix_device_bytes"] == sum(one.nbytes for one in kept), "all others have gone"
-    assert cache._memory.evict_one() and not all(one.on_device for one in kept)
+            assert all(buffer.on_device for buffer in buffers)
+        with cache.pinned([*prompt, 6], None) as match:
+            assert match is not None and match.state is snapshot.state and snapshot.state.refcount == 2
+    assert not any(buffer.refcount for buffer in buffers)
+    assert cached.stats["prefix_device_bytes"] == sum(buffer.nbytes for buffer in buffers), "all others have gone"
+    assert cache._memory.evict_one() and not all(buffer.on_device for buffer in buffers)
 
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
@@ -228,13 +229,13 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
         label, spans = snapshot.label, snapshot.spans
         kind = dataclasses.replace(label.kind, model="another")
         other = CachedBuffers(snapshot.state.arrays, 139, None)
-        far = spans[-1]._replace(first=spans[-1].first + 1)
+        shifted = spans[-1]._replace(first=spans[-1].first + 1)
         for change, message in (
             ({"label": dataclasses.replace(label, kind=kind)}, "model: expected .*, got another"),
             ({"label": dataclasses.replace(label, position=139)}, "expected 139 positions, got 140"),
@@ -242,7 +243,7 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
             ({"state": other}, "state: expected one at position 140, got CachedBuffers.* at position 139"),
             ({"spans": spans[1:]}, "keys and values: expected position 0, got "),
             ({"spans": spans[:-1]}, "expected 140 positions, got "),
-            ({"spans": (*spans[:-1], far)}, "expected position .*, got"),
+            ({"spans": (*spans[:-1], shifted)}, "expected position .*, got"),
             ({"spans": ()}, "expected 140 positions, got 0"),
         ):
             with pytest.raises(hybridlm.SnapshotError, match=message):
@@ -273,13 +274,15 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
         with pytest.raises(TypeError, match="prefix_cache: expected bytes as a whole number"):
             cache_budget(wrong)
     moves = text_lm.engine.moves
-    least = moves.state_bytes + moves.span_bytes
-    with pytest.raises(ValueError, match=f"hold no state of this model.* the smallest needs {least:,} B"):
-        hybridlm.load(text_lm.path, prefix_cache=least - 1, **SETTINGS)
+    minimum = moves.state_bytes + moves.span_bytes
+    with pytest.raises(ValueError, match=f"hold no state of this model.* the smallest needs {minimum:,} B"):
+        hybridlm.load(text_lm.path, prefix_cache=minimum - 1, **SETTINGS)
     with pytest.raises(ValueError, match="got 'a lot'"):
         hybridlm.load(text_lm.path, prefix_cache="a lot", **SETTINGS)
 
 
 def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
     names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
-    assert {"keep a state of 3", "keep a span of 3", "restore a state to 3", "restore a span to 3"} < names
+    pages = cached_lm.engine.pages(3)
+    spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
+    assert {"keep a state of 3", "restore a state to 3", *spans} < names

@@ -32,9 +32,9 @@ STEMS.append(STEMS[0][:17] + STEMS[1][:40])
 class Asked:
     """A request: the first tokens of a way to begin, and one of its own or none; its settings."""
 
-    def __init__(self, stem: int, length: int, own: int | None, most: int, stop: int | None):
-        self.prompt = STEMS[stem][:length] + ([] if own is None else [own])
-        self.settings: dict[str, Any] = {"max_tokens": most, "ignore_eos": True, "stop": stop}
+    def __init__(self, stem: int, length: int, token: int | None, limit: int, stop: int | None):
+        self.prompt = STEMS[stem][:length] + ([] if token is None else [token])
+        self.settings: dict[str, Any] = {"max_tokens": limit, "ignore_eos": True, "stop": stop}
 
     @property
     def key(self) -> str:
@@ -65,22 +65,22 @@ class Alone:
         self._lm, self._tolerance = lm, tolerance
         self._known: dict[str, list[int]] = {}
 
-    def check(self, asked: Asked, got: hybridlm.Completion) -> None:
-        if asked.key not in self._known:
-            self._known[asked.key] = self._lm.generate([asked.prompt], **asked.settings)[0].token_ids
-        want = self._known[asked.key]
+    def check(self, request: Asked, got: hybridlm.Completion) -> None:
+        if request.key not in self._known:
+            self._known[request.key] = self._lm.generate([request.prompt], **request.settings)[0].token_ids
+        want = self._known[request.key]
         assert len(got.token_ids) <= len(want) or got.token_ids[: len(want)] != want
         for i, (a, b) in enumerate(zip(got.token_ids, want, strict=False)):
             if a != b:
-                best = np.sort(np.asarray(self._lm.forward(asked.prompt + want[:i]).logits[-1]))[-2:]
-                assert best[1] - best[0] < 2 * self._tolerance, (asked.prompt, got.token_ids, want)
+                best = np.sort(np.asarray(self._lm.forward(request.prompt + want[:i]).logits[-1]))[-2:]
+                assert best[1] - best[0] < 2 * self._tolerance, (request.prompt, got.token_ids, want)
                 return
         assert got.finish_reason == "cancelled" or got.token_ids == want
 
 
-def run(lm: hybridlm.LM, alone: Alone, actions: list[Any], **options: Any) -> None:
+def run(lm: hybridlm.LM, expected: Alone, actions: list[Any], **options: Any) -> None:
     """Perform the actions, then all that is left; compare every completion."""
-    asked: list[Asked] = []
+    requests: list[Asked] = []
     ended: dict[int, hybridlm.Completion] = {}
     with lm.session(**options) as session:
 
@@ -92,56 +92,56 @@ def run(lm: hybridlm.LM, alone: Alone, actions: list[Any], **options: Any) -> No
         for action in actions:
             if isinstance(action, Asked):
                 session.submit(action.prompt, **action.settings)
-                asked.append(action)
+                requests.append(action)
             elif action == "step":
                 step()
-            elif alive := sorted(set(range(len(asked))) - set(ended)):
+            elif alive := sorted(set(range(len(requests))) - set(ended)):
                 session.cancel(alive[len(alive) // 2])
                 step()
         while session.busy:
             step()
-    assert sorted(ended) == list(range(len(asked)))
+    assert sorted(ended) == list(range(len(requests)))
     for index, completion in ended.items():
-        alone.check(asked[index], completion)
+        expected.check(requests[index], completion)
     assert lm.engine.prefix_cache is not None
     lm.engine.prefix_cache.check_integrity()
 
 
 @pytest.fixture(scope="module")
-def alone(text_lm: hybridlm.LM) -> Alone:
+def expected(text_lm: hybridlm.LM) -> Alone:
     return Alone(text_lm, 1e-4)
 
 
 @pytest.mark.slow
 @given(ACTIONS, st.sampled_from(["100kB", "250kB", {"device": "100kB", "host": 0}]))
 @settings(max_examples=12)
-def test_random_schedules(cached_lm: hybridlm.LM, alone: Alone, actions: list[Any], budget: Any) -> None:
+def test_random_schedules(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any], budget: Any) -> None:
     assert Engine.checked
-    run(with_cache(cached_lm, budget), alone, actions)
+    run(with_cache(cached_lm, budget), expected, actions)
 
 
 @pytest.mark.long
 @given(ACTIONS, st.sampled_from(["40kB", "100kB", "250kB", "4MB", {"device": "100kB", "host": 0}]))
 @settings(max_examples=150)
-def test_many_random_schedules(cached_lm: hybridlm.LM, alone: Alone, actions: list[Any], budget: Any) -> None:
-    run(with_cache(cached_lm, budget), alone, actions)
+def test_many_random_schedules(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any], budget: Any) -> None:
+    run(with_cache(cached_lm, budget), expected, actions)
 
 
 @pytest.mark.long
 @given(ACTIONS)
 @settings(max_examples=60)
-def test_random_schedules_with_drafts(cached_lm: hybridlm.LM, alone: Alone, actions: list[Any]) -> None:
+def test_random_schedules_with_drafts(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any]) -> None:
     """Every proposal is verified: rows move on by as many tokens as were accepted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-        run(with_cache(cached_lm, "100kB"), alone, actions, speculate="ngram")
+        run(with_cache(cached_lm, "100kB"), expected, actions, speculate="ngram")
 
 
 @pytest.mark.long
 @given(ACTIONS)
 @settings(max_examples=8)
-def test_the_sanitizer_finds_nothing_wrong(cached_sanitized: hybridlm.LM, alone: Alone, actions: list[Any]) -> None:
-    run(with_cache(cached_sanitized, "300kB"), alone, actions)
+def test_the_sanitizer_finds_nothing_wrong(cached_sanitized: hybridlm.LM, expected: Alone, actions: list[Any]) -> None:
+    run(with_cache(cached_sanitized, "300kB"), expected, actions)
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +158,14 @@ def test_every_kind_of_state(golden: str) -> None:
     cold = hybridlm.load(GOLDEN / golden, **options)
     warm = hybridlm.load(GOLDEN / golden, prefix_cache="50MB", **options)
     tolerance = TOLERANCES[family_of(json.loads((GOLDEN / golden / "config.json").read_text())).name]
-    alone, most = Alone(cold, tolerance), cold.config.vocab_size - 1
+    expected, last = Alone(cold, tolerance), cold.config.vocab_size - 1
     for length in range(1, 18):
-        begins = [min(most, 3 + length), *STEMS[0][: length - 1]]
+        begins = [min(last, 3 + length), *STEMS[0][: length - 1]]
         for prompt in (begins, [*begins, 5, 6], [*begins, 5, 6]):
-            asked, saved = Asked(0, 0, None, 4, None), warm.stats["prefix_tokens_saved"]
-            asked.prompt = [min(token, most) for token in prompt]
-            alone.check(asked, warm.generate([asked.prompt], **asked.settings)[0])
-            assert_kept_agrees(cold, warm, asked.prompt, tolerance)
+            request, saved = Asked(0, 0, None, 4, None), warm.stats["prefix_tokens_saved"]
+            request.prompt = [min(token, last) for token in prompt]
+            expected.check(request, warm.generate([request.prompt], **request.settings)[0])
+            assert_kept_agrees(cold, warm, request.prompt, tolerance)
         assert warm.stats["prefix_tokens_saved"] - saved >= length - 7, "the last one went on from a state"
     moves = warm.engine.moves
     small = {"device": 3 * (moves.state_bytes + moves.span_bytes), "host": moves.state_bytes + moves.span_bytes}
@@ -174,7 +174,7 @@ def test_every_kind_of_state(golden: str) -> None:
         actions: list[Any] = []
         for _ in range(12):
             actions.append(Asked(int(rng.integers(3)), int(rng.integers(1, 40)), None, 3, None))
-            actions[-1].prompt = [min(token, most) for token in actions[-1].prompt]
+            actions[-1].prompt = [min(token, last) for token in actions[-1].prompt]
             actions += ["step"] * int(rng.integers(3)) + ["cancel"] * int(rng.integers(5) == 0)
-        run(with_cache(warm, small), alone, actions)
+        run(with_cache(warm, small), expected, actions)
     assert warm.stats["prefix_evictions"] > 0

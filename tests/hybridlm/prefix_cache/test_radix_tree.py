@@ -29,13 +29,13 @@ def spelled(spans: Any) -> Tokens:
 
 def pieces_of(tokens: Tokens, size: int) -> list[BufferSpan[Buffer]]:
     """New buffers of so many tokens each, the first of them used from its second place on."""
-    found, at = [], 0
-    while at < len(tokens):
-        padding = () if at else (99,)
-        taken = tokens[at : at + size - len(padding)]
-        found.append(BufferSpan(Buffer((*padding, *taken, 98)), len(padding), len(taken)))
-        at += len(taken)
-    return found
+    spans, start = [], 0
+    while start < len(tokens):
+        padding = () if start else (99,)
+        part = tokens[start : start + size - len(padding)]
+        spans.append(BufferSpan(Buffer((*padding, *part, 98)), len(padding), len(part)))
+        start += len(part)
+    return spans
 
 
 class Machine(RuleBasedStateMachine):
@@ -50,20 +50,20 @@ class Machine(RuleBasedStateMachine):
 
     @rule(tokens=SEQUENCES, size=st.integers(2, 5))
     def insert(self, tokens: Tokens, size: int) -> None:
-        known = max((common_length(tokens, key) for key in self.states), default=0)
-        assert self.tree.match(tokens).length == known
-        assert spelled(self.tree.known(tokens)) == tokens[:known]
-        spans = pieces_of(tokens[known:], size)
+        length = max((common_length(tokens, key) for key in self.states), default=0)
+        assert self.tree.match(tokens).length == length
+        assert spelled(self.tree.known(tokens)) == tokens[:length]
+        spans = pieces_of(tokens[length:], size)
         if tokens in self.states:
             with pytest.raises(TreeError, match="there is a state after these"):
                 self.tree.insert(tokens, object(), spans)
             return
-        before = self.tree.buffers()
+        buffers = self.tree.buffers()
         self.states[tokens] = object()
         node = self.tree.insert(tokens, self.states[tokens], spans)
         self.bare.insert(tokens, self.states[tokens], ())
         assert node.position == len(tokens) and spelled(node.all_spans) == tokens
-        assert self.tree.buffers() == before | {span.buffer for span in spans}, "nothing is copied"
+        assert self.tree.buffers() == buffers | {span.buffer for span in spans}, "nothing is copied"
 
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
@@ -72,17 +72,17 @@ class Machine(RuleBasedStateMachine):
         tokens = data.draw(st.sampled_from(sorted(self.states)))
         node = self.tree.deepest(tokens, len(tokens))
         assert node is not None and node.state is self.states.pop(tokens)
-        before = self.tree.buffers()
+        buffers = self.tree.buffers()
         freed = self.tree.remove(node)
-        assert len(freed) == len(set(freed)) and set(freed) == before - self.tree.buffers()
+        assert len(freed) == len(set(freed)) and set(freed) == buffers - self.tree.buffers()
         bare = self.bare.deepest(tokens, len(tokens))
         assert bare is not None and self.bare.remove(bare) == []
 
-    @rule(tokens=SEQUENCES, most=st.integers(0, 12))
-    def look_up(self, tokens: Tokens, most: int) -> None:
-        reached = [key for key in self.states if len(key) <= most and tokens[: len(key)] == key]
+    @rule(tokens=SEQUENCES, limit=st.integers(0, 12))
+    def look_up(self, tokens: Tokens, limit: int) -> None:
+        reached = [key for key in self.states if len(key) <= limit and tokens[: len(key)] == key]
         for tree in (self.tree, self.bare):
-            node = tree.deepest(tokens, most)
+            node = tree.deepest(tokens, limit)
             assert (None if node is None else node.state) is (self.states[max(reached, key=len)] if reached else None)
 
     @invariant()
@@ -104,15 +104,15 @@ class TestTree(Machine.TestCase):
 
 def test_an_edge_that_is_cut_shares_its_buffer_and_becomes_whole_again() -> None:
     tree: RadixTree[str, Buffer] = RadixTree()
-    whole = BufferSpan(Buffer((1, 2, 3, 4)), 0, 4)
-    tree.insert((1, 2, 3, 4), "long", [whole])
+    long = BufferSpan(Buffer((1, 2, 3, 4)), 0, 4)
+    tree.insert((1, 2, 3, 4), "long", [long])
     branch = tree.insert((1, 2, 9), "other", [BufferSpan(Buffer((9,)), 0, 1)])
     middle = tree.insert((1, 2), "middle", [])
-    assert middle.spans == (BufferSpan(whole.buffer, 0, 2),) and len(tree.buffers()) == 2
+    assert middle.spans == (BufferSpan(long.buffer, 0, 2),) and len(tree.buffers()) == 2
     assert tree.remove(branch) == [branch.spans[0].buffer] and tree.remove(middle) == []
     (end,) = tree.nodes()
-    assert end.spans == (whole,) and end.tokens == (1, 2, 3, 4)
-    assert tree.remove(end) == [whole.buffer] and not tree.buffers() and not list(tree.nodes())
+    assert end.spans == (long,) and end.tokens == (1, 2, 3, 4)
+    assert tree.remove(end) == [long.buffer] and not tree.buffers() and not list(tree.nodes())
 
 
 def test_what_would_break_the_tree_is_refused() -> None:
@@ -138,6 +138,6 @@ def test_pieces_are_cut_at_every_token() -> None:
         first, rest = split_spans(spans, count)
         assert spelled(first) == tuple(range(count)) and spelled(first) + spelled(rest) == tuple(range(5))
         assert all(span.count for span in (*first, *rest))
-    for length, others in itertools.product(range(4), ((), (1,), (0,))):
-        one = tuple(range(length))
-        assert common_length(one, (*one, *others)) == length
+    for length, suffix in itertools.product(range(4), ((), (1,), (0,))):
+        key = tuple(range(length))
+        assert common_length(key, (*key, *suffix)) == length

@@ -30,8 +30,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_all_that_are_left_are_waited_for(waited: list[int]) -> None:
     calls = InFlight(shared=True)
     for i in range(2 * MAX_IN_FLIGHT + 1):
-        one, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
-        calls.add({"one": one, "consumed": consumed})
+        held_array, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
+        calls.add({"one": held_array, "consumed": consumed})
         if i % MAX_IN_FLIGHT > 0:
             consumed.delete()
     # `one` of each call; of `consumed` the first and the last, which nothing has consumed when it is waited for
@@ -69,6 +69,6 @@ def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pyt
             directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", certify="off", progress=False
         )
         lm.generate([[3, 4, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]], max_tokens=3, ignore_eos=True)
-        done = lm.engine.stats
-        assert len(counted) > done["steps"] > 2, "steps, and moves of states to the cache"
+        stats = lm.engine.stats
+        assert len(counted) > stats["steps"] > 2, "steps, and moves of states to the cache"
         assert {shared for shared, _ in counted} == {mesh is not None}

@@ -13,8 +13,8 @@ import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from ir_passes.compile.refused_settings import SettingError
 from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.refused_settings import SettingError
 
 
 def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:
@@ -66,7 +66,7 @@ def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, 
 
 def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -> None:
     lm = hybridlm.load(text_lm.path, **SETTINGS)
-    shape = lm.engine.moves.shapes(1)[0]
+    shape = lm.engine.moves.shapes(1, lm.engine.pages(1))[0]
     compiled = lambda: lm.engine.programs.compiled(shape, lm.engine.example_arguments)
     first = compiled()
     with jax.default_matmul_precision("highest"):
@@ -97,7 +97,7 @@ def test_a_setting_under_which_no_step_is_certified_is_named(name: str, text_lm:
 def test_without_certificates_values_may_be_checked(text_lm: hybridlm.LM) -> None:
     lm = hybridlm.load(text_lm.path, **SETTINGS, certify="off")
     with jax.debug_nans(True):
-        lm.engine.programs.compiled(lm.engine.moves.shapes(1)[0], lm.engine.example_arguments)
+        lm.engine.programs.compiled(lm.engine.moves.shapes(1, lm.engine.pages(1))[0], lm.engine.example_arguments)
 
 
 @pytest.mark.slow

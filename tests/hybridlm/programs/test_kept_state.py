@@ -1,6 +1,7 @@
 """Only accepted tokens change the kept state: measured for every family, and seen to fail."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_mutants.catalogue import COMMITTED
@@ -12,12 +13,11 @@ from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.kept_state import KeptState
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.structure import flatten
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
 from models.sharding.devices import Devices
 
-VERIFY = Shape("verify", 2, 4, 2)
+VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
 FAULTS = {
     "state-of-all-drafts": {("GatedDeltaNet.conv", REJECTED), ("GatedDeltaNet.recurrent", REJECTED)},
@@ -66,8 +66,9 @@ def test_the_last_pair_of_a_head_is_written_by_the_next_step(name: str, tmp_path
 
 def test_steps_that_are_not_run_are_not_claimed() -> None:
     """From config.json alone nothing can be run: `verify --abstract` and targets."""
-    planned = abstract_engine(
+    engine = abstract_engine(
         GOLDEN / "config.json", EngineConfig(lanes=2, context=256, dtype="float32", chunk=8, kernels="off")
-    ).planned(VERIFY)
+    )
+    planned = engine.planned(engine.shape(**VERIFY))
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {certificate.id for certificate in planned.not_covered}
     assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {certificate.id for certificate in planned.proved}

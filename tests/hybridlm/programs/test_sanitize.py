@@ -31,7 +31,7 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
 class Past(NamedTuple):
     """A cache with field names of a user's layer."""
 
-    past: Any
+    history: Any
     read: Any
 
 

@@ -10,7 +10,7 @@ import hybridlm
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from hybridlm.programs.many_processes import digests
 from hybridlm.programs.shapes import Shape
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.operands import StepInputs
 from ir_passes.contract.prefix import spread
@@ -31,19 +31,21 @@ SHAPES = [
 
 
 def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:
-    return lm.engine.example_arguments(shape)[2]
+    return lm.engine.example_arguments(lm.engine.paged(shape))[2]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_key_follows_from_the_present_parts(text_lm: hybridlm.LM, shape: Shape) -> None:
-    found = Shape.of(inputs_of(text_lm, shape), shape.rows, shape.top, shape.processor, shape.mtp_drafts)
-    assert found == shape
+    shape = text_lm.engine.paged(shape)
+    parts = shape.rows, shape.pages, shape.top, shape.processor, shape.mtp_drafts
+    assert Shape.of(inputs_of(text_lm, shape), *parts) == shape
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: Shape) -> None:
-    inputs = inputs_of(text_lm, shape)
-    arrays = [path for path, *_ in spread(step_contract(False, slot_map(shape.rows)).inputs[2], inputs)]
+    inputs, pages = inputs_of(text_lm, shape), page_table(text_lm.engine.pages(shape.rows))
+    contract = step_contract(False, text_lm.engine.programs.structure.arrays, slot_map(shape.rows), pages)
+    arrays = [path for path, *_ in spread(contract.inputs[2], inputs)]
     assert len(arrays) == len(jax.tree.leaves(inputs))
     assert {path.split(".")[1].split("[")[0] for path in arrays} == {
         name for name, part in inputs._asdict().items() if part is not None
@@ -53,10 +55,10 @@ def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: 
 def test_every_array_has_a_digest_of_its_own(text_lm: hybridlm.LM) -> None:
     """Changes of logits have tokens, too, and vectors have indices, as sampling has."""
     inputs: Any = inputs_of(text_lm, SHAPES[1])
-    before = digests(inputs)
-    assert len(before) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
+    original = digests(inputs)
+    assert len(original) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
     leaves, tree = jax.tree.flatten(inputs)
-    for number, name in enumerate(before):
+    for number, name in enumerate(original):
         changed = [leaf + np.ones_like(leaf) if i == number else leaf for i, leaf in enumerate(leaves)]
-        after = digests(tree.unflatten(changed))
-        assert [field for field in before if after[field] != before[field]] == [name]
+        changed_digests = digests(tree.unflatten(changed))
+        assert [field for field in original if changed_digests[field] != original[field]] == [name]

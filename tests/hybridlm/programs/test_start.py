@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
+from jax_settings import jax_settings
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -68,16 +68,12 @@ def test_a_user_without_a_home_directory_keeps_nothing(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    initial = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", None)
-    try:
+    with jax_settings(jax_compilation_cache_dir=None):
         assert cache_of(None) == cache_of(None) == Cache(None, None)
         (message,) = caplog.messages
         assert message.startswith("compiled steps are not kept: Could not determine home directory. Give ")
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
         assert cache_of(None).folder == Path("/xdg/hybridlm/xla")
-    finally:
-        jax.config.update("jax_compilation_cache_dir", initial)
 
 
 def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:

@@ -31,6 +31,7 @@ SHAPE = Shape("generate", 3, 1, 3)
 def key(lm: hybridlm.LM, **other: Any) -> str | None:
     """The key of a decoding step, with other parts."""
     shape = other.pop("shape", SHAPE)
+    shape = lm.engine.paged(shape) if isinstance(shape, Shape) else shape
     parts: dict[str, Any] = {
         "shape": shape,
         "args": lm.engine.example_arguments(shape),
@@ -44,12 +45,12 @@ def key(lm: hybridlm.LM, **other: Any) -> str | None:
 def test_key_is_found_without_tracing_and_is_the_same_again(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = hybridlm.load(text_lm.path, **SETTINGS)
+    reloaded = hybridlm.load(text_lm.path, **SETTINGS)
     monkeypatch.setattr(jax, "make_jaxpr", None)
     monkeypatch.setattr(jax, "eval_shape", None)
     first = key(text_lm)
     assert first is not None and len(first) == 64
-    assert key(again) == first
+    assert key(reloaded) == first
 
 
 CHILD = """
@@ -61,6 +62,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1, 3)
+shape = lm.engine.paged(shape)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
 print(step_key(shape, args, name, "error", ONE_DEVICE))
 """
@@ -75,8 +77,8 @@ def in_a_process(path: Path, root: Path, **variables: str) -> str:
 @pytest.mark.long
 def test_key_is_the_same_in_every_process(text_lm: hybridlm.LM, root: Path) -> None:
     """Keys under every seed of hashes; test_warm_start.py shows that another process finds a step."""
-    one, two = (in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12")
-    assert one == two and len(one) == 64
+    first, two = (in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12")
+    assert first == two and len(first) == 64
 
 
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
@@ -85,7 +87,7 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "rows": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 4)),
     "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5, 3)),
     "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 3, top=0)),
-    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3)[0]),
+    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3, lm.engine.pages(3))[0]),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
     "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
@@ -106,8 +108,8 @@ def test_kernels_are_part_of_a_key_with_their_content() -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_part_is_another_key(name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = CHANGES[name](text_lm, monkeypatch)
-    assert found is not None and found != key(text_lm)
+    changed = CHANGES[name](text_lm, monkeypatch)
+    assert changed is not None and changed != key(text_lm)
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -133,14 +135,14 @@ def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_another_machine_or_version_is_another_key(
     name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = key(text_lm)
+    original = key(text_lm)
     monkeypatch.setattr(
         module, "patched_code", lambda *packages: []
     )  # what is replaced here stands for another machine
     changed(monkeypatch, name)
-    assert key(text_lm) not in (None, before)
+    assert key(text_lm) not in (None, original)
     monkeypatch.undo()
-    assert key(text_lm) == before
+    assert key(text_lm) == original
 
 
 @pytest.mark.parametrize(
@@ -153,10 +155,10 @@ def test_another_machine_or_version_is_another_key(
     ],
 )
 def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
-    before, args = key(text_lm), text_lm.engine.example_arguments(SHAPE)
+    original, args = key(text_lm), text_lm.engine.example_arguments(text_lm.engine.paged(SHAPE))
     with setting():
-        assert key(text_lm, args=args) not in (None, before)
-    assert key(text_lm) == before
+        assert key(text_lm, args=args) not in (None, original)
+    assert key(text_lm) == original
 
 
 def test_functions_and_layers_from_elsewhere_have_no_key(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,21 +180,21 @@ def test_every_byte_of_every_source_counts(tmp_path: Path) -> None:
     assert {folder.name for folder in folders} == {"hybridlm", "models", "ir_passes"}
     for package, folder in zip(PACKAGES, folders, strict=True):
         shutil.copytree(package, folder, ignore=shutil.ignore_patterns("__pycache__", "model"))
-    before = hash_of_sources(folders)
-    assert before is not None and before == hash_of_sources(PACKAGES)
+    original = hash_of_sources(folders)
+    assert original is not None and original == hash_of_sources(PACKAGES)
     for folder in folders:
         path = sorted(folder.rglob("*.py"))[-1]
         content = path.read_bytes()
         path.write_bytes(content[:-1] + b" ")
-        assert hash_of_sources(folders) != before
+        assert hash_of_sources(folders) != original
         path.write_bytes(content)
         path.rename(path.with_name("other.py"))
-        assert hash_of_sources(folders) != before
+        assert hash_of_sources(folders) != original
         path.with_name("other.py").rename(path)
     (folders[0] / "more.py").touch()
-    assert hash_of_sources(folders) != before
+    assert hash_of_sources(folders) != original
     (folders[0] / "more.py").unlink()
-    assert hash_of_sources(folders) == before
+    assert hash_of_sources(folders) == original
 
 
 def test_a_step_of_patched_code_has_no_key(

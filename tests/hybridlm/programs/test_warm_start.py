@@ -16,7 +16,7 @@ import json, logging, sys
 import jax
 import hybridlm
 from hybridlm.programs import programs
-from ir_passes.compile import proving, stages
+from ir_passes.compile import certifying, proving
 from ir_passes.files.loaded_code import note_code
 from ir_passes.proof import lane_proof
 
@@ -42,7 +42,7 @@ def counted(module, function, name):
     setattr(module, function, call)
 counted(programs, "compile_step", "compile_step")
 counted(lane_proof, "prove_jaxpr", "prove")
-counted(stages, "audit", "audit")
+counted(certifying, "audit", "audit")
 note_code("hybridlm", "models", "ir_passes")  # the counters are no other code
 logging.getLogger("hybridlm").addHandler(Lines())
 logging.getLogger("hybridlm").setLevel(logging.INFO)

@@ -21,8 +21,8 @@ SIZES = [(48, 64), (16, 32), (64, 96)]
 def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     scheme, config, quantise, multiple = LAYOUTS[layout]
     size = (max(size[0] // multiple[0], 1) * multiple[0], max(size[1] // multiple[1], 1) * multiple[1])
-    made = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
+    packed = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     assert not settings.faults
@@ -32,10 +32,10 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     # One scale for the only row is stored as one scale for all.
     assert tensor.scheme == ("fp8-tensor" if scheme == "fp8-channel" and size[0] == 1 else scheme)
     assert tensor.shape == size and not list(contradictions(settings, grouped.quantised, []))
-    found = dequantise(tensor, file.read_stored)
-    assert found.dtype == np.float32
+    values = dequantise(tensor, file.read_stored)
+    assert values.dtype == np.float32
     # Two products in float32 at most, of which at most one is not exact.
-    np.testing.assert_allclose(found, made.exact, rtol=2**-24 * 1.01, atol=0)
+    np.testing.assert_allclose(values, packed.exact, rtol=2**-24 * 1.01, atol=0)
 
 
 def test_every_scheme_is_written() -> None:

@@ -59,8 +59,8 @@ def source(folder: Path) -> Path:
 
 
 def test_every_scheme_has_three_families() -> None:
-    found = Counter(folder.parent.name for folder in FOLDERS)
-    assert found.pop("nvidia-recipes") == 5 and set(found.values()) == {3} and len(found) == 14
+    counts = Counter(folder.parent.name for folder in FOLDERS)
+    assert counts.pop("nvidia-recipes") == 5 and set(counts.values()) == {3} and len(counts) == 14
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
@@ -86,12 +86,15 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(one, marks=[] if name_of(one) in QUICK else [pytest.mark.long], id=name_of(one)) for one in FOLDERS],
+    [
+        pytest.param(folder, marks=[] if name_of(folder) in QUICK else [pytest.mark.long], id=name_of(folder))
+        for folder in FOLDERS
+    ],
 )
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
     """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
-    packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
+    packed = any(isinstance(weight, QuantisedWeight) for weight in lm.params.values())
     assert packed == (name_of(folder) not in PLAIN)
     tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
     with np.load(folder / "expected.npz") as file:
@@ -101,8 +104,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> Non
     prompts = [prompt.tolist() for prompt in prompts]
     for row, expected in zip(np.asarray(lm.forward(padded(prompts)).logits), logits, strict=True):
         np.testing.assert_allclose(row[: len(expected)], expected, rtol=0, atol=tolerance)
-    together = lm.generate(prompts, max_tokens=6, ignore_eos=True)
-    alone = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
-    for one, other, expected in zip(together, alone, greedy, strict=True):
-        assert list(one.token_ids) == list(other.token_ids) == expected.tolist()
-    assert lm.certificates and not any(one.faults for one in lm.certificates.values())
+    batched = lm.generate(prompts, max_tokens=6, ignore_eos=True)
+    singles = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
+    for completion, other, expected in zip(batched, singles, greedy, strict=True):
+        assert list(completion.token_ids) == list(other.token_ids) == expected.tolist()
+    assert lm.certificates and not any(certificate.faults for certificate in lm.certificates.values())

@@ -24,13 +24,15 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def read(folder: Path, head: bool = False) -> dict[Any, np.ndarray]:
-    return {path: np.asarray(one) for path, one in load_parameters(open_model(folder, head), "float32").arrays.items()}
+    return {
+        path: np.asarray(array) for path, array in load_parameters(open_model(folder, head), "float32").arrays.items()
+    }
 
 
 def check_equal(folder: Path, head: bool = False) -> None:
-    found, expected = read(folder / "quantised", head), read(folder / "plain", head)
+    arrays, expected = read(folder / "quantised", head), read(folder / "plain", head)
     for path, array in expected.items():
-        np.testing.assert_array_equal(found[path], array, err_msg=str(path))
+        np.testing.assert_array_equal(arrays[path], array, err_msg=str(path))
 
 
 def changed(folder: Path, change: Callable[[dict[str, Stored]], Any]) -> None:
@@ -59,7 +61,7 @@ def test_bytes_of_four_bit_codes_are_never_weights(tmp_path: Path, layout: str) 
     )
     assert names
     scales = [name + end for name in names for end in ("_scale", "_scale_2", "_global_scale")]
-    changed(folder, lambda tensors: [tensors.pop(one, None) for one in scales])
+    changed(folder, lambda tensors: [tensors.pop(name, None) for name in scales])
     with pytest.raises(CheckpointError) as caught:
         read(folder / "quantised")
     assert len([fault for fault in caught.value.faults if "up_proj" in fault]) >= len(names)
@@ -102,9 +104,9 @@ def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["fp8-block-bf16", "modelopt-fp8-blocks", "ct-fp8-rows"])
 def test_scale_rows_follow_the_rows_of_a_fused_projection(tmp_path: Path, layout: str) -> None:
     """mcore-bridge #30, TRT-LLM #15067: blocks of scales that were split as if they were rows."""
-    one = LAYOUTS[layout]
+    scheme = LAYOUTS[layout]
     folder, names = write_quantised(
-        GOLDEN / "next_dense_layers", tmp_path / "c", only("in_proj_qkvz", layout), one.config
+        GOLDEN / "next_dense_layers", tmp_path / "c", only("in_proj_qkvz", layout), scheme.config
     )
     assert names
     check_equal(folder)
@@ -142,10 +144,10 @@ def test_fused_names_of_lists_do_not_change_what_is_read(
     """vLLM #51249, #40252: lists that were compared with names of fused modules, so that weights were mistaken."""
     config = LAYOUTS[layout].config
     groups = {
-        name: one | {"targets": lists.get("targets", ["Linear"])} for name, one in config["config_groups"].items()
+        name: group | {"targets": lists.get("targets", ["Linear"])} for name, group in config["config_groups"].items()
     }
-    said = config | {"config_groups": groups, "ignore": lists.get("ignore", [])}
-    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", only(pattern, layout), said)
+    settings = config | {"config_groups": groups, "ignore": lists.get("ignore", [])}
+    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", only(pattern, layout), settings)
     assert names
     check_equal(folder)
 
@@ -172,8 +174,8 @@ def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> No
 )
 def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expected: str) -> None:
     """vLLM #42763: scales of no or one dimension that were transposed, which a square matrix does not show."""
-    made = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
+    packed = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
     assert len(file.tensors["a.weight_scale"].shape) < 2
     settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
@@ -181,7 +183,7 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
         "a.weight"
     ]
     assert tensor.scheme == expected
-    np.testing.assert_allclose(dequantise(tensor, file.read_stored), made.exact, rtol=2**-23)
+    np.testing.assert_allclose(dequantise(tensor, file.read_stored), packed.exact, rtol=2**-23)
 
 
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -222,7 +224,10 @@ def test_layers_that_attend_to_some_tokens_are_refused_by_name(tmp_path: Path, g
     folder, _ = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
     fields = json.loads((folder / "quantised" / "config.json").read_text())
     field = next(name for name in ("layer_types", "layers_block_type") if name in fields)
-    reconfigured(folder, **{field: [kind if one == "full_attention" else one for one in fields[field]]})
+    reconfigured(
+        folder,
+        **{field: [kind if kind_of_layer == "full_attention" else kind_of_layer for kind_of_layer in fields[field]]},
+    )
     with pytest.raises(ConfigError) as caught:
         open_model(folder / "quantised")
     assert any(fault.startswith(field) and kind in fault for fault in caught.value.faults), caught.value.faults

@@ -32,19 +32,20 @@ def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedT
 def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "float32") -> QuantisedWeight:
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
-    made = pack(tensor, file.read_stored, form)
+    packed = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
     arrays = [
-        None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.matrix_scale, made.zero)
+        None if part is None else jnp.asarray(part)
+        for part in (packed.codes, packed.scale, packed.matrix_scale, packed.zero)
     ]
-    codes, scale, whole, zero = arrays
+    codes, scale, matrix_scale, zero = arrays
     assert codes is not None and scale is not None
-    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, dtype)
+    weight = QuantisedWeight(codes, scale, matrix_scale, zero, form.kind, dtype)
     assert typed.nbytes == weight.nbytes
-    assert jax.tree.map(lambda one: (one.shape, one.dtype), weight) == jax.tree.map(
-        lambda one: (one.shape, one.dtype), typed
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), typed
     )
     return weight
 
@@ -59,7 +60,7 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     assert weight.shape == size
     # A divisor is inverted once, when the weight is read.
     np.testing.assert_allclose(
-        jax.jit(lambda one: one.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
+        jax.jit(lambda packed_weight: packed_weight.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
     )
     narrow = weight_of(tensor, file, "bfloat16")
     if not tensor.divided:
@@ -78,13 +79,13 @@ def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
     for dtype in ("float32", "bfloat16"):
         weight = weight_of(tensor, file, dtype)
         plain = jnp.asarray(dequantise(tensor, file.read_stored)).astype(dtype)
-        found = jax.jit(linear)(x, weight)
-        np.testing.assert_allclose(found, dot(x, plain), rtol=2e-6, atol=2e-5)
-        taken = jax.jit(QuantisedWeight.take)(weight, ids)
-        known = np.array([[True, True], [True, False], [False, True]])
-        assert np.isnan(np.asarray(taken)[~known]).all()
+        product = jax.jit(linear)(x, weight)
+        np.testing.assert_allclose(product, dot(x, plain), rtol=2e-6, atol=2e-5)
+        table_rows = jax.jit(QuantisedWeight.take)(weight, ids)
+        valid = np.array([[True, True], [True, False], [False, True]])
+        assert np.isnan(np.asarray(table_rows)[~valid]).all()
         expected = np.asarray(weight.numbers().astype(jnp.float32))[[5, 47, 0, 5]]
-        np.testing.assert_array_equal(np.asarray(taken)[known], expected)
+        np.testing.assert_array_equal(np.asarray(table_rows)[valid], expected)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in PACKED])

@@ -9,13 +9,11 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint.quantise import quantise_checkpoint
-from hybridlm.programs.shapes import Shape
 from models.ops.quantised_weight import QuantisedWeight
 
 pytestmark = pytest.mark.cpu_kernels
 
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
-DECODE = Shape("generate", 2, 1, 2, top=0)
 TEXTS = [[3, 5, 7, 9, 1, 4, 4, 2], [8, 1, 60]]
 """Prompts of one chunk, so that few steps are compiled."""
 
@@ -32,7 +30,7 @@ def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.
 
 def check_scratch(packed: hybridlm.LM, plain: hybridlm.LM) -> None:
     """Asserts that no copy of a dequantised matrix is in memory."""
-    certificate, expected = (lm.engine.program(DECODE).certificate for lm in (packed, plain))
+    certificate, expected = (lm.engine.program(lm.engine.generating(2, 1, top=0)).certificate for lm in (packed, plain))
     assert certificate.holds and expected.holds and any("packed" in item.about for item in certificate.assumed)
     assert certificate.memory.temp <= 1.1 * expected.memory.temp
 

@@ -16,7 +16,7 @@ import hybridlm
 from hybridlm.checkpoint import LoadedWeights, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
-from hybridlm.quantised.health import lost_rows, weight_health
+from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
 from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -30,7 +30,7 @@ class Published(NamedTuple):
     golden: str
     rules: Mapping[str, Layout | None]
     config: dict[str, Any]
-    beside: dict[str, Any] | None = None
+    extra_config: dict[str, Any] | None = None
 
 
 def mixed(rules: Mapping[str, str]) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def write(published: Published, target: Path) -> tuple[Path, list[str]]:
         }
         fields["quantization_config"]["quantized_layers"] = modules
     path.write_text(json.dumps(fields))
-    if published.beside is not None:
-        (folder / "quantised" / "hf_quant_config.json").write_text(json.dumps(published.beside))
+    if published.extra_config is not None:
+        (folder / "quantised" / "hf_quant_config.json").write_text(json.dumps(published.extra_config))
     return folder, names
 
 
@@ -220,8 +220,7 @@ def test_health_counts() -> None:
     weight = np.random.default_rng(0).normal(size=(2, 40, 64)).astype(np.float32)
     weight[1, 5] = 0
     weight[0, 3, 16:32] = np.where(np.arange(16) % 2, 7.0, -7.0)
-    assert weight_health(weight, 16) == (80, 1, 320, 1)
-    assert lost_rows(weight) == 0
+    assert (zero_rows(weight), clipped_groups(weight, 16), lost_rows(weight)) == (1, 1, 0)
     weight[0, 8:16] = 0
     assert lost_rows(weight) == 9
-    assert weight_health(np.zeros((4, 8), np.float32)) == (4, 4, 4, 0)
+    assert zero_rows(np.zeros((4, 8), np.float32)) == 4 and clipped_groups(np.zeros((4, 8), np.float32)) == 0

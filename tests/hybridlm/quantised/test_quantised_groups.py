@@ -140,18 +140,19 @@ def test_scales_of_activations_and_caches_are_no_weights(tmp_path: Path) -> None
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
-    name, made = "model.layers.0.mlp.experts.gate_up_proj", []
+    name, experts = "model.layers.0.mlp.experts.gate_up_proj", []
     for seed in range(3):
         weight = np.random.default_rng(seed).normal(size=(50, 64))
-        made.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
+        experts.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
     tensors = {
-        name + end: (one[0], np.stack([m.tensors[end][1] for m in made])) for end, one in made[0].tensors.items()
+        name + end: (tensor[0], np.stack([m.tensors[end][1] for m in experts]))
+        for end, tensor in experts[0].tensors.items()
     }
     grouped, file = group(tmp_path, tensors)
     tensor = grouped.quantised[name]
     assert (tensor.scheme, tensor.shape) == ("fp8-block", (3, 50, 64))
-    found = dequantise(tensor, file.read_stored)
-    np.testing.assert_allclose(found, np.stack([m.exact for m in made]), rtol=2**-24 * 1.01)
+    values = dequantise(tensor, file.read_stored)
+    np.testing.assert_allclose(values, np.stack([m.exact for m in experts]), rtol=2**-24 * 1.01)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 1), (3, 50), (3, 50, 1)])
@@ -177,11 +178,11 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
             Counting.scans += 1
             return super().__iter__()
 
-    one = stored()
-    write_tensors(tmp_path / "m.safetensors", one)
+    tensors = stored()
+    write_tensors(tmp_path / "m.safetensors", tensors)
     infos = SafetensorsFile(tmp_path / "m.safetensors").tensors
-    many = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in one})
-    grouped = group_tensors(many, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
+    copies = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in tensors})
+    grouped = group_tensors(copies, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
     assert len(grouped.quantised) == 2000 and not grouped.faults and Counting.scans <= 3
 
 
@@ -196,7 +197,7 @@ def rotated(*places: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "beside", "words"),
+    ("config", "extra_file", "words"),
     [
         ({"quant_method": "quark"}, None, "Quark"),
         ({"quant_method": "eetq"}, None, "EETQ"),
@@ -226,10 +227,10 @@ def rotated(*places: str) -> dict[str, Any]:
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
     ],
 )
-def test_configurations_that_are_refused(config: Any, beside: Any, words: str) -> None:
+def test_configurations_that_are_refused(config: Any, extra_file: Any, words: str) -> None:
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
-        settings = read_settings(outer, beside)
-        assert any(words in one for one in settings.faults), settings
+        settings = read_settings(outer, extra_file)
+        assert any(words in fault for fault in settings.faults), settings
 
 
 @pytest.mark.parametrize("transforms", [None, {}, {"config_groups": {}}, rotated("weight_input", "weight_output")])
@@ -273,8 +274,8 @@ def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, co
     grouped, file = group(tmp_path, tensors, LAYOUTS[layout].config if layout else {})
     settings = read_settings({"quantization_config": {"quant_method": "modelopt"} | config}, None)
     assert not settings.faults
-    (found,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
-    assert A in found and side in found and (layout is None or LAYOUTS[layout].scheme in found)
+    (contradiction,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
+    assert A in contradiction and side in contradiction and (layout is None or LAYOUTS[layout].scheme in contradiction)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model.", "backbone.", "language_model.model.", ""])
@@ -304,7 +305,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     for name in (first, second, third):
-        assert sum(name in one for one in caught.value.faults) == 1, caught.value.faults
+        assert sum(name in fault for fault in caught.value.faults) == 1, caught.value.faults
 
 
 def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
@@ -321,13 +322,13 @@ def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
 
 def test_settings_are_read_from_a_file_of_bounded_size(tmp_path: Path) -> None:
     folder, _ = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
-    beside = folder / "quantised" / "hf_quant_config.json"
-    beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    extra_file = folder / "quantised" / "hf_quant_config.json"
+    extra_file.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     assert "hf_quant_config.json says FP8" in caught.value.faults[0]
-    beside.write_text(" " * (17 << 20))
+    extra_file.write_text(" " * (17 << 20))
     with pytest.raises(CheckpointError):
         open_model(folder / "quantised")
 
@@ -339,10 +340,10 @@ def test_nvfp4_nibbles_and_blocks_are_not_swizzled(tmp_path: Path) -> None:
     scale = np.array([[0x38, 0x40], [0x30, 0x48]], np.uint8)
     tensors = {A: ("U8", packed), A + "_scale": ("F8_E4M3", scale), A + "_scale_2": ("F32", ONE)}
     grouped, file = group(tmp_path, tensors, modelopt("NVFP4"))
-    found = dequantise(grouped.quantised[A], file.read_stored)
+    result = dequantise(grouped.quantised[A], file.read_stored)
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     expected = [
         [sign * v * s for s in pair for sign, v in itertools.product((1, -1), values)] for pair in ((1, 2), (0.5, 4))
     ]
-    assert found.tolist() == expected
+    assert result.tolist() == expected
     assert nvfp4(matrix(), False).exact.shape == (48, 64)

@@ -10,7 +10,7 @@ import pytest
 from published import PUBLISHED
 
 from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.forward import ForwardSettings, run
+from hybridlm.forward import ForwardSettings, lane_types, run
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.steps.structure import flatten
 from models import family_of, kv_blocks
@@ -39,7 +39,7 @@ def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None
     config = family.read_config(fields)
     model = family.abstract(replace(config, layers=config.layers[:layers]))
     structure, params = flatten(model)
-    types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
+    types = lane_types(model.state_arrays(), RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 1).layers, 4096)
     settings = ForwardSettings(((CHUNK, -(-TOKENS // CHUNK)),), 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
     logprobs = lambda params, tokens: run(structure, params, tokens, None, None, start, settings)[0]

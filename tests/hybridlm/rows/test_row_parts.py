@@ -6,52 +6,35 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.rows.parts import copy_contract, copy_row, keep_span, restore_span
+from hybridlm.rows.parts import copy_contract, copy_places, copy_row
 from ir_passes import prove_isolation
 from models import KV_BLOCK
 
 AXES = (1, 0)
-POSITIONS = 2 * KV_BLOCK
 
 
 def scalars(*values: int) -> list[jax.Array]:
     return [jnp.array([value], jnp.int32) for value in values]
 
 
-def pool(rows: int) -> tuple[np.ndarray, ...]:
-    """Heads in front of the positions, and positions in front; what it holds says where it stood."""
-    sizes = (rows, 2, POSITIONS, 3), (rows, POSITIONS, 5)
-    return tuple(np.arange(np.prod(size), dtype=np.float32).reshape(size) + 1 for size in sizes)
+def pool(pages: int, sign: int = 1) -> tuple[np.ndarray, ...]:
+    """Heads in front of the places, and places in front; what it holds tells where it was."""
+    sizes = (pages, 2, KV_BLOCK, 3), (pages, KV_BLOCK, 5)
+    return tuple(sign * (np.arange(np.prod(size), dtype=np.float32).reshape(size) + 1) for size in sizes)
 
 
-def positions(array: np.ndarray, axis: int) -> np.ndarray:
-    """Rows with positions as the first axis behind them."""
-    return np.moveaxis(array, axis + 1, 1)
-
-
-@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 128), (5, 7), (100, 128), (128, 128), (255, 1), (200, 56)])
-def test_a_span_is_kept(first: int, count: int) -> None:
-    rows, kept = pool(3), tuple(np.full((2, KV_BLOCK, *size), np.nan, np.float32) for size in ((2, 3), (5,)))
-    (got,) = keep_span(AXES)(tuple(map(jnp.array, kept)), tuple(map(jnp.array, rows)), *scalars(1, 0, first, count))
-    for array, row, axis in zip(got, rows, AXES, strict=True):
-        assert np.array_equal(array[0, :count], positions(row, axis)[1, first : first + count])
-        assert not np.asarray(array[0, count:]).any(), "places behind the span are zeros"
-        assert np.isnan(np.asarray(array[1])).all()
-
-
-@pytest.mark.parametrize("to", [0, 3, 127, 128, 255])
-@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 128), (5, 7), (127, 1), (100, 28)])
-def test_a_span_is_put_back(first: int, count: int, to: int) -> None:
-    """Behind the end of the row nothing is written, as nothing outside the span is."""
-    rows = pool(3)
-    kept = tuple(-np.arange(2 * KV_BLOCK * size, dtype=np.float32).reshape(2, KV_BLOCK, -1) for size in (6, 5))
-    kept = (kept[0].reshape(2, KV_BLOCK, 2, 3), kept[1])
-    operands = scalars(0, 2, first, count, to)
-    (got,) = restore_span(AXES)(tuple(map(jnp.array, rows)), tuple(map(jnp.array, kept)), *operands)
-    for array, row, span, axis in zip(got, rows, kept, AXES, strict=True):
-        expected, inside = positions(row.copy(), axis), min(count, POSITIONS - to)
-        expected[2, to : to + inside] = span[0, first : first + inside]
-        assert np.array_equal(positions(np.asarray(array), axis), expected)
+@pytest.mark.parametrize(("to", "first", "count"), [
+    (0, 0, 1), (0, 0, 128), (5, 5, 7), (0, 100, 28), (100, 0, 28), (127, 0, 1), (0, 127, 1), (3, 64, 0),
+])  # fmt: skip
+def test_places_of_a_page_are_copied(to: int, first: int, count: int) -> None:
+    """All other places, and all other pages, stay as they are."""
+    source, target = pool(3), pool(2, sign=-1)
+    operands = scalars(2, 1, first, count, to)
+    (got,) = copy_places(AXES)(tuple(map(jnp.array, target)), tuple(map(jnp.array, source)), *operands)
+    for array, initial, page, axis in zip(got, target, source, AXES, strict=True):
+        expected = np.moveaxis(initial.copy(), axis + 1, 1)
+        expected[1, to : to + count] = np.moveaxis(page, axis + 1, 1)[2, first : first + count]
+        assert np.array_equal(np.moveaxis(np.asarray(array), axis + 1, 1), expected)
 
 
 def test_copies_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
@@ -69,10 +52,10 @@ def test_copies_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
 
 def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
     moves = text_lm.engine.moves
-    assert [str(shape) for shape in moves.shapes(3)] == [
-        "keep a state of 3", "restore a state to 3", "keep a span of 3", "restore a span to 3",
+    assert [str(shape) for shape in moves.shapes(3, 7)] == [
+        "keep a state of 3", "restore a state to 3", "keep a span of 7", "restore a span to 7",
     ]  # fmt: skip
-    for shape in moves.shapes(3):
+    for shape in moves.shapes(3, 7):
         step, contract = shape.step()
         assert prove_isolation(step, moves.example_arguments(shape), contract).proved
 
@@ -82,5 +65,5 @@ def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
     moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
-    whole = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
-    assert whole == text_lm.engine.row_bytes_on_a_device
+    total = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
+    assert total == text_lm.engine.row_bytes_on_a_device

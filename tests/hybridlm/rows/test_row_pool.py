@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 from hybridlm.rows.pool import RowPool, RowsLost
 from hybridlm.steps.structure import Rows
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
+from models import KV_BLOCK
+
+BLOCKS = 2
+"""Pages of a row."""
 
 
-def pool_of(size: int, devices: int = 1) -> RowPool:
+def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
     token: Any = np.zeros((size, 1), np.int32)
-    return RowPool(Rows((), token), devices)
+    return RowPool(Rows((), token), devices + size * BLOCKS if pages is None else pages, BLOCKS, devices)
 
 
 def acquired(pool: RowPool, rows: Sequence[int]) -> list[Slot]:
     """Return slots of these rows, in this order; all other rows are free."""
-    slots = [pool.acquire() for _ in range(pool.size)]
+    slots = [pool.acquire(BLOCKS * KV_BLOCK) for _ in range(pool.size)]
     by_row = dict(zip(pool.rows_of(slots), slots, strict=True))
     for row in set(by_row) - set(rows):
-        pool.owner.release(by_row[row])
+        pool.release(by_row[row])
     return [by_row[row] for row in rows]
 
 
@@ -94,8 +98,9 @@ def test_lanes_are_equal_on_all_devices_and_at_most_the_rows(lanes: int) -> None
 
 def test_lanes_have_immutable_rows() -> None:
     pool = pool_of(4)
-    _, lane_map = pool.arrange([pool.acquire()], 2)
+    _, lane_map = pool.arrange([pool.acquire(100)], 2)
     for array in lane_map:
+        assert array is not None
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 3
         with pytest.raises(ValueError):

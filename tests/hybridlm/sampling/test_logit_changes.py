@@ -30,9 +30,9 @@ SETTINGS: list[dict[str, Any]] = [
 """Each changes what is sampled."""
 
 
-def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **asked: Any) -> np.ndarray:
+def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **settings: Any) -> np.ndarray:
     """Change logits token by token, in the order of transformers; presence and frequency as OpenAI defines them."""
-    params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params, prompt + output
+    params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**settings)).params, prompt + output
     logits = logits.astype(np.float32).copy()
     for token, bias in params.logit_bias:
         logits[token] += np.float32(bias)
@@ -49,15 +49,15 @@ def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybr
     return logits
 
 
-def expected(lm: hybridlm.LM, prompt: list[int], count: int, **asked: Any) -> list[int]:
+def expected(lm: hybridlm.LM, prompt: list[int], count: int, **settings: Any) -> list[int]:
     """Return the greedy tokens by `forward` and `reference`."""
-    ends = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
+    ends = lm.text_model.inputs.request(0, prompt, SamplingParams(**settings)).params.stop_token_ids
     output: list[int] = []
     for _ in range(count):
-        done = prompt + output
+        tokens = prompt + output
         # Of one length, so that one program is compiled; what follows a token does not change its logits.
-        logits = np.asarray(lm.forward([done + [0] * (len(prompt) + count - len(done))]).logits)[0, len(done) - 1]
-        output.append(int(reference(logits, prompt, output, lm, **asked).argmax()))
+        logits = np.asarray(lm.forward([tokens + [0] * (len(prompt) + count - len(tokens))]).logits)[0, len(tokens) - 1]
+        output.append(int(reference(logits, prompt, output, lm, **settings).argmax()))
         if output[-1] in ends:
             break
     return output
@@ -71,7 +71,7 @@ def ids(lm: hybridlm.LM, text: str = PROMPT) -> list[int]:
 class FixedDrafts:
     """A drafter that always drafts."""
 
-    def observe(self, after: int, mtp_drafts: Any) -> None:
+    def observe(self, length: int, mtp_drafts: Any) -> None:
         pass
 
     def propose(self, token_ids: Any, k: int) -> list[int]:
@@ -81,34 +81,34 @@ class FixedDrafts:
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them at once, in three lanes, between requests without any; drafts are verified beside them."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-    prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
-    plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]
+    prompts, outputs = [ids(text_lm), ids(text_lm, "ababababababab")], {}
+    plain = [completion.token_ids for completion in text_lm.generate(prompts, max_tokens=12)]
     steps = text_lm.engine.stats["verify_steps"]
     with text_lm.session(speculate=FixedDrafts()) as session:
-        asked: list[tuple[list[int], dict[str, Any]]] = []
+        requests: list[tuple[list[int], dict[str, Any]]] = []
         for settings in SETTINGS:
-            asked += [(prompts[0], settings), (prompts[1], {})]
-        for prompt, settings in asked:
+            requests += [(prompts[0], settings), (prompts[1], {})]
+        for prompt, settings in requests:
             session.submit(prompt, max_tokens=12, **settings)
         while session.busy:
-            found |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
+            outputs |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
     assert text_lm.engine.stats["verify_steps"] > steps
-    for index, (prompt, settings) in enumerate(asked):
+    for index, (prompt, settings) in enumerate(requests):
         if settings:
-            assert found[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
+            assert outputs[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
         else:
-            assert found[index] == plain[1]
+            assert outputs[index] == plain[1]
 
 
 def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"temperature": 1.3, "top_k": 30, "max_tokens": 10, "seed": 3, "ignore_eos": True}
-    before = text_lm.generate([PROMPT], **settings)[0]
-    (token,) = {before.token_ids[0]}
-    after = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
-    assert token not in after.token_ids and after.logprobs is not None
+    unbanned = text_lm.generate([PROMPT], **settings)[0]
+    (token,) = {unbanned.token_ids[0]}
+    banned = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
+    assert token not in banned.token_ids and banned.logprobs is not None
     # Log-probabilities are those of the model.
-    score = text_lm.score([ids(text_lm) + after.token_ids])[0].logprobs[-len(after.token_ids) :]
-    np.testing.assert_allclose(after.logprobs, score, atol=1e-4)
+    score = text_lm.score([ids(text_lm) + banned.token_ids])[0].logprobs[-len(banned.token_ids) :]
+    np.testing.assert_allclose(banned.logprobs, score, atol=1e-4)
 
 
 def test_only_allowed_tokens_follow(text_lm: hybridlm.LM) -> None:
@@ -125,7 +125,7 @@ def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> Non
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
     assert text_lm.engine.generating(1, 1) in shapes
-    for shape in (Shape("generate", 1, 1, 1), Shape("generate", 1, 1, 1, changes=64)):
+    for shape in (text_lm.engine.generating(1, 1), text_lm.engine.generating(1, 1, changes=64)):
         inputs = text_lm.engine.example_arguments(shape)[2]
         assert (inputs.changes is not None) == bool(shape.changes)
 
@@ -138,7 +138,7 @@ def test_the_number_of_changes_has_few_values() -> None:
 def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
     assert isinstance(programs, Programs) and isinstance(engine, Engine)
-    shape = Shape("generate", 2, 1, 2, changes=64)
+    shape = text_lm.engine.generating(2, 1, changes=64)
     programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(
         "hybridlm.steps.generate.changed_logits",
@@ -194,24 +194,24 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
         output = rng.integers(3, 30, rng.integers(0, 9)).tolist()
         bias = {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)}
         words = [[int(rng.integers(3, 30))], [*output[-1:], int(rng.integers(3, 30))], [4, 5, 6]]
-        penalty, least = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
-        asked: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
-        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=least, **asked))
+        penalty, minimum = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
+        settings: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
+        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=minimum, **settings))
         sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=output)
         logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
         changes = logit_changes([None, sequence], vocab)
         assert changes is not None
-        ours = np.asarray(changed_logits(jnp.asarray(logits), changes))
+        changed = np.asarray(changed_logits(jnp.asarray(logits), changes))
         history, ends = cast(Any, torch.tensor([prompt + output])), list(text_lm.eos_token_ids)
         scores: Any = torch.tensor(logits[1:])
         for process in (
             theirs.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
             theirs.RepetitionPenaltyLogitsProcessor(penalty),
             theirs.NoBadWordsLogitsProcessor(words, ends),
-            theirs.MinNewTokensLengthLogitsProcessor(len(prompt), least, ends),
+            theirs.MinNewTokensLengthLogitsProcessor(len(prompt), minimum, ends),
         ):
             scores = process(history, scores)
-        np.testing.assert_array_equal(ours[1], scores.numpy()[0])
-        np.testing.assert_array_equal(ours[0], logits[0])
+        np.testing.assert_array_equal(changed[1], scores.numpy()[0])
+        np.testing.assert_array_equal(changed[0], logits[0])
     assert changing.changed_logits is changed_logits
     assert isinstance(request, Request)

@@ -61,7 +61,7 @@ class Counting:
         self.calls += 1
         queue, alive = ScoringQueue(dict(enumerate(texts)), None, (self.chunk,), 5), []
         while queue or alive:
-            while len(alive) < 4 and (item := queue.take()) is not None:
+            while len(alive) < 4 and (item := queue.take(lambda text: [0])) is not None:
                 queue.begun(item)
                 alive.append(item)
             item = alive.pop(0)
@@ -161,18 +161,18 @@ def row(number: int, text: str) -> InputRow:
 
 
 @given(st.lists(st.text("ab", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 20))
-def test_parts_have_every_row_once_and_end_in_time(texts: list[str], most: int, size: int) -> None:
+def test_parts_have_every_row_once_and_end_in_time(texts: list[str], limit: int, size: int) -> None:
     rows = [row(i, text) for i, text in enumerate(texts)]
-    parts = sorted_parts(rows, Limits(most, size, 1 << 20))
+    parts = sorted_parts(rows, Limits(limit, size, 1 << 20))
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(texts)))
     assert [texts[place] for part in parts for place in part] == sorted(texts)
     for number, part in enumerate(parts):
         chosen = [texts[place] for place in part]
         shared = [common_length(a, b) for a, b in itertools.pairwise(["", *chosen])]
         counted = list(itertools.accumulate(max(len(t) - s, 1) for t, s in zip(chosen, shared, strict=True)))
-        assert len(part) <= most and (len(part) == 1 or counted[-2] < size)
+        assert len(part) <= limit and (len(part) == 1 or counted[-2] < size)
         assert sum(map(len, chosen[:-1])) < MAX_PART_WINDOWS * size
-        full = len(part) == most or counted[-1] >= size or sum(map(len, chosen)) >= MAX_PART_WINDOWS * size
+        full = len(part) == limit or counted[-1] >= size or sum(map(len, chosen)) >= MAX_PART_WINDOWS * size
         assert full or number == len(parts) - 1
 
 

@@ -7,13 +7,19 @@ import pytest
 from toy_scorer import write_lines
 
 import hybridlm
-from hybridlm.progress import Lines
-from hybridlm.score_files.row_progress import Amount, RowProgress
+from hybridlm.score_files.row_progress import Amount, RowProgress, progress_line
+
+
+def test_line_of_progress():
+    assert progress_line("answering", 0, 100, 0.2) == "answering: 0% after 0 s"
+    assert progress_line("answering", 25, 100, 1000.0) == "answering: 25% after 1,000 s, 0:50:00 left"
+    assert progress_line("answering", 75, 100, 10.0, stored=75) == "answering: 75% after 10 s"
+    assert progress_line("answering", 80, 100, 10.0, stored=75) == "answering: 80% after 10 s, 0:00:40 left"
 
 
 def test_long_rows_count_more_and_tokens_within_a_part() -> None:
     tokens = [0]
-    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    progress = RowProgress(None, True, lambda: tokens[0])
     progress.begin(Amount(30, 1000), Amount(0, 0))
     progress.begin_part(Amount(20, 100))
     tokens[0] = 40
@@ -32,7 +38,7 @@ def test_long_rows_count_more_and_tokens_within_a_part() -> None:
 
 def test_the_first_part_follows_its_own_tokens() -> None:
     tokens, total = [30], [0]
-    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    progress = RowProgress(None, True, lambda: tokens[0])
     progress.begin(Amount(30, 1000), Amount(0, 0))
     progress.begin_part(Amount(20, 600), lambda: total[0])
     assert progress.done == 0
@@ -48,8 +54,8 @@ def test_the_time_left_follows_the_tokens_of_a_part(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, now = [0], [0.0]
-    monkeypatch.setattr("hybridlm.progress.time.monotonic", lambda: now[0])
-    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    monkeypatch.setattr("hybridlm.score_files.row_progress.time.monotonic", lambda: now[0])
+    progress = RowProgress(None, True, lambda: tokens[0])
     progress.begin(Amount(20, 1000), Amount(5, 200))
     progress.begin_part(Amount(10, 100))
     now[0], tokens[0] = 100.0, 200

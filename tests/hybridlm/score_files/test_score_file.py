@@ -18,7 +18,7 @@ from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.errors import MissingExtra
-from hybridlm.progress import progress_line
+from hybridlm.score_files.row_progress import progress_line
 from hybridlm.score_files.task import ScoreFileReport
 from hybridlm.text_model import TokenCounts
 
@@ -235,8 +235,8 @@ def test_lines_of_progress_come_while_a_window_is_computed(
         assert written.wait(60)
         return score(texts)
 
-    monkeypatch.setattr("hybridlm.progress.SECONDS_BETWEEN_LINES", 0.01)
-    monkeypatch.setattr("hybridlm.progress.progress_line", line)
+    monkeypatch.setattr("hybridlm.score_files.row_progress.SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr("hybridlm.score_files.row_progress.progress_line", line)
     write_lines(tmp_path / "in.jsonl", [{"text": "ab"}] * 12)
     task = replace(toy(waiting), counts=lambda: TokenCounts(computed=next(tokens)), verb=verb)
     run_toy(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")

@@ -82,18 +82,18 @@ def without_expert(lm: hybridlm.LM, layer: int, expert: int) -> dict[str, Any]:
 
 
 def changed_state(
-    lm: hybridlm.LM, text: list[int], at: int, change: Callable[[int, str, np.ndarray], np.ndarray]
+    lm: hybridlm.LM, text: list[int], position: int, change: Callable[[int, str, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Log-probabilities where the state after token `at` is changed, by `forward` in two parts."""
-    first = lm.forward(text[: at + 1], return_states=True)
+    first = lm.forward(text[: position + 1], return_states=True)
     assert first.states is not None
     leaves, tree = jax.tree_util.tree_flatten_with_path(first.states.layers)
-    found = []
+    new_leaves = []
     for path, leaf in leaves:
         parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
-        found.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
-    state = SequenceState(first.states.position, jax.tree.unflatten(tree, found))
-    rest = lm.forward(text[at + 1 : -1], state=state)
+        new_leaves.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
+    state = SequenceState(first.states.position, jax.tree.unflatten(tree, new_leaves))
+    rest = lm.forward(text[position + 1 : -1], state=state)
     return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
 
@@ -105,7 +105,7 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     added[2, 1, [2, 3, 4, 8]], added[2, layers - 1, 6:] = vectors[2], vectors[1]
     if layers == 2:  # the same index twice
         added[2, 1, 6:] = vectors[1] + np.array([0, 0, 1, 0, 0], np.float32)[:, None] * vectors[2]
-    asked: list[Any] = [
+    interventions: list[Any] = [
         [Intervention.add(vectors[0], hidden_state=0)],
         Intervention.add(vectors[1].tolist(), hidden_state=layers, positions=3),
         [
@@ -116,11 +116,11 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     run = with_added(lm)
     expected = [run(TEXTS[i], added[i]) for i in range(3)]
     for kind in ("recurrent", "attention", "expert"):
-        own = [i for i, each in enumerate(sites) if kind in each]
-        if own and len(asked) < 7:
-            layer, unit, text = own[-1], sites[own[-1]][kind] - 1, TEXTS[len(asked)]
+        layers_of_kind = [i for i, each in enumerate(sites) if kind in each]
+        if layers_of_kind and len(interventions) < 7:
+            layer, unit, text = layers_of_kind[-1], sites[layers_of_kind[-1]][kind] - 1, TEXTS[len(interventions)]
             mixer: Any = None if kind == "expert" else kind
-            asked.append(
+            interventions.append(
                 [
                     Intervention.ablate_expert(layer, unit)
                     if kind == "expert"
@@ -129,33 +129,34 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
             )
             params = without_expert(lm, layer, unit) if kind == "expert" else without_head(lm, layer, unit, kind)
             expected.append(with_params(lm, text, params))
-    asked.append(None)
-    texts = TEXTS[: len(asked)]
-    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
-    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
-        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
-        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-3, "the change is seen"
-    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+    interventions.append(None)
+    texts = TEXTS[: len(interventions)]
+    plain, scores = lm.score(texts), lm.score(texts, interventions=interventions)
+    for score, plain_score, wanted in zip(scores[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(score.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(score.logprobs - plain_score.logprobs)[1:].max() > 1e-3, "the change is seen"
+    assert scores[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
 def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
     """A replaced row is what adding the difference makes of it; the last of two vectors of one place counts."""
-    index, at, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
-    donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=at)[0].captured
+    index, positions, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
+    donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=positions)[0].captured
     assert donor is not None
     rows = donor.hidden_states[index]
-    own = np.asarray(lm.forward(text[:-1]).hidden_states[index])
+    hidden = np.asarray(lm.forward(text[:-1]).hidden_states[index])
     added = np.zeros((lm.config.num_layers + 1, 11, lm.config.hidden_size), np.float32)
-    added[index, at] = rows - own[at]
+    added[index, positions] = rows - hidden[positions]
     patch = [
-        Intervention.replace_hidden_state(row, hidden_state=index, positions=p) for row, p in zip(rows, at, strict=True)
+        Intervention.replace_hidden_state(row, hidden_state=index, positions=p)
+        for row, p in zip(rows, positions, strict=True)
     ]
-    nan = Intervention.replace_hidden_state(np.full(own.shape[1], np.nan), hidden_state=index, positions=at)
-    plain, found = lm.score(TEXTS[:3]), lm.score(TEXTS[:3], interventions=[[], [nan, *patch], []])
-    np.testing.assert_allclose(found[1].logprobs[1:], with_added(lm)(text, added), **CLOSE)
-    assert np.abs(found[1].logprobs - plain[1].logprobs)[1:].max() > 1e-3, "the change is seen"
+    nan = Intervention.replace_hidden_state(np.full(hidden.shape[1], np.nan), hidden_state=index, positions=positions)
+    plain, scores = lm.score(TEXTS[:3]), lm.score(TEXTS[:3], interventions=[[], [nan, *patch], []])
+    np.testing.assert_allclose(scores[1].logprobs[1:], with_added(lm)(text, added), **CLOSE)
+    assert np.abs(scores[1].logprobs - plain[1].logprobs)[1:].max() > 1e-3, "the change is seen"
     for i in (0, 2):
-        assert found[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
+        assert scores[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
 
 
 def test_states(lm: hybridlm.LM) -> None:
@@ -179,7 +180,7 @@ def test_states(lm: hybridlm.LM) -> None:
     def patched(i: int, name: str, state: np.ndarray) -> np.ndarray:
         return donor.state(i, name)[0] if (i, name) in places else state
 
-    asked = [
+    interventions = [
         [Intervention.scale_state(layer, 0.25, head=head, array=array, positions=4)],
         [Intervention.replace_state(layer, value, array=array, positions=[6])],
         Intervention.patch(donor, 2, at=3),
@@ -187,25 +188,25 @@ def test_states(lm: hybridlm.LM) -> None:
     ]
     texts = TEXTS[:4]
     expected = [
-        changed_state(lm, text, at, change)
-        for text, at, change in zip(texts, (4, 6, 3), (scaled, replaced, patched), strict=False)
+        changed_state(lm, text, position, change)
+        for text, position, change in zip(texts, (4, 6, 3), (scaled, replaced, patched), strict=False)
     ]
-    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
-    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
-        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
-        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-4, "the change is seen"
-    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+    plain, scores = lm.score(texts), lm.score(texts, interventions=interventions)
+    for score, plain_score, wanted in zip(scores[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(score.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(score.logprobs - plain_score.logprobs)[1:].max() > 1e-4, "the change is seen"
+    assert scores[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
 def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
     """A head without memory: its state is zero before each token, NaN in it would not stay."""
-    found = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
-    assert found.captured is not None
-    state = found.captured.state(0)[0]
+    score = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
+    assert score.captured is not None
+    state = score.captured.state(0)[0]
     assert not state[2].any() and state[1].any()
-    one = TEXTS[0][:1]
+    prefix = TEXTS[0][:1]
     shorter = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=range(5))], states=True)
-    rest, fresh = shorter[0].captured, text_lm.score([one], states=True)[0].captured
+    rest, fresh = shorter[0].captured, text_lm.score([prefix], states=True)[0].captured
     assert rest is not None and fresh is not None
     with pytest.raises(ValueError, match="below 12"):
         text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=12)])
@@ -214,8 +215,10 @@ def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
 def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
     """Interventions of one lane, NaN in vectors and states too, change neither scores nor captures of another."""
     nan, (layer, array) = np.full(lm.config.hidden_size, np.nan), edited_places(lm)[0]
-    kind = next(kind for kind in ("recurrent", "attention", "expert") if any(kind in own for own in lm.model.sites()))
-    (place, *_) = [i for i, own in enumerate(lm.model.sites()) if kind in own]
+    kind = next(
+        kind for kind in ("recurrent", "attention", "expert") if any(kind in kinds for kinds in lm.model.sites())
+    )
+    (place, *_) = [i for i, kinds in enumerate(lm.model.sites()) if kind in kinds]
     mixer: Any = kind
     ablate = (
         Intervention.ablate_expert(place, 1) if kind == "expert" else Intervention.ablate_head(place, 1, mixer=mixer)
@@ -241,11 +244,11 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
             Intervention.replace_state(layer, state, array=array, positions=4),
         ]
     )
-    for one, two in zip(mild[1:3], bad[1:3], strict=True):
-        assert one.logprobs.tobytes() == two.logprobs.tobytes()
-        assert one.captured.hidden_states[1].tobytes() == two.captured.hidden_states[1].tobytes()
+    for mild_score, two in zip(mild[1:3], bad[1:3], strict=True):
+        assert mild_score.logprobs.tobytes() == two.logprobs.tobytes()
+        assert mild_score.captured.hidden_states[1].tobytes() == two.captured.hidden_states[1].tobytes()
         assert all(
-            one.captured.states[name].tobytes() == found.tobytes() for name, found in two.captured.states.items()
+            mild_score.captured.states[name].tobytes() == array.tobytes() for name, array in two.captured.states.items()
         )
     for lane in (0, 3):
         assert np.isnan(bad[lane].logprobs[3:]).all()
@@ -261,17 +264,17 @@ def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
 def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     rows = lm.engine.new_rows(3)
     rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
-    before = jax.tree.map(np.asarray, rows)
+    pool = jax.tree.map(np.asarray, rows)
     edits: Any = no_edits(3, types_in(lm.engine.programs.structure, rows))
     layer, array = edited_places(lm)[0]
     edits[array].layer[1], edits[array].unit[1, 1], edits[array].replaced[1] = layer, True, True
     for edit in edits.values():
         edit.value[2] = np.nan
     edits[array].value[1] = np.nan
-    (after,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
+    (edited,) = lm.engine.program(lm.engine.paged(EditShape(3, 3)))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
-        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, edited)):
+        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(pool) if p == path))
         if parse_path(f"layers{jax.tree_util.keystr(path[1:])}") == (layer, array):
             expected[1, 1] = np.nan
             changed.append(path)
@@ -283,16 +286,16 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
 
 def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
     programs = text_lm.engine.programs
-    ones = np.ones(text_lm.config.hidden_size)
+    unit = np.ones(text_lm.config.hidden_size)
     text_lm.score(TEXTS[:3], interventions=[[], None, []])
     text_lm.score(
-        TEXTS[:3], interventions=[[Intervention.add(ones, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
+        TEXTS[:3], interventions=[[Intervention.add(unit, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
     shape = Shape("score", 3, 5, 3, 0, probes=ProbeShape(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
-    many = [Intervention.add(-ones, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
-    text_lm.score(TEXTS[:3], interventions=[many, many[:2], []])
+    additions = [Intervention.add(-unit, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
+    text_lm.score(TEXTS[:3], interventions=[additions, additions[:2], []])
     assert len(programs.shapes) == count
     certificate = text_lm.certificates[str(shape)]
     assert any(line.startswith("args[2].probes: Lane(") for line in certificate.contract)
@@ -317,19 +320,19 @@ def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
-    run, seen = text_lm.engine.run, []
+    run, dispatched = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **more: Any) -> Any:
-        seen.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
-        return run(shape, pool, rows, inputs, **more)
+    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **options: Any) -> Any:
+        dispatched.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
+        return run(shape, pool, rows, inputs, **options)
 
     monkeypatch.setattr(text_lm.engine, "run", look)
     head = [Intervention.ablate_head(1, 0)]
     text_lm.score(TEXTS[:3], interventions=[head, [], head])
-    assert {(probed, *lanes) for probed, lanes in seen} == {(True, 0, 2), (False, 1)}
-    seen.clear()
+    assert {(probed, *lanes) for probed, lanes in dispatched} == {(True, 0, 2), (False, 1)}
+    dispatched.clear()
     text_lm.generate(TEXTS[:3], max_tokens=4, min_tokens=4, interventions=[[], head, []])
-    assert {(probed, len(lanes)) for probed, lanes in seen} == {(True, 1), (False, 2)}
+    assert {(probed, len(lanes)) for probed, lanes in dispatched} == {(True, 1), (False, 2)}
 
 
 @pytest.mark.parametrize(

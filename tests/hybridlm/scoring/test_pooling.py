@@ -141,8 +141,10 @@ def test_files_of_classes(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight), **SETTINGS)
     pq.write_table(pa.table({"token_ids": TEXTS}), tmp_path / "in.parquet")
     lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
-    array = np.array(pq.read_table(tmp_path / "out.parquet")["logits"].to_pylist(), np.float32)
-    assert array.tobytes() == lm.classify(TEXTS).logits.tobytes()
+    rows, expected = pq.read_table(tmp_path / "out.parquet").to_pylist(), lm.classify(TEXTS)
+    assert np.array([row["logits"] for row in rows], np.float32).tobytes() == expected.logits.tobytes()
+    assert [row["label"] for row in rows] == [expected.labels[i] for i in expected.logits.argmax(1)]
+    np.testing.assert_allclose([row["probabilities"] for row in rows], expected.probabilities, rtol=1e-6)
     with pytest.raises(ValueError, match=r"^classify_file: .*score\.weight"):
         text_lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
 

@@ -46,7 +46,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
     parts, part_of = shared_prefixes(texts, (1,), 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
-    longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
+    longer = [(*text, 20 + i, 30) for i, text in enumerate(texts)]
     assert shared_prefixes(longer, (1,), 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
@@ -54,7 +54,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
     parts, part_of = shared_prefixes(texts, (chunk,), 0)
-    members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
+    members = [sum(part == i for part in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
     for index, part in enumerate(parts):
         assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
@@ -62,9 +62,9 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
             above = parts[part.parent]
             assert part.parent < index and above.parent is None
             assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
-    for one, at in zip(texts, part_of, strict=True):
-        if at is not None:
-            assert one[: len(parts[at].tokens)] == parts[at].tokens and len(one) > len(parts[at].tokens)
+    for text, parent in zip(texts, part_of, strict=True):
+        if parent is not None:
+            assert text[: len(parts[parent].tokens)] == parts[parent].tokens and len(text) > len(parts[parent].tokens)
 
 
 @given(
@@ -73,28 +73,28 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
     st.integers(2, 5),
 )
 @settings(max_examples=150)
-def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
+def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, limit: int) -> None:
     """No text waits for ever, in whatever order lanes become free."""
-    queue = ScoringQueue(dict(enumerate(texts)), None, (1,), most)
+    queue = ScoringQueue(dict(enumerate(texts)), None, (1,), limit)
     alive: list[ScoredText] = []
-    kept: set[ScoredText] = set()
-    seen = []
+    states: set[ScoredText] = set()
+    indices = []
     while queue or alive:
-        while len(alive) < lanes and (one := queue.take()) is not None:
-            assert one.parent is None or one.parent in kept
-            queue.begun(one)
-            if one.parent is not None and not one.parent.children:
-                kept.remove(one.parent)
-            alive.append(one)
+        while len(alive) < lanes and (text := queue.take(lambda text: [0])) is not None:
+            assert text.parent is None or text.parent in states
+            queue.begun(text)
+            if text.parent is not None and not text.parent.children:
+                states.remove(text.parent)
+            alive.append(text)
         assert alive, "everything waits for something that waits"
-        one = alive.pop(0)
-        if one.index is None:
-            queue.prefilled(one)
-            kept.add(one)
+        text = alive.pop(0)
+        if text.index is None:
+            queue.prefilled(text)
+            states.add(text)
         else:
-            seen.append(one.index)
-        assert len(kept) + sum(part.index is None for part in alive) <= most
-    assert sorted(seen) == list(range(len(texts))) and not kept
+            indices.append(text.index)
+        assert len(states) + sum(part.index is None for part in alive) <= limit
+    assert sorted(indices) == list(range(len(texts))) and not states
 
 
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
@@ -131,23 +131,28 @@ def test_scores_have_the_same_bits_with_and_without_common_parts(
 ) -> None:
     texts = families(6, nested)
     want = cold(text_lm, texts, monkeypatch)
-    before = dict(text_lm.stats)
+    stats = dict(text_lm.stats)
     assert same(text_lm.score(texts), want)
-    gained = {name: text_lm.stats[name] - before[name] for name in before}
-    total = sum(len(one) - 1 for one in texts)
+    gained = {name: text_lm.stats[name] - stats[name] for name in stats}
+    total = sum(len(text) - 1 for text in texts)
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
     assert gained["prefix_tokens_saved"] > total / 3
     prefix = text_lm.prefix(IDS[300:307])
     assert same(text_lm.score(texts, prefix=prefix), cold(text_lm, texts, monkeypatch, prefix=prefix))
 
 
-def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -> None:
-    texts = families(3, nested=True)
-    want = text_lm.score(texts)
-    running = scorer.score(text_lm.engine, texts)
-    for _ in range(4):
-        next(running)
-    running.close()
+def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, engine = families(3, nested=True), text_lm.engine
+    want, run, steps = text_lm.score(texts), engine.run, iter(range(4))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return run(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "run", interrupted)
+        text_lm.score(texts)
     assert same(text_lm.score(texts), want)
 
 
@@ -197,40 +202,42 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     lm = hybridlm.load(tmp_path, **{**SETTINGS, "context": 2048, "lanes": 4, "chunk": 16})
     rng = np.random.default_rng(1)
     prompt = rng.integers(3, 90, 2001).tolist()
-    behind = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
-    whole = [(*prompt, *ids) for ids in behind]
-    total = sum(len(ids) - 1 for ids in whole)
+    suffixes = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
+    sequences = [(*prompt, *ids) for ids in suffixes]
+    total = sum(len(ids) - 1 for ids in sequences)
     assert total > 64 * 2000
-    want = cold(lm, whole, monkeypatch)
+    want = cold(lm, sequences, monkeypatch)
 
     def processed() -> int:
         return lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
 
-    before = processed()
-    assert same(lm.score(whole), want)
-    found = processed() - before
-    assert total >= 20 * found, (total, found)
-    before = processed()
-    explicit = lm.score(behind, prefix=lm.prefix(prompt))
-    explicit_found = processed() - before
-    assert total >= 20 * explicit_found, (total, explicit_found)
+    tokens_before = processed()
+    assert same(lm.score(sequences), want)
+    automatic = processed() - tokens_before
+    assert total >= 20 * automatic, (total, automatic)
+    tokens_before = processed()
+    explicit = lm.score(suffixes, prefix=lm.prefix(prompt))
+    explicit_tokens = processed() - tokens_before
+    assert total >= 20 * explicit_tokens, (total, explicit_tokens)
     for got, expected in zip(explicit, want, strict=True):
         np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)
-    before, wrote = processed(), lm.stats["generated_tokens"]
-    drawn = lm.generate(behind, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
+    tokens_before, wrote = processed(), lm.stats["generated_tokens"]
+    drawn = lm.generate(suffixes, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
     assert lm.stats["generated_tokens"] - wrote == len(drawn) == 64
-    generate_found = processed() - before
-    prompts = sum(map(len, whole))
+    generate_found = processed() - tokens_before
+    prompts = sum(map(len, sequences))
     assert prompts >= 20 * generate_found, (prompts, generate_found)
-    before = processed()
-    joined = lm.generate(whole[:4], max_tokens=1, ignore_eos=True, logprobs=0)
-    assert processed() - before == sum(map(len, whole[:4])), "without a prefix every token of every prompt is consumed"
-    warm = lm.generate(behind[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
-    for one, other in zip(warm, joined, strict=True):
-        assert one.prompt_token_ids == other.prompt_token_ids and one.token_ids == other.token_ids
-        assert one.logprobs is not None and other.logprobs is not None
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-3)
+    tokens_before = processed()
+    joined = lm.generate(sequences[:4], max_tokens=1, ignore_eos=True, logprobs=0)
+    assert processed() - tokens_before == sum(map(len, sequences[:4])), (
+        "without a prefix every token of every prompt is consumed"
+    )
+    warm = lm.generate(suffixes[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
+    for completion, other in zip(warm, joined, strict=True):
+        assert completion.prompt_token_ids == other.prompt_token_ids and completion.token_ids == other.token_ids
+        assert completion.logprobs is not None and other.logprobs is not None
+        np.testing.assert_allclose(completion.logprobs, other.logprobs, rtol=0, atol=2e-3)
     print(
-        f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
+        f"tokens: {total} one by one, {automatic} found by itself, {explicit_tokens} with lm.prefix; of {prompts} in "
         f"prompts {generate_found} by generate with lm.prefix"
     )

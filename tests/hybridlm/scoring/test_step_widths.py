@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import hybridlm
 from hybridlm.engine.widths import next_width, step_widths, text_widths
-from hybridlm.programs.shapes import Shape
 from hybridlm.scoring.queue import ScoringQueue, may_begin, widest_step
 from hybridlm.scoring.text import ScoredText
 
@@ -57,7 +56,7 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
     while queue or any(lanes):
         if may_begin(lanes, widths):
             for lane in range(LANES):
-                lanes[lane] = lanes[lane] or queue.take()
+                lanes[lane] = lanes[lane] or queue.take(lambda text: [0])
         width, active = widest_step(lanes, widths)
         places += LANES * width
         for lane, text in enumerate(active):
@@ -119,7 +118,7 @@ def test_scores_keep_their_bits_in_any_order_and_company(two_widths: hybridlm.LM
 def test_scores_of_two_widths_are_those_of_one(two_widths: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ragged(9)
     scores = two_widths.score(texts)
-    assert Shape("score", 3, 20, 3, 0) in two_widths.engine.programs.shapes
+    assert two_widths.engine.scoring(3, 20) in two_widths.engine.programs.shapes
     monkeypatch.setattr(two_widths.engine, "widths", (5,))
     for score, other in zip(scores, two_widths.score(texts), strict=True):
         np.testing.assert_allclose(score.logprobs[1:], other.logprobs[1:], atol=1e-4)

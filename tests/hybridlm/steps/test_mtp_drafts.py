@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from float64_reference import Float64Model
+from paged_caches import by_lane
 from with_head import load_with_head
 
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows, flatten
@@ -24,6 +25,7 @@ PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 5
 """The most likely tokens behind them, and the head's, lead by more than the tolerance."""
 
 ROWS = np.arange(LANES, dtype=np.int32)
+PAGES = 1 + ROWS[:, None]
 SAMPLING = sampling_arrays([None] * LANES)
 
 
@@ -45,8 +47,8 @@ class Lanes:
         tokens = np.zeros((LANES, TOKENS), np.int32)
         for lane, feed in enumerate(feeds):
             tokens[lane, : len(feed)] = feed
-        lengths, at = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
-        batch = Batch(tokens, lengths, at, ROWS, np.int32(1))
+        lengths, begins = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
+        batch = Batch(tokens, lengths, begins, ROWS, np.int32(1), PAGES)
         inputs = StepInputs(batch, np.array(drafts, np.int32), *SAMPLING)
         (accepted, sampled), rows = self.step(self.params, rows, inputs)
         return jax.device_get(accepted), jax.device_get(sampled), rows
@@ -71,35 +73,35 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
     assert accepted.tolist() == [len(prompt) for prompt in PROMPTS]
     texts = [continued(prompt, 4) for prompt in PROMPTS]
     for lane, prompt in enumerate(PROMPTS):
-        seen = texts[lane][: len(prompt) + 1]
-        assert sampled.token[lane, len(prompt) - 1] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+        prefix = texts[lane][: len(prompt) + 1]
+        assert sampled.token[lane, len(prompt) - 1] == prefix[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(prefix, DRAFTS)
     # of three drafts all are right, or the first, or none; the last lane is idle
-    behind = [text[-3:] for text in texts]
-    wrong = [(token + 1) % 97 for token in behind[1]]
-    drafts = [behind[0], [behind[1][0], *wrong[1:]], [(behind[2][0] + 1) % 97, *behind[2][1:]]]
+    tails = [text[-3:] for text in texts]
+    wrong = [(token + 1) % 97 for token in tails[1]]
+    drafts = [tails[0], [tails[1][0], *wrong[1:]], [(tails[2][0] + 1) % 97, *tails[2][1:]]]
     feeds = [[LAST_SAMPLED, *draft] for draft in drafts] + [[]]
     positions = [len(prompt) for prompt in PROMPTS]
-    before = jax.device_get(rows)
+    old_rows = jax.device_get(rows)
     accepted, sampled, rows = lanes.run(rows, feeds, positions, [3, 3, 3, 0])
     assert accepted.tolist() == [4, 2, 1, 0]
     for lane, count in enumerate(accepted[:3]):
-        seen = continued(PROMPTS[lane], count + 1)
-        assert sampled.token[lane, count - 1] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+        prefix = continued(PROMPTS[lane], count + 1)
+        assert sampled.token[lane, count - 1] == prefix[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(prefix, DRAFTS)
         # what the next token is paired with: the hidden state of the last accepted one
-        hidden = reference.hidden(seen[:-1])[0][-1]
+        hidden = reference.hidden(prefix[:-1])[0][-1]
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
-    for leaf, kept in zip(jax.tree.leaves(rows), jax.tree.leaves(before), strict=True):
-        assert np.asarray(leaf)[3].tobytes() == kept[3].tobytes()
+    for leaf, old_leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(old_rows), strict=True):
+        assert by_lane(leaf, LANES)[3].tobytes() == by_lane(old_leaf, LANES)[3].tobytes()
     # a step without drafts behind them, in rows that hold what was not accepted
     accepted, sampled, rows = lanes.run(
         rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
     )
     for lane, count in enumerate((6, 4, 3, 2)):
-        seen = continued(PROMPTS[lane], count)
-        assert sampled.token[lane, 0] == seen[-1]
-        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(seen, DRAFTS)
+        prefix = continued(PROMPTS[lane], count)
+        assert sampled.token[lane, 0] == prefix[-1]
+        assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(prefix, DRAFTS)
 
 
 @pytest.mark.long
@@ -110,15 +112,16 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     tokens[:, 0] = LAST_SAMPLED
     tokens[0, 1] = sampled.mtp_drafts[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
-    batch = Batch(tokens, lengths, positions, ROWS, np.int32(1))
+    batch = Batch(tokens, lengths, positions, ROWS, np.int32(1), PAGES)
     args = lanes.params, rows, StepInputs(batch, lengths - 1, *SAMPLING)
-    step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
+    structure, _ = flatten(lanes.model)
+    step = verify_step(structure, None, None, DRAFTS)
     caches = (".key", ".value")
-    seen = unaccepted_reach(
+    reach = unaccepted_reach(
         step,
         args,
-        step_contract(True, slot_map(LANES)),
+        step_contract(True, structure.arrays, slot_map(LANES), page_table(1 + LANES)),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith(caches),
     )
-    assert seen.compared and not seen.reached
+    assert reach.compared and not reach.reached

@@ -11,11 +11,12 @@ from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
+from ir_passes import LaneContract
 from ir_passes.measure.unaccepted import unaccepted_reach
 from ir_passes.proof.violations import ViolationKind
 
-REPLAYED = [id for id, one in STEPS.items() if one.finder is Finder.REPLAY]
+REPLAYED = [id for id, mutant in STEPS.items() if mutant.finder is Finder.REPLAY]
 
 
 @pytest.fixture(scope="module")
@@ -51,40 +52,45 @@ def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id:
 
 
 @pytest.fixture(scope="module")
-def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
+def completions(text_lm: hybridlm.LM) -> list[traffic.Alone]:
     return traffic.alone(text_lm)
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
+def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, completions: list[traffic.Alone]) -> None:
     """Traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
-    before = dict(text_lm.stats)
-    assert traffic.finder(text_lm, alone, PartlyRight(alone)) is None
-    drafted, accepted = (text_lm.stats[name] - before[name] for name in ("drafted_tokens", "accepted_tokens"))
+    stats = dict(text_lm.stats)
+    assert traffic.finder(text_lm, completions, PartlyRight(completions)) is None
+    drafted, accepted = (text_lm.stats[name] - stats[name] for name in ("drafted_tokens", "accepted_tokens"))
     assert drafted > accepted + 10 > 30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", HOSTS)
 def test_fault_of_the_host_is_found(
-    text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+    text_lm: hybridlm.LM, completions: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HOSTS[id].fault(monkeypatch)
-    assert traffic.finder(text_lm, alone, PartlyRight(alone)) is HOSTS[id].finder
+    assert traffic.finder(text_lm, completions, PartlyRight(completions)) is HOSTS[id].finder
 
 
 @pytest.mark.long
-def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
-    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is None
+def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, completions: list[traffic.Alone]) -> None:
+    assert traffic.finder(sanitized_lm, completions, PartlyRight(completions)) is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("id", ["moved-by-all-drafts", "moved-by-one", "moved-twice", "drafted-lanes-alone-move"])
 def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
-    sanitized_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
+    sanitized_lm: hybridlm.LM, completions: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HOSTS[id].fault(monkeypatch)
-    assert traffic.finder(sanitized_lm, alone, PartlyRight(alone)) is Finder.SANITIZER
+    assert traffic.finder(sanitized_lm, completions, PartlyRight(completions)) is Finder.SANITIZER
+
+
+def _contract(steps: Steps, lanes: int) -> LaneContract:
+    table = page_table(steps.lm.engine.pages(lanes))
+    return step_contract(True, steps.lm.engine.programs.structure.arrays, slot_map(lanes), table)
 
 
 @pytest.mark.long
@@ -93,11 +99,11 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
     """The measurement that users have for steps of their own, on ours."""
     scene = scene_of(steps)
     wrong = mutated(steps.lm.engine.programs.structure, [STEPS[id] if id else RIGHT])
-    found = unaccepted_reach(
+    reach = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, scene.rows, scene.inputs),
-        step_contract(True, slot_map(len(scene.lanes))),
+        _contract(steps, len(scene.lanes)),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith((".key", ".value")),
     )
-    assert found.compared > 10 and bool(found.reached) == bool(id)
+    assert reach.compared > 10 and bool(reach.reached) == bool(id)

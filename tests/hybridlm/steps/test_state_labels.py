@@ -11,7 +11,6 @@ from tiny_variants import variant
 
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import Shape
 from ir_passes import IsolationError, prove_isolation
 from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
@@ -45,18 +44,18 @@ def _transposed(right: Write) -> Write:
     return wrong
 
 
-def _swapped_heads(query: Any, key: Any, *more: Any) -> Any:
+def _swapped_heads(query: Any, key: Any, *rest: Any) -> Any:
     """Keys of another head in each entry: heads and entries of a head change places."""
-    return append_and_attend(query, jnp.swapaxes(key, 2, 3), *more)
+    return append_and_attend(query, jnp.swapaxes(key, 2, 3), *rest)
 
 
-def _swapped_caches(query: Any, key: Any, value: Any, *more: Any) -> Any:
-    return append_and_attend(query, value, key, *more)
+def _swapped_caches(query: Any, key: Any, value: Any, *rest: Any) -> Any:
+    return append_and_attend(query, value, key, *rest)
 
 
-def _swapped_taps(x: Any, weight: Any, state: Any, info: LaneInfo, *more: Any, **options: Any) -> Any:
+def _swapped_taps(x: Any, weight: Any, state: Any, info: LaneInfo, *rest: Any, **options: Any) -> Any:
     """Taps and channels of a convolution state are swapped."""
-    y, new = layer_conv(x, weight, state, info, *more, **options)
+    y, new = layer_conv(x, weight, state, info, *rest, **options)
     return y, _put(new, info.slots, info.lengths, lambda rows: rows.swapaxes(1, 2).reshape(rows.shape))
 
 
@@ -76,7 +75,7 @@ def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, ker
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(directory / "config.json", EngineConfig(lanes=2, context=256, chunk=4, kernels=kernels))
-    shape = Shape("generate", 2, tokens, 2)
+    shape = engine.generating(2, tokens)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
 
@@ -100,4 +99,4 @@ def test_a_state_in_another_order_is_refused(
 def test_in_its_own_order_it_is_proved(tmp_path: Path, case: str) -> None:
     name, changes, *_ = CASES[case]
     for tokens in (1, 4):
-        assert Claim.DIMENSIONS in {one.id for one in _proof(tmp_path, name, changes, tokens).proved}
+        assert Claim.DIMENSIONS in {claim.id for claim in _proof(tmp_path, name, changes, tokens).proved}

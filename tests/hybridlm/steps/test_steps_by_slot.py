@@ -3,26 +3,19 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
-from flax import nnx
-from shares import tiny
+from stepped_models import SteppedModel
 
-from hybridlm.devices.placement import Placement
-from hybridlm.programs.examples import example_arguments
-from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import AnyShape, EditShape, Shape
+from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.rows.arrays import RowArrays
 from hybridlm.steps.edit import no_edits, state_sites, types_in
 from hybridlm.steps.operands import Batch, StepInputs
-from hybridlm.steps.structure import Rows, flatten
+from hybridlm.steps.structure import Rows
 
-LANES, ROWS, CONTEXT, TOKENS = 4, 7, 64, 6
+LANES, ROWS, TOKENS = 4, 7, 6
 SLOTS = np.array([5, 0, 3, 2], np.int32)
-"""Row of each lane; the lanes that are idle are on rows of NaN, as all rows without a lane."""
+"""Row of each lane; the lanes that are idle are on rows of NaN, as all rows without a lane. Each row has one page."""
 POSITIONS = np.array([0, 9, 30, 0], np.int32)
 LENGTHS = {1: np.array([1, 1, 0, 1], np.int32), TOKENS: np.array([6, 2, 0, 5], np.int32)}
 IDLE = 2
@@ -31,72 +24,49 @@ MODELS = [
     ("next_dense_layers", True), ("falcon_base", False), ("sparse_base", True), ("lfm2_moe_base", False),
     ("kimi_base", False), ("ling_base", False), ("falcon_mamba_base", False), ("jamba_base", False),
     ("nemotron_latent", False), ("granite_experts", False), ("bamba_base", False), ("mamba2_base", False),
-    ("olmo_base", False),
+    ("olmo_base", False), ("zamba2_base", False),
 ]  # fmt: skip
 """A model of each kind of layer, and whether it has its MTP head."""
 KERNELS = ["auto", "off"]
 
 
-class Model:
-    """A model with random weights and its steps, proved and audited."""
-
-    def __init__(self, name: str, head: bool, kernels: str):
-        made = tiny(name, head)
-        placement = Placement(kernels=kernels)
-        rng = np.random.default_rng(0)
-
-        def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            array = rng.uniform(0.2, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
-            return array.astype(np.float32)
-
-        self.model = filled(lambda: made.family.build(made.config.shard(placement.devices), nnx.Rngs(0)), value)
-        self.structure, self.params = flatten(self.model)
-        self.programs = Programs(self.structure, placement=placement, config=made.config)
-        self.arrays = RowArrays(self.model, jnp.float32, placement)
-
-    def examples(self, shape: Any) -> tuple[Any, ...]:
-        """Example arguments of a step."""
-        config = self.model.config
-        return example_arguments(
-            shape, self.params, lambda count: self.arrays.abstract(count, CONTEXT), self.programs.placement,
-            self.structure, config.hidden_size, config.vocab_size,
-        )  # fmt: skip
-
-    def run(self, shape: AnyShape, *args: Any) -> Any:
-        """Results of a step on the host, of the program that is compiled for it."""
-        return jax.device_get(self.programs.compiled(shape, self.examples)(*args))
-
-    def rows(self) -> Rows:
-        """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
-        rng, pool = np.random.default_rng(1), self.arrays.abstract(ROWS, CONTEXT)
-        unused = sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])})
-
-        def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-            if np.issubdtype(leaf.dtype, np.integer):
-                return rng.integers(0, 50, leaf.shape).astype(leaf.dtype)
-            array = rng.normal(size=leaf.shape).astype(leaf.dtype)
-            array[unused] = np.nan
-            return array
-
-        return jax.tree.map(drawn, pool)
+def page_count(model: SteppedModel) -> int:
+    """Return a page for each row and the null page; 0 without KV caches."""
+    return 1 + ROWS if model.arrays.blocks(1) else 0
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda made: f"{made[0]}{'-head' * made[1]}")
-def made(request: pytest.FixtureRequest) -> tuple[str, bool]:
+def rows_of(model: SteppedModel) -> Rows:
+    """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
+    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, page_count(model))
+    unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
+
+    def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if np.issubdtype(leaf.dtype, np.integer):
+            return rng.integers(0, 50, leaf.shape).astype(leaf.dtype)
+        array = rng.normal(size=leaf.shape).astype(leaf.dtype)
+        array[unused + len(leaf) - ROWS] = np.nan
+        return array
+
+    return jax.tree.map(drawn, pool)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}{'-head' * case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
     return request.param
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def model(request: pytest.FixtureRequest, made: tuple[str, bool]) -> Model:
-    return Model(*made, request.param)
+def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> SteppedModel:
+    return SteppedModel(*case, request.param)
 
 
-def inputs_of(step: str, tokens: int, slots: Any) -> StepInputs:
-    """Inputs of a step of the lanes in the rows of these slots."""
+def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
+    """Inputs of a step of the lanes in the rows of these slots, and on the pages behind the null page."""
     rng, size = np.random.default_rng(2), (LANES, tokens)
     ids = rng.integers(0, 60, size).astype(np.int32)
     lengths = LENGTHS[tokens]
-    batch = Batch.of([None] * LANES, tokens, slots)
+    pages = np.where(lengths > 0, 1 + slots, 0).astype(np.int32)[:, None] if paged else None
+    batch = Batch.of([None] * LANES, tokens, slots, pages)
     batch = batch._replace(tokens=ids, lengths=lengths, positions=POSITIONS, kv_blocks=np.int32(1))
     if step in ("score", "hidden"):
         return StepInputs(batch, targets=rng.integers(0, 60, size).astype(np.int32) if step == "score" else None)
@@ -109,18 +79,26 @@ def inputs_of(step: str, tokens: int, slots: Any) -> StepInputs:
 def in_order(pool: Rows) -> Rows:
     """The pool with the row of lane i at i."""
     order = np.array([*SLOTS, *sorted({*range(ROWS)} - {*SLOTS.tolist()})])
-    return jax.tree.map(lambda leaf: np.ascontiguousarray(np.asarray(leaf)[order]), pool)
+
+    def ordered(leaf: Any) -> np.ndarray:
+        null = len(leaf) - ROWS
+        return np.concatenate([np.asarray(leaf)[:null], np.asarray(leaf)[null + order]])
+
+    return jax.tree.map(ordered, pool)
 
 
-def check_rows(pool: Rows, after: Rows, ordered: Rows) -> None:
+def check_rows(pool: Rows, results: Rows, ordered: Rows) -> None:
     """Check the lanes' rows against a step with row i of lane i, and all others against the pool before."""
-    others = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
-    leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (after, ordered)))
-    for (path, before), new, expected in zip(*leaves, strict=True):
-        assert new[others].tobytes() == before[others].tobytes(), path
+    rows = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
+    leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (results, ordered)))
+    for (path, old), new, expected in zip(*leaves, strict=True):
+        null = len(old) - ROWS
+        assert new[:null].tobytes() == old[:null].tobytes(), path
+        old, new, expected = old[null:], new[null:], expected[null:]
+        assert new[rows].tobytes() == old[rows].tobytes(), path
         assert new[SLOTS].tobytes() == expected[:LANES].tobytes(), path
         active = np.delete(SLOTS, IDLE)
-        assert new[active].tobytes() != before[active].tobytes() or path[0].name == "token", path
+        assert new[active].tobytes() != old[active].tobytes() or path[0].name == "token", path
 
 
 def busy(outputs: Any) -> list[np.ndarray]:
@@ -134,15 +112,16 @@ def busy(outputs: Any) -> list[np.ndarray]:
     "step, tokens", [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]
 )
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
-    model: Model, made: tuple[str, bool], step: Any, tokens: int
+    model: SteppedModel, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-    pool, drafts = model.rows(), 2 if made[1] and step in ("generate", "verify") else 0
-    inputs = inputs_of(step, tokens, SLOTS)
-    shape = Shape.of(inputs, ROWS, mtp_drafts=drafts)
+    pages = page_count(model)
+    pool, drafts = rows_of(model), 2 if case[1] and step in ("generate", "verify") else 0
+    inputs = inputs_of(step, tokens, SLOTS, pages > 0)
+    shape = Shape.of(inputs, ROWS, pages, mtp_drafts=drafts)
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
-    outputs, after = model.run(shape, model.params, pool, inputs)
+    outputs, rows = model.run(shape, model.params, pool, inputs)
     ordered_outputs, ordered = model.run(
-        shape, model.params, in_order(pool), inputs_of(step, tokens, np.arange(LANES, dtype=np.int32))
+        shape, model.params, in_order(pool), inputs_of(step, tokens, np.arange(LANES, dtype=np.int32), pages > 0)
     )
     for got, expected in zip(busy(outputs), busy(ordered_outputs), strict=True):
         assert got.tobytes() == expected.tobytes()
@@ -150,18 +129,18 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     for leaf in jax.tree.leaves(outputs):
         if np.issubdtype(leaf.dtype, np.floating) and leaf.shape[:2] == valid.shape:
             assert np.isfinite(leaf[valid]).all()
-    check_rows(pool, after, ordered)
+    check_rows(pool, rows, ordered)
 
 
 @pytest.mark.slow
 @pytest.mark.each_value
-def test_states_are_edited_in_the_rows_of_the_lanes(model: Model) -> None:
-    pool = model.rows()
+def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None:
+    pool, pages = rows_of(model), page_count(model)
     edits: Any = no_edits(LANES, types_in(model.structure, pool))
     site = state_sites(model.structure)[0]
     edit = edits[site.array]
     edit.layer[0], edit.unit[0, 0], edit.factor[0] = site.layer, True, -2.0
-    (after,) = model.run(EditShape(LANES, ROWS), pool, SLOTS, edits)
+    (after,) = model.run(EditShape(LANES, ROWS, pages), pool, SLOTS, edits)
     for place, (before, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(after), strict=True)):
         expected = before.copy()
         if place == site.place:

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paged_caches import by_lane, of_lanes
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.verify import accept
 from ir_passes.measure.unaccepted import unaccepted_reach
@@ -48,42 +48,42 @@ def check_same(got: jax.Array, want: jax.Array) -> None:
 
 
 def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scene) -> None:
-    accepted, _, after = steps.verify(scene.rows, scene.lanes)
+    accepted, _, rows = steps.verify(scene.rows, scene.lanes)
     assert accepted.tolist() == scene.accepted
     idle = scene.accepted.index(0)
-    for before, new in zip(jax.tree.leaves(scene.rows), jax.tree.leaves(after), strict=True):
-        check_same(new[idle], before[idle])
+    for old, new in zip(jax.tree.leaves(scene.rows), jax.tree.leaves(rows), strict=True):
+        check_same(by_lane(new, steps.lanes)[idle], by_lane(old, steps.lanes)[idle])
 
 
 def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
     """The same program with these tokens and no others: nothing else of the step is in the rows."""
     rows, lanes, expected = scene
-    _, sampled, after = steps.verify(rows, lanes)
-    alone = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
-    accepted, drawn_alone, want = steps.verify(rows, alone)
+    _, sampled, rows_now = steps.verify(rows, lanes)
+    single_drafts = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
+    accepted, drawn_alone, want = steps.verify(rows, single_drafts)
     assert accepted.tolist() == expected
     for lane, end in enumerate(scene.ends):
         assert sampled[lane, : expected[lane]].tolist() == drawn_alone[lane, : expected[lane]].tolist()
-        for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
+        for got, other in zip(states(rows_now, lane, end), states(want, lane, end), strict=True):
             assert got.tobytes() == other.tobytes()
-    check_same(after.token, want.token)
+    check_same(rows_now.token, want.token)
 
 
 def test_rejected_drafts_do_not_matter(steps: Steps, scene: Scene) -> None:
     rows, lanes, expected = scene
     vocab = steps.lm.config.vocab_size
-    _, _, after = steps.verify(rows, lanes)
-    others = []
+    _, _, rows_now = steps.verify(rows, lanes)
+    changed = []
     for lane, count in zip(lanes, expected, strict=True):
-        kept = max(0, count - len(lane.certain))
-        rejected = [wrong(wrong(token, vocab), vocab) for token in lane.drafts[kept:]]
+        count_kept = max(0, count - len(lane.certain))
+        rejected = [wrong(wrong(token, vocab), vocab) for token in lane.drafts[count_kept:]]
         rejected += [3] * (steps.tokens - len(lane.tokens)) if rejected else []
-        others.append(lane.but(drafts=(*lane.drafts[:kept], *rejected)))
-    assert others != lanes
-    accepted, _, other = steps.verify(rows, others)
+        changed.append(lane.but(drafts=(*lane.drafts[:count_kept], *rejected)))
+    assert changed != lanes
+    accepted, _, other = steps.verify(rows, changed)
     assert accepted.tolist() == expected
     for lane, end in enumerate(scene.ends):
-        for got, want in zip(states(after, lane, end), states(other, lane, end), strict=True):
+        for got, want in zip(states(rows_now, lane, end), states(other, lane, end), strict=True):
             assert got.tobytes() == want.tobytes()
 
 
@@ -93,23 +93,24 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
     In every lane at once.
     """
-    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
+    shape = steps.lm.engine.shape("verify", steps.lanes, steps.tokens, steps.lanes)
+    step, contract = steps.lm.engine.programs.step(shape)
     args = steps.lm.engine.params, scene.rows, scene.inputs
     positional = ("key", "value")
-    seen = unaccepted_reach(step, args, contract, {"args[2].batch.tokens": 1}, lambda path: path.endswith(positional))
-    assert seen.reached == ()
-    assert seen.compared > 8
+    reach = unaccepted_reach(step, args, contract, {"args[2].batch.tokens": 1}, lambda path: path.endswith(positional))
+    assert reach.reached == ()
+    assert reach.compared > 8
 
 
 def test_the_same_as_one_token_at_a_time(steps: Steps, scene: Scene) -> None:
     """Sampled tokens and the final state, against steps that consume the accepted tokens singly."""
-    _, sampled, after = steps.verify(scene.rows, scene.lanes)
+    _, sampled, rows = steps.verify(scene.rows, scene.lanes)
     drawn_singly, want = steps.one_by_one(scene)
     for lane, (count, end) in enumerate(zip(scene.accepted, scene.ends, strict=True)):
         assert sampled[lane, :count].tolist() == drawn_singly[lane, :count].tolist()
-        for got, other in zip(states(after, lane, end), states(want, lane, end), strict=True):
+        for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
             np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
-    check_same(after.token, want.token)
+    check_same(rows.token, want.token)
 
 
 def test_the_token_sampled_last_is_carried(steps: Steps, scene: Scene) -> None:
@@ -125,27 +126,35 @@ def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
     """Prompts before or behind those that draft, all rows in other places: bit for bit the same."""
     order = [3, 5, 0, 4, 2, 1]
     want = steps.verify(scene.rows, scene.lanes)
-    found = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
-    jax.tree.map(lambda got, other: check_same(got, other[np.array(order)]), found, want)
+    permuted = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
+    jax.tree.map(
+        lambda got, other: check_same(by_lane(got, steps.lanes), by_lane(other, steps.lanes)[np.array(order)]),
+        permuted, want,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("beside", ["nan", "drafts"])
-def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, beside: str) -> None:
+@pytest.mark.parametrize("neighbours", ["nan", "drafts"])
+def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, neighbours: str) -> None:
     """Accepted and sampled tokens and rows, beside lanes that hold NaN or have other tokens, drafts and settings."""
     want = steps.verify(scene.rows, scene.lanes)
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
-        if beside == "nan":
-            others = np.arange(steps.lanes) != lane
-            filled = jax.tree.map(
-                lambda x, o=others: jnp.where(o.reshape((-1,) + (1,) * (x.ndim - 1)), jnp.nan, x), rows.layers
-            )
+        if neighbours == "nan":
+            mask = np.arange(steps.lanes) != lane
+
+            def poisoned(x: np.ndarray, mask: np.ndarray = mask) -> np.ndarray:
+                return np.where(mask.reshape((-1,) + (1,) * (x.ndim - 1)), x.dtype.type(np.nan), x)
+
+            filled = jax.tree.map(lambda x: of_lanes(x, steps.lanes, poisoned), rows.layers)
             rows = rows._replace(layers=filled)
         else:
             other = Lane((), [7, 8, 9], [1, 2], sampled=6)
-            lanes = [one if i == lane else other for i, one in enumerate(lanes)]
-        found = steps.verify(rows, lanes)
-        jax.tree.map(lambda got, same, i=lane: check_same(got[i], same[i]), found, want)
+            lanes = [lane_now if i == lane else other for i, lane_now in enumerate(lanes)]
+        result = steps.verify(rows, lanes)
+        jax.tree.map(
+            lambda got, expected, i=lane: check_same(by_lane(got, steps.lanes)[i], by_lane(expected, steps.lanes)[i]),
+            result, want,
+        )  # fmt: skip
 
 
 def check_turns(steps: Steps, *turns: list[int | None]) -> None:
@@ -156,14 +165,16 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
             the one that samples.
     """
     vocab, rng = steps.lm.config.vocab_size, np.random.default_rng(3)
-    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (6, 11, 3, 126, 8, 2)]
-    rows = want = steps.used_rows(past, rng)
-    lanes = [Lane(text, (int(rng.integers(3, vocab)),)) for text in past]
+    histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (6, 11, 3, 126, 8, 2)]
+    rows = want = steps.used_rows(histories, rng)
+    lanes = [Lane(text, (int(rng.integers(3, vocab)),)) for text in histories]
     for turn in turns:
         right = steps.right_drafts(rows, lanes, 4)
         lanes = [
-            lane if count is None else lane.but(drafts=[*known[:count], *(wrong(one, vocab) for one in known[count:])])
-            for lane, known, count in zip(lanes, right, turn, strict=True)
+            lane
+            if count is None
+            else lane.but(drafts=[*continuation[:count], *(wrong(token, vocab) for token in continuation[count:])])
+            for lane, continuation, count in zip(lanes, right, turn, strict=True)
         ]
         counts = [1 + (count or 0) for count in turn]
         _, want = steps.one_by_one(Scene(want, lanes, counts))
@@ -173,12 +184,12 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
         else:
             _, rows = steps.one_by_one(Scene(rows, lanes, counts))
         check_same(rows.token, want.token)
-        for lane, (one, count) in enumerate(zip(lanes, counts, strict=True)):
-            end = len(one.past) + count
+        for lane, (lane_now, count) in enumerate(zip(lanes, counts, strict=True)):
+            end = len(lane_now.past) + count
             for got, other in zip(states(rows, lane, end), states(want, lane, end), strict=True):
                 np.testing.assert_allclose(got, other, atol=5e-5, rtol=1e-4)
         lanes = [
-            Lane((*one.past, *one.tokens[:count]), (LAST_SAMPLED,)) for one, count in zip(lanes, counts, strict=True)
+            Lane((*item.past, *item.tokens[:count]), (LAST_SAMPLED,)) for item, count in zip(lanes, counts, strict=True)
         ]
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
+from jax_settings import jax_settings
 
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.config import EngineConfig
@@ -34,10 +34,8 @@ SIZES: dict[str, Any] = {"lanes": 4, "context": 64, "chunk": 8, "dtype": "float3
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path) -> Iterator[None]:
-    before = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "cache")):
+        yield
 
 
 def engine(name: str, target: str, **sizes: Any) -> Engine:
@@ -55,9 +53,9 @@ STEPS = [Shape("generate", 4, 8, 4), Shape("generate", 4, 1, 4)]
 @pytest.mark.parametrize("mesh", [{"expert": 4}, {"data": 2, "expert": 2}])
 def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> None:
     """Other meshes, and all families on them, are rows of docs/tables/target-tables.md."""
-    for one in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
-        assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
-        assert one.kernels > 0 and one.floor_moved is not None and one.moved > one.floor_moved
+    for step in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
+        assert step.faults == () and step.certificate is not None and step.certificate.not_audited is None
+        assert step.kernels > 0 and step.floor_moved is not None and step.moved > step.floor_moved
 
 
 @pytest.mark.target_cuda
@@ -66,8 +64,8 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
     """Products on a mesh transpose the window of Mamba2's convolution; a copy used to transpose the new state back."""
-    (one,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
-    assert one.faults == () and one.certificate is not None and one.certificate.copies == ()
+    (step,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
+    assert step.faults == () and step.certificate is not None and step.certificate.copies == ()
 
 
 def steps_on_a_mesh(
@@ -94,10 +92,10 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
-    found = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (one,) = report_on(found, [Shape("generate", 64, 1, 64)]).steps
-    assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
-    assert one.floor_moved is not None and one.floor_moved < one.moved < 2.2 * one.floor_moved
+    small = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
+    (step,) = report_on(small, [small.generating(64, 1)]).steps
+    assert step.faults == () and step.certificate is not None and step.certificate.not_audited is None
+    assert step.floor_moved is not None and step.floor_moved < step.moved < 2.2 * step.floor_moved
 
 
 @pytest.mark.target_cuda
@@ -113,10 +111,10 @@ def test_other_tpus(target: str) -> None:
 
 
 def one_decode_step(target: str) -> None:
-    found = engine("dense_interval", target)
-    (one,) = report_on(found, [Shape("generate", 4, 1, 4)]).steps
-    assert not one.faults and one.certificate is not None and one.certificate.not_audited is None
-    assert one.certificate.versions.device == read_target(target).device_kind
+    dense = engine("dense_interval", target)
+    (step,) = report_on(dense, [dense.generating(4, 1)]).steps
+    assert not step.faults and step.certificate is not None and step.certificate.not_audited is None
+    assert step.certificate.versions.device == read_target(target).device_kind
 
 
 WIDE = {
@@ -131,7 +129,7 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
     """Scratch with kernels is that of plain weights, also for prompts whose lanes are several tiles of a kernel."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
-    found = {}
+    reports = {}
     for scheme in (None, "int8"):
         recipe = None if scheme is None else Recipe.of(scheme)
         packed = target_engine(
@@ -142,8 +140,8 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
             packed.generating(packed.prefill_lanes, 256),
             Shape("score", 16, 64, 16, 0),
         ]
-        found[scheme] = report_on(packed, steps).steps
-    for plain, packed in zip(found[None], found["int8"], strict=True):
+        reports[scheme] = report_on(packed, steps).steps
+    for plain, packed in zip(reports[None], reports["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None
         assert packed.scratch <= 1.1 * plain.scratch and packed.moved < plain.moved
         assert packed.floor_moved is not None and plain.floor_moved is not None
@@ -153,19 +151,22 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
 Mutant = Callable[[Executable, LiveValues, BoundContract], Executable]
 
 
-def moved(executable: Executable, at: tuple[int, tuple[int, ...]], place: Slice) -> Executable:
+def moved(executable: Executable, key: tuple[int, tuple[int, ...]], place: Slice) -> Executable:
     buffers = executable.buffers
-    return replace(executable, buffers=Buffers(buffers.allocations, {**buffers.slices, at: place}))
+    return replace(executable, buffers=Buffers(buffers.allocations, {**buffers.slices, key: place}))
 
 
 def two_live_values(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
     scratch = [
-        one
-        for one in live.values
-        if one.slice and executable.buffers.allocations[one.slice.allocation].is_temp and one.stop > one.start
+        value
+        for value in live.values
+        if value.slice and executable.buffers.allocations[value.slice.allocation].is_temp and value.stop > value.start
     ]
     first, second = next(
-        (one, two) for one in scratch for two in scratch if one.start < two.start < one.stop and one.slice != two.slice
+        (value, two)
+        for value in scratch
+        for two in scratch
+        if value.start < two.start < value.stop and value.slice != two.slice
     )
     assert first.slice is not None
     return moved(executable, (second.instruction.id, second.index), replace(first.slice, size=second.array.bytes))
@@ -184,54 +185,60 @@ def swapped_successors(executable: Executable, live: LiveValues, bound: BoundCon
 
 
 def outside_its_allocation(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    one = next(one for one in live.values if one.slice and one.instruction.opcode == "fusion")
-    assert one.slice is not None
-    return moved(executable, (one.instruction.id, one.index), replace(one.slice, offset=1 << 40))
+    fusion = next(fusion for fusion in live.values if fusion.slice and fusion.instruction.opcode == "fusion")
+    assert fusion.slice is not None
+    return moved(executable, (fusion.instruction.id, fusion.index), replace(fusion.slice, offset=1 << 40))
 
 
 def no_place(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    one = next(
-        one for one in live.values if one.slice and one.instruction.opcode == "fusion" and one.array.dtype != "tuple"
+    fusion = next(
+        fusion
+        for fusion in live.values
+        if fusion.slice and fusion.instruction.opcode == "fusion" and fusion.array.dtype != "tuple"
     )
-    slices = {at: place for at, place in executable.buffers.slices.items() if at != (one.instruction.id, one.index)}
+    slices = {
+        key: place for key, place in executable.buffers.slices.items() if key != (fusion.instruction.id, fusion.index)
+    }
     return replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
 
 
 def over_a_turned_operand(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
     """A product's result in the bytes of an operand that it reads at other positions: a shift in place."""
-    for one in live.values:
-        product = one.instruction.name.startswith("gemm_fusion") or one.instruction.fusion_kind == "kOutput"
-        if one.slice is None or not product or one.index:
+    for value in live.values:
+        product = value.instruction.name.startswith("gemm_fusion") or value.instruction.fusion_kind == "kOutput"
+        if value.slice is None or not product or value.index:
             continue
-        for operand in one.instruction.operands:
+        for operand in value.instruction.operands:
             for number in live.of[operand].values():
-                other, size = live.values[number], one.slice.size
-                if other.slice is not None and other.slice.size >= size and other.stop == one.start:
-                    return moved(executable, (one.instruction.id, one.index), replace(other.slice, size=size))
+                other, size = live.values[number], value.slice.size
+                if other.slice is not None and other.slice.size >= size and other.stop == value.start:
+                    return moved(executable, (value.instruction.id, value.index), replace(other.slice, size=size))
     raise AssertionError("no product whose operand ends with it")
 
 
 def written_while_copied(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
     """Another value in the bytes that a copy beside other operations is still writing."""
-    for one in live.values:
-        if one.instruction.opcode != "copy-start" or one.index != (0,) or one.slice is None:
+    for value in live.values:
+        if value.instruction.opcode != "copy-start" or value.index != (0,) or value.slice is None:
             continue
-        done = next(
-            at for at, each in enumerate(live.executed)
-            if each.opcode == "copy-done" and each.operands[0] == one.instruction.id
+        end = next(
+            index for index, each in enumerate(live.executed)
+            if each.opcode == "copy-done" and each.operands[0] == value.instruction.id
         )  # fmt: skip
-        started = live.executed.index(one.instruction)
-        for each in live.executed[started + 1 : done]:
+        started = live.executed.index(value.instruction)
+        for each in live.executed[started + 1 : end]:
             for index, number in live.made_by(each):
                 other = live.values[number]
-                if other.slice is not None and other.array.dtype != "tuple" and other.start > one.start:
-                    return moved(executable, (each.id, index), replace(one.slice, size=other.slice.size))
+                if other.slice is not None and other.array.dtype != "tuple" and other.start > value.start:
+                    return moved(executable, (each.id, index), replace(value.slice, size=other.slice.size))
     raise AssertionError("no copy beside other operations")
 
 
 def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
     """Move every value of the chip's memory to the device's, so that pools are copied there."""
-    allocations = {number: replace(one, space=0) for number, one in executable.buffers.allocations.items()}
+    allocations = {
+        number: replace(allocation, space=0) for number, allocation in executable.buffers.allocations.items()
+    }
     return replace(executable, buffers=Buffers(allocations, executable.buffers.slices))
 
 
@@ -253,7 +260,7 @@ TPU_MUTANTS: dict[Mutant, FindingKind] = {
 def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
     """The decode step of a model, as the audit reads it."""
     programs, compile = list[CompiledProgram](), compiling.compile_with_assignment
-    found = engine("dense_interval", request.param)
+    dense = engine("dense_interval", request.param)
     with pytest.MonkeyPatch.context() as patch:
 
         def noted(*args: Any) -> CompiledProgram:
@@ -261,7 +268,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = found.program(Shape("generate", 4, 1, 4))
+        step = dense.program(dense.generating(4, 1))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 
@@ -280,4 +287,4 @@ def check_mutant(mutant: Mutant, kind: FindingKind, executable: Executable, boun
     options: dict[str, Any] = {"may_copy": ("args[1].layers*.conv",)}
     assert audit_executable(executable, bound, **options).findings == ()
     broken = mutant(executable, live_values(executable), bound)
-    assert kind in {one.kind for one in audit_executable(broken, bound, **options).findings}
+    assert kind in {finding.kind for finding in audit_executable(broken, bound, **options).findings}

@@ -1,5 +1,6 @@
 """Memory of planned quantised models: packed parameters, and the table."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
 from hybridlm.loading import load
+from hybridlm.target_report.fit import fit_of
 from ir_passes.targets import read_target
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,3 +117,15 @@ def test_published_models_fit(name: str, scheme: str | None, target: str, fits: 
 def test_table() -> None:
     assert set(LARGE) <= set(PUBLISHED) and None in SCHEMES
     assert f"{BEGIN}{table()}{END}" in (ROOT / "docs" / "quantised.md").read_text()
+
+
+@pytest.mark.parametrize(("cache", "fits"), [(None, False), (64 * 2048, True)])
+def test_many_short_sequences_of_a_long_context_fit(cache: int | None, fits: bool, tmp_path: Path) -> None:
+    """64 lanes of Qwen3.5-35B-A3B, each of up to 262,144 tokens: by pages for 2,048 of each, not by contexts."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["Qwen3.5-35B-A3B"]))
+    options = EngineConfig(lanes=64, context=262_144, dtype="bfloat16", cache=cache)
+    target = read_target("nvidia-h100")
+    engine = abstract_engine(path, options, target=target, recipe=Recipe.of("fp8-block"))
+    assert target.memory is not None
+    assert fit_of(engine, target.memory, target.platform, 2 * 10**9, None).fits == fits

@@ -17,6 +17,7 @@ import jax
 import pytest
 from gguf_checkpoint import OF, write_gguf
 from jax.experimental import topologies
+from jax_settings import jax_settings
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
@@ -48,7 +49,7 @@ SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4), PartShape("state", True, 4, 
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for reports of a step that several tests look at."""
     return tmp_path_factory.mktemp("kept")
 
@@ -64,54 +65,54 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
 
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
-    before = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "cache")):
+        yield
 
 
-def engine(name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **more: Any) -> Engine:
-    mesh, config = more.pop("mesh", None), GOLDEN / name / "config.json"
-    return target_engine(read_target(target), EngineConfig(**SIZES | more), config=config, mesh=mesh, recipe=recipe)
+def engine(
+    name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **options: Any
+) -> Engine:
+    mesh, config = options.pop("mesh", None), GOLDEN / name / "config.json"
+    return target_engine(read_target(target), EngineConfig(**SIZES | options), config=config, mesh=mesh, recipe=recipe)
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     """Its configuration is in the file, beside which there is no config.json."""
     path = write_gguf(tmp_path / "m.gguf", "qwen35")
-    found = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
+    gguf_engine = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
     original = engine(OF["qwen35"])
-    kept, expected = found.row_arrays.model.config, original.row_arrays.model.config
-    assert kept.num_layers == expected.num_layers and kept.vocab_size == expected.vocab_size
+    config, expected = gguf_engine.row_arrays.model.config, original.row_arrays.model.config
+    assert config.num_layers == expected.num_layers and config.vocab_size == expected.vocab_size
 
 
-def floor(found: Engine, shape: Shape) -> Floor:
-    floor = floor_of(found.row_arrays.model, shape, found.placement, found.row_arrays.dtype, found.context)
+def floor(target: Engine, shape: Shape) -> Floor:
+    floor = floor_of(target.row_arrays.model, shape, target.placement, target.row_arrays.dtype, target.context)
     assert floor is not None
     return floor
 
 
 def test_models_are_told_the_platform_of_the_target() -> None:
-    found = engine()
-    assert found.placement.platform == "gpu" and found.row_arrays.dtype == "float32"
+    gpu_engine = engine()
+    assert gpu_engine.placement.platform == "gpu" and gpu_engine.row_arrays.dtype == "float32"
     assert engine(dtype="bfloat16").row_arrays.dtype == "bfloat16", "which on a CPU is float32"
-    assert found.row_arrays.model.layers[0].branches[1].inner.config.devices.platform == "gpu"
+    assert gpu_engine.row_arrays.model.layers[0].branches[1].inner.config.devices.platform == "gpu"
 
 
 def test_floor_of_experts_and_keys() -> None:
     """One expert product is met by 3 of 8 experts per token; keys and values are those of the blocks before."""
-    found = engine(lanes=1)
-    model = found.row_arrays.model
-    experts = sum(one.size for one in found.params if one.ndim == 3 and one.shape[0] == 8)
-    every = sum(one.size for one in found.params)
+    small = engine(lanes=1)
+    model = small.row_arrays.model
+    experts = sum(param.size for param in small.params if param.ndim == 3 and param.shape[0] == 8)
+    every = sum(param.size for param in small.params)
     table = 97 * 32
-    kept = model.state_size(found.row_arrays.dtype)
-    vectors = sum(one.size for one in found.params if one.ndim < 2)
-    one = floor(found, Shape("generate", 1, 1, 1))
-    stored = sum(one.size * one.dtype.itemsize for one in found.params)
+    state_size = model.state_size(small.row_arrays.dtype)
+    vectors = sum(param.size for param in small.params if param.ndim < 2)
+    step = floor(small, Shape("generate", 1, 1, 1))
+    stored = sum(param.size * param.dtype.itemsize for param in small.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
-    cached = kept.token * (2 * KV_BLOCK + 1)
-    assert one.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * kept.fixed + cached
-    assert one.flops == 2 * (every - vectors - table - experts * 5 // 8)
+    cached = state_size.token * (2 * KV_BLOCK + 1)
+    assert step.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * state_size.fixed + cached
+    assert step.flops == 2 * (every - vectors - table - experts * 5 // 8)
 
 
 @pytest.mark.parametrize("name", ["sparse_base", "dense_interval"])
@@ -119,23 +120,23 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
     """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
     shape = Shape("generate", 1, 1, 1)
-    before, after = floor(plain, shape), floor(packed, shape)
-    assert after.flops == before.flops
+    plain_floor, packed_floor = floor(plain, shape), floor(packed, shape)
+    assert packed_floor.flops == plain_floor.flops
     saved = 0
-    for one in packed.params:
-        if isinstance(one, QuantisedWeight):
-            met = 3 / 8 if one.ndim == 3 else 1
-            saved += met * (4 * one.size - one.nbytes)
-            assert one.nbytes == one.size + 2 * one.size // one.inputs
-    assert saved > 0 and before.moved - after.moved == saved
+    for param in packed.params:
+        if isinstance(param, QuantisedWeight):
+            met = 3 / 8 if param.ndim == 3 else 1
+            saved += met * (4 * param.size - param.nbytes)
+            assert param.nbytes == param.size + 2 * param.size // param.inputs
+    assert saved > 0 and plain_floor.moved - packed_floor.moved == saved
 
 
 def test_floor_of_prompts_samples_one_token() -> None:
-    found = engine("dense_interval")
-    prompt, score = floor(found, Shape("generate", 4, 8, 4)), floor(found, Shape("score", 4, 8, 4, 0))
+    dense = engine("dense_interval")
+    prompt, score = floor(dense, Shape("generate", 4, 8, 4)), floor(dense, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
-    assert floor_of(found.row_arrays.model, KEEP, found.placement, found.row_arrays.dtype, 256) is None
+    assert floor_of(dense.row_arrays.model, KEEP, dense.placement, dense.row_arrays.dtype, 256) is None
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,37 +149,55 @@ def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPa
 
 
 def test_fit_at_the_last_byte() -> None:
-    found = engine()
-    weights, row = found.parameters_on_a_device[1], found.row_bytes_on_a_device
-    need = weights + (4 + 4) * row + 1000
-    fit = fit_of(found, need, "gpu", 1000, None)
-    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row)
+    base = engine()
+    weights, row = base.parameters_on_a_device[1], base.row_bytes_on_a_device
+    page = base.row_arrays.model.state_size(base.row_arrays.dtype).token * KV_BLOCK
+    nulls = 2 * page  # of the pool of a run and of one that scores
+    need = weights + (4 + 4) * row + nulls + 1000
+    fit = fit_of(base, need, "gpu", 1000, None)
+    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row + nulls)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in fit.lines[-1]
-    assert not fit_of(found, need - 1, "gpu", 1000, None).fits
-    assert fit_of(found, need - 1, "gpu", 1000, None).most_lanes == 3
+    assert not fit_of(base, need - 1, "gpu", 1000, None).fits
+    assert fit_of(base, need - 1, "gpu", 1000, None).most_lanes == 3
     # A fifth lane takes a row and a quarter more of the scratch; a sixth another of each.
-    assert fit_of(found, need + row + 250, "gpu", 1000, None).most_lanes == 5
-    assert fit_of(found, need + row + 249, "gpu", 1000, None).most_lanes == 4
-    assert fit_of(found, weights, "gpu", None, None).most_lanes == 0
-    padded = fit_of(found, need, "gpu", 1000, weights + 8 * row + 7)
+    assert fit_of(base, need + row + 250, "gpu", 1000, None).most_lanes == 5
+    assert fit_of(base, need + row + 249, "gpu", 1000, None).most_lanes == 4
+    assert fit_of(base, weights, "gpu", None, None).most_lanes == 0
+    padded = fit_of(base, need, "gpu", 1000, weights + 8 * row + nulls + 7)
     assert (padded.padding, padded.left) == (7, -7)
 
 
 def test_longest_context() -> None:
-    found = engine("sparse_base", context=128)
-    weights = found.parameters_on_a_device[1]
+    short = engine("sparse_base", context=128)
+    weights = short.parameters_on_a_device[1]
 
     def row(context: int) -> int:
         return engine("sparse_base", context=context).row_bytes_on_a_device
 
-    fit = fit_of(found, weights + 8 * row(384), "gpu", 0, None)
+    page = short.row_arrays.model.state_size(short.row_arrays.dtype).token * KV_BLOCK
+    need = weights + 8 * row(384) + 2 * page
+    fit = fit_of(short, need, "gpu", 0, None)
     assert (fit.longest_context, fit.context) == (384, 128)
-    assert fit_of(found, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
-    assert fit_of(found, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
+    assert fit_of(short, need - 1, "gpu", 0, None).longest_context == 256
+    assert fit_of(short, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
 
 
-def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
+def test_largest_cache() -> None:
+    """The KV cache that fits, without a null page in each of the two pools."""
+    roomy = engine("sparse_base", context=512)
+    weights, arrays = roomy.parameters_on_a_device[1], roomy.row_arrays
+    size = arrays.model.state_size(arrays.dtype)
+    page, rows = size.token * KV_BLOCK, 8 * (size.fixed + 4)  # and the last token of each row
+    fit = fit_of(roomy, weights + rows + 2 * (1 + 7) * page, "gpu", 0, None)
+    assert (fit.fits, fit.positions, fit.most_positions) == (False, 4 * 512, 7 * KV_BLOCK)
+    assert "KV cache of 2,048 positions, at most 896 with 4 lanes" in fit.lines[1]
+    limited = engine("sparse_base", context=512, cache=7 * KV_BLOCK)
+    fit = fit_of(limited, weights + rows + 2 * (1 + 7) * page, "gpu", 0, None)
+    assert (fit.fits, fit.left, fit.positions) == (True, 0, 7 * KV_BLOCK)
+
+
+def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
     first = report_on(engine(), SHAPES)
     assert first.good and first.fit is not None and first.fit.fits
     decode, copy = first.steps
@@ -189,11 +208,11 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kep
     assert copy.floor_moved is None and copy.kernels > 0
     assert from_json(TargetReport, first.to_json()) == first
 
-    again = report_on(engine(), SHAPES)
-    assert again == replace(first, steps=tuple(replace(one, reused=True) for one in first.steps))
+    report = report_on(engine(), SHAPES)
+    assert report == replace(first, steps=tuple(replace(step, reused=True) for step in first.steps))
     monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
-    others: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
-    for other in others:
+    options: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
+    for other in options:
         with pytest.raises(AssertionError, match="compiled again"):
             report_on(engine(**other), SHAPES)
 
@@ -205,8 +224,8 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
         return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
 
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
-    found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
-    step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
+    kernels = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
+    step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None)
     keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
         report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))
@@ -219,44 +238,44 @@ def refused(*args: Any, **options: Any) -> Any:
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
     """Make XLA refuse as many programs with these messages; return the options of each compilation."""
-    compile, seen, left = jax.stages.Lowered.compile, list[Any](), list(messages)
+    compile, calls, remaining = jax.stages.Lowered.compile, list[Any](), list(messages)
 
     def refusing(self: jax.stages.Lowered, compiler_options: Any = None) -> Any:
-        seen.append(compiler_options)
-        if left:
-            raise jax.errors.JaxRuntimeError(left.pop(0))
+        calls.append(compiler_options)
+        if remaining:
+            raise jax.errors.JaxRuntimeError(remaining.pop(0))
         return compile(self, compiler_options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", refusing)
-    return seen
+    return calls
 
 
 def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = PartShape("state", True, 2, 1), KEEP
     compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
-    found = report_on(engine(), shapes)
-    assert not found.good and [bool(one.faults) for one in found.steps] == [True, False]
-    assert found.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
-    assert found.fit is not None and found.fit.padding == 0
-    again = report_on(engine(), shapes)
-    assert again.good and [one.reused for one in again.steps] == [False, True]
+    report = report_on(engine(), shapes)
+    assert not report.good and [bool(step.faults) for step in report.steps] == [True, False]
+    assert report.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
+    assert report.fit is not None and report.fit.padding == 0
+    report = report_on(engine(), shapes)
+    assert report.good and [step.reused for step in report.steps] == [False, True]
 
 
 def test_products_without_tiles_are_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
-    found = report_on(engine(), [DECODE])
+    compiled = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
+    report = report_on(engine(), [DECODE])
     assert (
-        seen == [OPTIONS["gpu"], OPTIONS["gpu"] | {"xla_gpu_enable_triton_gemm": False}]
-        and not found.steps[0].certificate
+        compiled == [OPTIONS["gpu"], OPTIONS["gpu"] | {"xla_gpu_enable_triton_gemm": False}]
+        and not report.steps[0].certificate
     )
-    assert "INTERNAL: other" in found.steps[0].faults[0]
+    assert "INTERNAL: other" in report.steps[0].faults[0]
 
 
 def test_mesh_has_the_devices_of_the_target() -> None:
     with pytest.raises(TargetError, match="nvidia-h100:2: expected a mesh of 2 devices, got one of 4"):
         engine(target="nvidia-h100:2", mesh={"data": 2, "model": 2})
-    found = engine(target="nvidia-h100:2")
-    assert found.placement.data == 2 and set(found.placement.local_devices) == set(jax.devices()[1:3])
+    meshed = engine(target="nvidia-h100:2")
+    assert meshed.placement.data == 2 and set(meshed.placement.local_devices) == set(jax.devices()[1:3])
 
 
 @pytest.mark.parametrize(("target", "platform"), [("nvidia-h100", "cuda"), ("tpu-v5e", "tpu")])
@@ -266,15 +285,15 @@ def test_steps_are_exported_for_the_platform_of_the_target(
     """JAX exports them with all of its checks: it promises to keep every custom call."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
-    made, export = list[Any](), exported.jax_export.export
+    exports, export = list[Any](), exported.jax_export.export
 
     def noted(*args: Any, **options: Any) -> Any:
-        return lambda *types: made.append(export(*args, **options)(*types)) or made[-1]
+        return lambda *types: exports.append(export(*args, **options)(*types)) or exports[-1]
 
     monkeypatch.setattr(exported.jax_export, "export", noted)
     step = engine("dense_interval", target).program(DECODE)
     text = step.export().text
-    assert made[0].platforms == (platform,) and text is not None
+    assert exports[0].platforms == (platform,) and text is not None
     assert "custom_call" not in text
 
 
@@ -283,20 +302,20 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     """XLA writes one that does not in a loop of compare-and-swap. Counts are sums, which places may share."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
-    found = engine("sparse_base", target)
+    base = engine("sparse_base", target)
     for shape in (DECODE, Shape("generate", 4, 8, 4), KEEP):
-        step, _ = found.programs.step(shape)
-        program = jax.make_jaxpr(step)(*found.example_arguments(shape))
-        written = [one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == "scatter"]
-        shared = [ir.source_of(one) for one in written if not one.params["unique_indices"]]
+        step, _ = base.programs.step(shape)
+        program = jax.make_jaxpr(step)(*base.example_arguments(shape))
+        written = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "scatter"]
+        shared = [ir.source_of(eqn) for eqn in written if not eqn.params["unique_indices"]]
         assert (written or shape is KEEP) and shared == []
 
 
-def test_progress_is_told_before_each_step(kept: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
-    told: list[tuple[int, str]] = []
-    report_on(engine(), SHAPES, lambda done, name: told.append((done, name)))
-    assert told == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
+def test_progress_is_told_before_each_step(folder: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
+    events: list[tuple[int, str]] = []
+    report_on(engine(), SHAPES, lambda count, name: events.append((count, name)))
+    assert events == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
 
 
 def run(*options: str) -> Result:
@@ -307,8 +326,8 @@ def run(*options: str) -> Result:
 CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
     monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
@@ -319,8 +338,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
         "keep-a-state-of-4.json",
     ]
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    found = from_json(TargetReport, result.output)
-    assert result.exit_code == 0 and found.good and len(found.steps) == 2
+    report = from_json(TargetReport, result.output)
+    assert result.exit_code == 0 and report.good and len(report.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
     monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
@@ -328,7 +347,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--target", "nvidia-h100"), "--model or --config, got neither"),
         ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
@@ -337,17 +356,17 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
         ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
     ],
 )
-def test_options_that_do_not_go_together(options: tuple[str, ...], said: str) -> None:
+def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     result = run(*options)
-    assert result.exit_code == 1 and said in result.output
+    assert result.exit_code == 1 and message in result.output
 
 
 def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, page, told = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
+    path, page, labels = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
 
-    def noted(show: bool | None, what: str, total: int) -> Any:
-        told.append(what)
-        return counting_progress(show, what, total)
+    def noted(show: bool | None, label: str, total: int) -> Any:
+        labels.append(label)
+        return counting_progress(show, label, total)
 
     monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
     result = CliRunner().invoke(
@@ -357,7 +376,7 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert told == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
+    assert labels == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
     assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"

@@ -55,14 +55,15 @@ def test_page() -> None:
     assert "| checkpoint | generate 4x1 of 4 | keep a state of 4 |" in text
     assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
     single = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
+    single += ", zamba2_base"
     assert f"Without experts: {single}." in text
     assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
     assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text
 
 
-def fitted(left: int) -> SimpleNamespace:
+def fitted(spare: int) -> SimpleNamespace:
     return SimpleNamespace(
-        memory=16 * 10**9, left=left, fits=left >= 0, most_lanes=82, longest_context=6272, scratch=10**9
+        memory=16 * 10**9, left=spare, fits=spare >= 0, most_lanes=82, longest_context=6272, scratch=10**9
     )
 
 
@@ -104,4 +105,4 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
     assert {row.verdict for row in rows} == {"audited"} and all(model.good for model in models)
     for target in TARGETS:
         expected = [name for name in NAMES if is_split(name, target) for _ in range(4)]
-        assert [one.checkpoint for one in rows if one.target == target] == expected
+        assert [row.checkpoint for row in rows if row.target == target] == expected

@@ -54,81 +54,38 @@ def test_tokens_of_the_test() -> None:
     assert [TOKENIZER.decode([token]) for token in WORD_IDS] == WORDS
 
 
-def test_text_without_stops_is_given_out_at_once() -> None:
-    text, pieces = grow(ids("x", " the", "END"))
-    assert (text.text, text.stopped, pieces) == ("x theEND", False, ["x", " the", "END", ""])
+MEN = "\N{SNOWMAN}\N{GRINNING FACE}"
+# Name -> tokens, stop strings, whether they stop, and the text that each token releases, and the end.
+CASES: dict[str, tuple[list[int], tuple[str, ...], bool, list[str]]] = {
+    "no stop string": (ids("x", " the", "END"), (), False, ["x", " the", "END", ""]),
+    "across tokens": (ids("x", "E", "N", "D", "y"), ("END",), True, ["x", "", "", ""]),
+    "no stop after all": (
+        ids("x", "E", "N", "y", "E", "E", "E", "N"), ("END",), False, ["x", "", "", "ENy", "", "E", "E", "", "EN"]
+    ),
+    "within a token": (ids("x", "END", "y"), ("N",), True, ["x", "E"]),
+    "from one token into another": (ids("cab", "cab"), ("bc",), True, ["ca", ""]),
+    "a failed beginning overlaps with it": (ids("a", "a", "a", "b", "c"), ("aab",), True, ["", "", "a", ""]),
+    "of several the earliest": (ids("x", "abc"), ("c", "bc"), True, ["x", "a"]),
+    "of several the earliest, given first": (ids("x", "abc"), ("ab", "c", "bc"), True, ["x", ""]),
+    "the one that is complete first": (ids("a", "b", "c", "d"), ("abcd", "bc"), True, ["", "", "a"]),
+    "the longest beginning is held back": (ids("x", "a", "b", "z"), ("bq", "abcd"), False, ["x", "", "", "abz", ""]),
+    "characters of several bytes are whole": (
+        ids(f"a{MEN}b"), ("END",), False, ["a", "", "", MEN[0], "", "", "", MEN[1], "b", ""]
+    ),
+    "of several bytes": (ids(f"a{MEN}b"), (MEN,), True, ["a", "", "", "", "", "", "", ""]),
+    "half a character at the end": (ids(f"a{MEN}")[:3], ("END",), False, ["a", "", "", "\ufffd"]),
+    "special tokens have no text": ([*ids("E"), 0, *ids("ND", "x")], ("END",), True, ["", "", "", ""]),
+}  # fmt: skip
 
 
-def test_a_stop_string_across_tokens_is_held_back() -> None:
-    text, pieces = grow(ids("x", "E", "N", "D", "y"), "END")
-    assert (text.text, text.stopped, pieces) == ("x", True, ["x", "", "", ""])
-
-
-def test_what_turns_out_to_be_no_stop_is_given_out() -> None:
-    text, pieces = grow(ids("x", "E", "N", "y", "E", "E", "E", "N"), "END")
-    assert (text.text, text.stopped) == ("xENyEEEN", False)
-    assert pieces == ["x", "", "", "ENy", "", "E", "E", "", "EN"]
-
-
-def test_a_stop_string_within_a_token() -> None:
-    text, pieces = grow(ids("x", "END", "y"), "N")
-    assert (text.text, text.stopped, pieces) == ("xE", True, ["x", "E"])
-
-
-def test_a_stop_string_that_begins_in_a_token_and_ends_in_another() -> None:
-    text, pieces = grow(ids("cab", "cab"), "bc")
-    assert (text.text, text.stopped, pieces) == ("ca", True, ["ca", ""])
-
-
-def test_repetition_inside_a_stop_string() -> None:
-    """ "aab" is found in "aaab", where a failed beginning overlaps with the stop string."""
-    text, pieces = grow(ids("a", "a", "a", "b", "c"), "aab")
-    assert (text.text, text.stopped, pieces) == ("a", True, ["", "", "a", ""])
-
-
-@pytest.mark.parametrize("stops", [("bc", "c"), ("c", "bc"), ("ab", "c", "bc")])
-def test_of_several_in_one_token_the_earliest_ends_the_text(stops: tuple[str, ...]) -> None:
-    text, _ = grow(ids("x", "abc"), *stops)
-    assert text.stopped and text.text == "x" + "abc"[: min("abc".index(stop) for stop in stops)]
-
-
-@pytest.mark.parametrize("stops", [("abcd", "bc"), ("bc", "abcd")])
-def test_the_stop_string_that_is_complete_first_wins(stops: tuple[str, ...]) -> None:
-    text, pieces = grow(ids("a", "b", "c", "d"), *stops)
-    assert (text.text, text.stopped, pieces) == ("a", True, ["", "", "a"])
-
-
-def test_the_longest_possible_beginning_is_held_back() -> None:
-    _, pieces = grow(ids("x", "a", "b", "z"), "bq", "abcd")
-    assert pieces == ["x", "", "", "abz", ""]
-
-
-def test_characters_of_several_bytes_are_given_out_whole() -> None:
-    text, pieces = grow(ids("a\N{SNOWMAN}\N{GRINNING FACE}b"), "END")
-    assert text.text == "a\N{SNOWMAN}\N{GRINNING FACE}b"
-    assert pieces == ["a", "", "", "\N{SNOWMAN}", "", "", "", "\N{GRINNING FACE}", "b", ""]
-
-
-def test_a_stop_string_of_several_bytes() -> None:
-    text, pieces = grow(ids("a\N{SNOWMAN}\N{GRINNING FACE}b"), "\N{SNOWMAN}\N{GRINNING FACE}")
-    assert (text.text, text.stopped) == ("a", True)
-    assert "".join(pieces) == "a"
-
-
-def test_half_a_character_at_the_end_is_a_replacement_character() -> None:
-    text, pieces = grow(ids("a\N{SNOWMAN}")[:-1], "END")
-    assert text.text == "a\ufffd" and "".join(pieces) == text.text
-
-
-def test_nothing_is_added_after_a_stop() -> None:
-    text, _ = grow(ids("END", "x"), "END")
+@pytest.mark.parametrize(("tokens", "stops", "stopped", "pieces"), CASES.values(), ids=CASES)
+def test_text_is_released_and_stopped(
+    tokens: list[int], stops: tuple[str, ...], stopped: bool, pieces: list[str]
+) -> None:
+    text, released = grow(tokens, *stops)
+    assert (text.stopped, released, text.text) == (stopped, pieces, "".join(pieces))
     text.finish()
-    assert text.text == "" and text.take(final=True) == ""
-
-
-def test_special_tokens_have_no_text() -> None:
-    text, pieces = grow([*ids("E"), 0, *ids("ND", "x")], "END")
-    assert text.stopped and text.text == "" and "".join(pieces) == ""
+    assert text.text == "".join(pieces) and text.take(final=True) == ""
 
 
 @settings(max_examples=150, database=None)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from hybridlm.checkpoint import CheckpointError
@@ -208,16 +206,6 @@ def test_special_tokens_in_a_stream(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(f"a{END}b")
     assert pieces(tokenizer.stream(), ids) == ["a", "", "b", ""]
     assert pieces(tokenizer.stream(skip_special_tokens=False), ids) == ["a", END, "b", ""]
-
-
-@settings(max_examples=80, derandomize=True, database=None)
-@given(st.data())
-def test_pieces_are_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Any ids at all, so mostly broken UTF-8."""
-    common = tokenizer.encode(f"中🙂é{END}")
-    token = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(common)
-    ids = data.draw(st.lists(token, max_size=40))
-    assert "".join(pieces(tokenizer.stream(), ids)) == tokenizer.decode(ids)
 
 
 def test_long_streams_of_broken_utf8(tokenizer: Tokenizer) -> None:

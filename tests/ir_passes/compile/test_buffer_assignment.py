@@ -24,7 +24,7 @@ from audited_steps import (
     x,
 )
 from audited_steps import ONE as CONTRACT
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax_settings import jax_settings
 from without_assignment import WithoutAssignment, erase, hide_assignments
 
 from ir_passes.compile import buffer_assignment
@@ -46,25 +46,16 @@ def compiled(step: Step = RIGHT, **options: Any) -> CompiledStep:
     return compile_step(step.fn, step.args, step.contract, **options)
 
 
-SECONDS, DIRECTORY = "jax_persistent_cache_min_compile_time_secs", "jax_compilation_cache_dir"
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path) -> Iterator[Path]:
     """A private compilation cache, empty until `keep_programs`."""
-    initial = {name: jax.config.values[name] for name in (SECONDS, DIRECTORY)}
     path = tmp_path / "cache"
-    jax.config.update(DIRECTORY, str(path))
-    jax.config.update(SECONDS, 1e9)
-    reset_cache()
-    yield path
-    for name, value in initial.items():
-        jax.config.update(name, value)
-    reset_cache()
+    with jax_settings(jax_compilation_cache_dir=str(path), jax_persistent_cache_min_compile_time_secs=1e9):
+        yield path
 
 
 def keep_programs() -> None:
-    jax.config.update(SECONDS, 0.0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def programs(cache: Path) -> int:

@@ -162,7 +162,7 @@ def test_off_neither_proves_nor_audits(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("nothing is proved or audited")
 
     monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
-    monkeypatch.setattr(sys.modules["ir_passes.compile.stages"], "audit", refuse)
+    monkeypatch.setattr(sys.modules["ir_passes.compile.certifying"], "audit", refuse)
     step = compile_step(leaking, args(), ONE, certify="off")
     assert not step.certificate.holds and step.audit is None
     assert not step.certificate.proved and not step.certificate.audited

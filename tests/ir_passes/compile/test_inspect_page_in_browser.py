@@ -36,7 +36,7 @@ def page() -> str:
 
 def opened(html: str, folder: Path) -> tuple[Path, set[str]]:
     """A picture of the page, and the addresses that Chromium asked for."""
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     assert program is not None, f"install one of {', '.join(PROGRAMS)} (Debian: apt install chromium-headless-shell)"
     page, picture, log = folder / "page.html", folder / "page.png", folder / "net.json"
     page.write_text(html, encoding="utf-8")
@@ -52,8 +52,8 @@ def drawn(picture: Path) -> int:
     from matplotlib.image import imread
 
     pixels = imread(picture)[..., :3]
-    own = np.array([int(OWN_COLOUR[i : i + 2], 16) / 255 for i in (0, 2, 4)])
-    return int((abs(pixels - own).max(axis=-1) < 0.02).sum())
+    colour = np.array([int(OWN_COLOUR[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    return int((abs(pixels - colour).max(axis=-1) < 0.02).sum())
 
 
 def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path:
     """The page of a step of a whole model, its weights read and its lanes measured."""
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
-    done = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
-    assert done.exit_code == 0 and "generate 3x1 of 3, certified" in done.stdout, done.output
+    result = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
+    assert result.exit_code == 0 and "generate 3x1 of 3, certified" in result.stdout, result.output
     picture, requests = opened(written.read_text(encoding="utf-8"), tmp_path)
     assert not requests
     assert drawn(picture) > 1000
 
 
 def test_a_request_would_be_seen(page: str, tmp_path: Path) -> None:
-    outside = "http://localhost:9/picture.png"
-    _, requests = opened(page.replace("</body>", f'<img src="{outside}"></body>'), tmp_path)
-    assert requests == {outside}
+    url = "http://localhost:9/picture.png"
+    _, requests = opened(page.replace("</body>", f'<img src="{url}"></body>'), tmp_path)
+    assert requests == {url}

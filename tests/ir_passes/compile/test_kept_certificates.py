@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax_settings import jax_settings
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, compile_step
 from ir_passes.compile.stages import LoweredStep, trace_step
@@ -23,7 +23,6 @@ from ir_passes.proof import registry
 
 LANES, SLOTS, WIDTH = 3, 8, 4
 CONTRACT = LaneContract((Pool("s"), SlotMap("s", SLOTS), Lane()), Pool("s"))
-SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
 def add(pool: Any, slots: Any, x: Any) -> Any:
@@ -136,15 +135,10 @@ def test_proof_by_a_patched_rule_is_not_kept(tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
     """A JAX compilation cache that stores every program."""
-    initial = {name: jax.config.values[name] for name in SETTINGS}
     path = tmp_path / "cache"
-    for name, value in zip(SETTINGS, (str(path), 0.0), strict=True):
-        jax.config.update(name, value)
-    reset_cache()
-    yield path
-    for name, value in initial.items():
-        jax.config.update(name, value)
-    reset_cache()
+    args()  # compiles programs of JAX, which would be stored
+    with jax_settings(jax_compilation_cache_dir=str(path), jax_persistent_cache_min_compile_time_secs=0.0):
+        yield path
 
 
 def lowered(fn: Any, certify: Any) -> LoweredStep:

@@ -56,7 +56,8 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     assert store.read_file("a", 5) == b"12345" and store.read_file("a", 4) is None
     (store.directory / "folder").mkdir()
     os.mkfifo(store.directory / "pipe")
-    assert store.read_file("folder", 5) is None and store.read_file("pipe", 5) is None
+    (store.directory / "link").symlink_to("a")
+    assert [store.read_file(name, 5) for name in ("folder", "pipe", "link")] == [None] * 3
 
     def parse(content: bytes) -> int:
         if content != b"12345":
@@ -66,7 +67,7 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     assert store.read_record("a", parse) == 12345 and store.read_record("b", parse) is None
     store.write_file("a", b"54321")
     assert store.read_record("a", partial(parse)) is None
-    assert sorted(path.name for path in store.directory.iterdir()) == ["a", "folder", "pipe"]
+    assert sorted(path.name for path in store.directory.iterdir()) == ["a", "folder", "link", "pipe"]
 
 
 def test_a_store_deletes_what_was_not_used_for_the_longest(tmp_path: Path):

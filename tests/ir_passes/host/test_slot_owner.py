@@ -252,7 +252,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def conserved(self) -> None:
         self.owner.check_integrity()
-        assert (self.owner.free, self.owner.held) == (6 - len(self.rows), len(self.rows))
+        assert (self.owner.free, len(self.owner.held)) == (6 - len(self.rows), len(self.rows))
 
 
 TestMachine = Machine.TestCase
@@ -276,8 +276,8 @@ def test_rows_are_taken_from_the_part_with_the_most_free_rows() -> None:
         owner.acquire()
     for number in (4, 1, 3):
         owner.release(slots.pop(number))
-    again = [owner.acquire() for _ in range(3)]
-    assert [row_of(owner, slot) for slot in again] == [3, 2, 5]
+    repeated = [owner.acquire() for _ in range(3)]
+    assert [row_of(owner, slot) for slot in repeated] == [3, 2, 5]
     owner.check_integrity()
 
 

@@ -1,5 +1,6 @@
-"""Reads of kernels are counted in their programs; excessive reads are found."""
+"""Reads and writes of kernels are counted in their programs; excessive ones are found."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from recurrence_cases import FORMS, inputs, several
 
 from hybridlm.target_report.kernel_reads import with_reads
 from ir_passes.kernels.reads import KernelReads, kernel_reads
@@ -17,6 +20,10 @@ from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import matrix_reads
 from models.ops.gpu_call import gpu_call
+from models.ops.recurrences.chunk_scan_gpu import MAX_ROWS
+from models.ops.recurrences.delta_rule import delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.recurrent_step_gpu import recurrent_step
 from models.sharding.devices import Devices
 
 GPU = Devices(platform="gpu", kernels="auto")
@@ -52,14 +59,15 @@ def test_experts_read_the_matrices_of_each_tile_of_sorted_rows(rows: int) -> Non
 def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> None:
     """Blocks of 64 positions for each key/value head, whatever the context's limit."""
     kv_heads, size, context = 2, 128, 512
-    cache = array(len(lengths), kv_heads, context, size, dtype=jnp.bfloat16)
+    cache = array(1 + len(lengths) * context // 128, kv_heads, 128, size, dtype=jnp.bfloat16)
 
-    def run(query: Any, key: Any, value: Any, index: Any, valid: Any) -> Any:
-        return attend(query, KVCache(key, value), index, valid, context // 128, devices=GPU)
+    def run(query: Any, key: Any, value: Any, index: Any, valid: Any, pages: Any) -> Any:
+        return attend(query, KVCache(key, value), index, valid, context // 128, devices=GPU, pages=pages)
 
     index = np.asarray(lengths, np.int32)[:, None] - 1
     types = array(len(lengths), 1, 4, size), cache, cache, array(*index.shape, dtype=jnp.int32)
-    result = reads(run, (*types, array(*index.shape, dtype=jnp.bool_)), (None, None, None, index, index >= 0))
+    types += array(*index.shape, dtype=jnp.bool_), array(len(lengths), context // 128, dtype=jnp.int32)
+    result = reads(run, types, (None, None, None, index, index >= 0, None))
     keys, values = (loaded for loaded, shape in zip(result.loaded, result.shapes, strict=True) if shape == cache.shape)
     assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
 
@@ -128,6 +136,113 @@ def test_a_loop_over_the_limit_of_a_context_is_counted() -> None:
         run, (array(lanes, dtype=jnp.int32), array(lanes, context, size)), (np.array([1, 64], np.int32), None)
     )
     assert result.loaded[1] == lanes * context * size * 4
+
+
+LANES, ROWS, WIDTH = 3, 9, 64
+
+
+def atomic_exchange(ref: Any, index: Any, value: Any) -> Any:
+    return triton.atomic_xchg(ref, (index,), value)
+
+
+def rows_kernel(slots: Any, state: Any, out: Any, new: Any, *, all_rows: bool) -> None:
+    """Double the row of a lane in place, or all rows."""
+    place = (slice(None) if all_rows else slots[pl.program_id(0)], slice(None))
+    rows = state[place]
+    out[...] = rows if rows.ndim == 1 else rows[0]
+    new[place] = 2.0 * rows
+
+
+def doubled(all_rows: bool) -> KernelReads:
+    """A kernel over the rows of lanes in a pool, which declares the rows of the lanes only."""
+    operand, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), WIDTH), lambda lane: (lane, 0))
+    pool = array(ROWS, WIDTH)
+    run = gpu_call(
+        partial(rows_kernel, all_rows=all_rows),
+        pl.GridSpec(grid=(LANES,), in_specs=[operand, operand], out_specs=[row, operand]),
+        [array(LANES, WIDTH), pool],
+        interpret=False,
+        reads={1: LANES * WIDTH * 4},
+        writes={1: LANES * WIDTH * 4},
+        aliases={1: 1},
+    )
+    return reads(run, (array(LANES, dtype=jnp.int32), pool), (None, None))
+
+
+def test_rows_of_lanes_in_a_pool_are_counted_and_not_the_pool() -> None:
+    result = doubled(all_rows=False)
+    assert result.loaded == (4 * LANES, 4 * LANES * WIDTH) and result.stored == (4 * LANES * WIDTH,) * 2
+
+
+def test_a_kernel_that_writes_more_than_it_declares_is_counted() -> None:
+    """Each lane writes all rows of the pool, and declares one."""
+    result = doubled(all_rows=True)
+    assert result.stored == (4 * LANES * WIDTH, 4 * LANES * ROWS * WIDTH)
+    declared = Kernels((replace(scheduled(result, 4 * LANES * WIDTH), written=2 * 4 * LANES * WIDTH),))
+    counted, uncounted = with_reads(declared, [result], 0)
+    assert counted.moved == sum(result.loaded) + result.written > declared.moved and not uncounted
+
+
+@pytest.mark.parametrize("exchange", [jax.ref.swap, atomic_exchange])
+def test_a_store_that_returns_the_old_numbers_loads_them_too(exchange: Any) -> None:
+    def exchange_kernel(state: Any, out: Any, new: Any) -> None:
+        out[...] = exchange(new, slice(None), 2.0 * state[...])
+
+    spec = pl.BlockSpec(memory_space=pl.ANY)
+    grid = pl.GridSpec(grid=(1,), in_specs=[spec], out_specs=[spec, spec])
+    run = gpu_call(exchange_kernel, grid, [array(WIDTH)] * 2, interpret=False, aliases={0: 1})
+    result = reads(run, (array(WIDTH),), (None,))
+    assert (result.loaded, result.stored) == ((2 * 4 * WIDTH,), (4 * WIDTH,) * 2)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: int) -> None:
+    """And nothing else of a pool; operands once for each instance with them."""
+    settings = inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16)
+    row = 4 * settings.state[0].size
+    pool = array(100, *settings.state.shape[1:])
+    fields = {name: array(*leaf.shape, dtype=leaf.dtype) for name, leaf in vars(settings).items() if leaf is not None
+              and hasattr(leaf, "shape")}  # fmt: skip
+
+    def run(slots: Any, pool: Any, fields: Any) -> Any:
+        return tuple(recurrent_step(RecurrenceInputs(**{**fields, "state": pool}, slots=slots), interpret=False))
+
+    lanes = len(settings.valid)
+    result = reads(run, (array(lanes, dtype=jnp.int32), pool, fields), (None,) * (2 + len(fields)))
+    number = result.shapes.index(pool.shape)
+    assert result.loaded[number] == result.stored[1] == lanes * row
+
+
+@pytest.mark.parametrize("lengths", [(0, 1, 32, 33, 96), (96,) * 5, (0,) * 5])
+def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> None:
+    """Values and keys of chunks with real tokens; all outputs are written, and the rows of the lanes alone."""
+    tokens, heads, size, chunk = 96, 2, 32, 32
+    lanes = len(lengths)
+    vectors, gates = array(lanes, tokens, heads, size), array(lanes, tokens, heads)
+
+    def run(
+        valid: Any, fresh: Any, query: Any, key: Any, value: Any, decay: Any, beta: Any, pool: Any, slots: Any
+    ) -> Any:
+        return tuple(delta_rule(RecurrenceInputs(query, key, value, decay, pool, valid, fresh, beta, GPU, slots)))
+
+    valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
+    pool = array(9, heads, size, size)
+    types = array(lanes, tokens, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_), *[vectors] * 3, gates, gates, pool
+    types += (array(lanes, dtype=jnp.int32),)
+    values = valid, np.zeros(lanes, bool), *[None] * 7
+    (result,) = [item for item in kernel_reads(jax.make_jaxpr(run)(*types), values) if "scan" in item.name]
+    chunks = sum(-(-length // chunk) for length in lengths)
+    places = (lanes, tokens // chunk, chunk, heads, size)
+    numbers = [number for number, shape in enumerate(result.shapes) if shape == places]
+    tiles = size // MAX_ROWS
+    tile_bytes = 4 * chunks * chunk * heads * size
+    # keys in products, of reads and of writes, and queries are read by each tile; a tile reads its part of the values
+    assert [result.loaded[number] for number in numbers] == [tiles * tile_bytes, 2 * tiles * tile_bytes, tile_bytes]
+    row = 4 * heads * size * size
+    assert result.loaded[result.shapes.index(pool.shape)] == lanes * row
+    assert result.stored == (4 * lanes * tokens * heads * size, lanes * row)
 
 
 def test_loads_of_a_small_operand_come_from_the_cache() -> None:

@@ -24,7 +24,7 @@ COPIED = PROGRAMS["sharded rows copied where devices agree"]
 def placed(args: tuple[Any, ...]) -> list[Any]:
     """Return arguments on two by two devices, in memory of their own for donation."""
     split = [NamedSharding(mesh(2, 2), spec) for spec in COPY_SPECS[: len(args)]]
-    return [jax.device_put(jnp.array(one, copy=True), place) for one, place in zip(args, split, strict=True)]
+    return [jax.device_put(jnp.array(array, copy=True), place) for array, place in zip(args, split, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -37,41 +37,41 @@ def divergent(array: np.ndarray, device: int) -> jax.Array:
     sharding = NamedSharding(mesh(2, 2), P())
     parts = []
     for number, place in enumerate(mesh(2, 2).devices.flat):
-        mine = array.copy()
-        mine[0] += number == device
-        parts.append(jax.device_put(mine, place))
+        part = array.copy()
+        part[0] += number == device
+        parts.append(jax.device_put(part, place))
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
 
 
 def test_where_devices_agree_rows_are_written(step: CompiledStep) -> None:
     assert Claim.AGREEMENT in {statement.id for statement in step.certificate.proved}
     assumed = [statement for statement in step.certificate.assumed if statement.id == Assumption.DECLASSIFIED]
-    assert [("given the same operands" in one.about) for one in assumed] == [True]
+    assert [("given the same operands" in assumption.about) for assumption in assumed] == [True]
     target, source, read, write = COPIED.args(1)
-    after, agree = step(*placed((target, source, read, write)))
+    result, agree = step(*placed((target, source, read, write)))
     assert bool(agree)
     expected = target.copy()
     expected[write] = source[read]
-    np.testing.assert_array_equal(np.asarray(after)[1:], expected[1:])
+    np.testing.assert_array_equal(np.asarray(result)[1:], expected[1:])
 
 
-@pytest.mark.parametrize("which", [2, 3])
+@pytest.mark.parametrize("index", [2, 3])
 @pytest.mark.parametrize("device", [0, 1, 3])
-def test_where_one_device_has_another_slot_map_nothing_is_written(step: CompiledStep, which: int, device: int) -> None:
+def test_where_one_device_has_another_slot_map_nothing_is_written(step: CompiledStep, index: int, device: int) -> None:
     args = COPIED.args(1)
-    given = placed(args)
-    given[which] = divergent(args[which], device)
-    after, agree = step(*given)
+    arrays = placed(args)
+    arrays[index] = divergent(args[index], device)
+    result, agree = step(*arrays)
     assert [bool(shard.data) for shard in agree.addressable_shards] == [False] * 4
-    np.testing.assert_array_equal(after, args[0])
+    np.testing.assert_array_equal(result, args[0])
 
 
 def test_operands_that_are_split_alike_take_one_collective() -> None:
     for name, axes in (("sharded rows copied where devices agree", [("data", "model")]),
                        ("sharded rows and heads where devices agree", [("model",), ("data",)])):  # fmt: skip
         program = PROGRAMS[name]
-        found = [entry.collective for entry in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
-        assert [one.axes for one in found if one.operation == "pmax"] == axes
+        collectives = [entry.collective for entry in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
+        assert [collective.axes for collective in collectives if collective.operation == "pmax"] == axes
 
 
 def test_where_nothing_is_shared_nothing_is_compared() -> None:

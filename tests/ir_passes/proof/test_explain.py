@@ -59,17 +59,17 @@ EXPLAINED = {
 
 @pytest.mark.parametrize("id", EXPLAINED)
 def test_every_variable_is_explained_and_the_lanes_and_pools_are_named(id: str) -> None:
-    program, (kind, value, whom) = MUTANTS[id].program, EXPLAINED[id]
+    program, (kind, value, concerned) = MUTANTS[id].program, EXPLAINED[id]
     assert program is not None
     error = refusal(program.step, program.args(), program.contract)
     violation = next(violation for violation in error.violations if violation.kind is kind)
-    assert ", ".join(violation.concerned) == whom
-    assert f"\n  concerns {whom}\n" in str(error)
+    assert ", ".join(violation.concerned) == concerned
+    assert f"\n  concerns {concerned}\n" in str(error)
     for text in (explain(violation, 10) for violation in error.violations):
-        shown, told = re.findall(r"\bv\d+\b", text), re.findall(r"^ +(v\d+): ", text, re.MULTILINE)
-        assert set(shown) == set(told) and len(told) == len(set(told)) > 0
+        mentioned, explained = re.findall(r"\bv\d+\b", text), re.findall(r"^ +(v\d+): ", text, re.MULTILINE)
+        assert set(mentioned) == set(explained) and len(explained) == len(set(explained)) > 0
     text = explain(violation, 10)
-    assert value in text and f"\n  concerns {whom}\n" in text
+    assert value in text and f"\n  concerns {concerned}\n" in text
 
 
 def test_a_fault_of_what_is_returned_shows_it() -> None:

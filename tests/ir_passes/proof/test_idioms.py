@@ -131,8 +131,8 @@ def test_a_row_that_may_be_a_lanes_is_refused(instead: int, mode: dict[str, Any]
 
 
 def test_row_0_of_a_map_without_a_null_row_is_a_lanes() -> None:
-    whole = SlotMap("s", size=ROWS, null=False)
-    contract = LaneContract((Lane(), Pool("s"), whole, Lane()), ACTIVE.outputs)
+    full_map = SlotMap("s", size=ROWS, null=False)
+    contract = LaneContract((Lane(), Pool("s"), full_map, Lane()), ACTIVE.outputs)
     refused(partial(guarded, 0), contract, draw_active)
 
 
@@ -282,25 +282,25 @@ def draw_snapshots(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def with_snapshot(x: Array, pool: Array, slots: Array, tracked: Array) -> Any:
     """Write the new state, and the previous state to a second row."""
-    before = pool[slots]
-    new = jnp.tanh(before + x)
-    return new, pool.at[slots].set(new).at[tracked].set(before)  # fault
+    state = pool[slots]
+    new = jnp.tanh(state + x)
+    return new, pool.at[slots].set(new).at[tracked].set(state)  # fault
 
 
 def crossings(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
     """Return rows that change with another lane, and changed rows of no lane."""
     x, pool, slots, tracked = args
     run = jax.jit(step)
-    y, after = map(np.asarray, run(*args))
-    found = [f"row {row}" for row in set(range(1, ROWS)) - {*slots, *tracked} if (after[row] != pool[row]).any()]
+    y, pool_after = map(np.asarray, run(*args))
+    leaks = [f"row {row}" for row in set(range(1, ROWS)) - {*slots, *tracked} if (pool_after[row] != pool[row]).any()]
     for lane in range(N):
         for changed in (x + 1.0 * (np.arange(N) == lane)[:, None], x):
             rows = pool + 1.0 * ((np.arange(ROWS) == slots[lane]) & (changed is x))[:, None]
             other_y, other = map(np.asarray, run(changed.astype(x.dtype), rows.astype(x.dtype), slots, tracked))
-            mine = {slots[lane], tracked[lane], 0}
-            found += [f"lane {k}" for k in range(N) if k != lane and (other_y[k] != y[k]).any()]
-            found += [f"row {row}" for row in set(range(ROWS)) - mine if (other[row] != after[row]).any()]
-    return found
+            lane_rows = {slots[lane], tracked[lane], 0}
+            leaks += [f"lane {k}" for k in range(N) if k != lane and (other_y[k] != y[k]).any()]
+            leaks += [f"row {row}" for row in set(range(ROWS)) - lane_rows if (other[row] != pool_after[row]).any()]
+    return leaks
 
 
 def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
@@ -309,14 +309,14 @@ def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
     assert crossings(with_snapshot, args) == []
     proof = prove_isolation(with_snapshot, args, SNAPSHOTS)
     assert [statement.about for statement in proof.assumed if statement.id == "disjoint-rows"] == ["args[3]"]
-    want = [np.asarray(one) for one in jax.jit(with_snapshot)(*args)]
+    want = [np.asarray(result) for result in jax.jit(with_snapshot)(*args)]
     compiled = compile_step(with_snapshot, args, SNAPSHOTS)
-    found = compiled(args[0], jnp.array(args[1]), *args[2:])
+    results = compiled(args[0], jnp.array(args[1]), *args[2:])
     # another program, whose fusions round tanh otherwise: a few units in the last place of numbers below 1
-    for got, expected in zip(found, want, strict=True):
+    for got, expected in zip(results, want, strict=True):
         np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=4 * float(np.finfo(np.float32).eps))
-    others = sorted(set(range(1, ROWS)) - {*args[2]})  # snapshots and rows of no lane: nothing is computed
-    np.testing.assert_array_equal(np.asarray(found[1])[others], want[1][others])
+    unused = sorted(set(range(1, ROWS)) - {*args[2]})  # snapshots and rows of no lane: nothing is computed
+    np.testing.assert_array_equal(np.asarray(results[1])[unused], want[1][unused])
     plain = LaneContract((*STEP.inputs, SlotMap("s", size=ROWS, role="write")), STEP.outputs)
     with pytest.raises(ContractError, match="disjoint=True"):
         plain.bind(with_snapshot, args)

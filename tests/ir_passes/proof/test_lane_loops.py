@@ -43,7 +43,7 @@ def counted(x, n, mask, new=jnp.tanh):
     return jnp.where(mask[:, None], new(x), x), jnp.where(mask, n + 1, n)
 
 
-def flagged(done: bool) -> Any:
+def flagged(with_flag: bool) -> Any:
     """Return a loop that carries a flag of each lane."""
 
     def step(x, turns):
@@ -52,12 +52,12 @@ def flagged(done: bool) -> Any:
         def body(state):
             x, flag = state
             small = jnp.abs(x).max(1) < 0.5
-            if done:
+            if with_flag:
                 return jnp.where(flag[:, None], x, 0.5 * x), flag | small
             return jnp.where(flag[:, None], 0.5 * x, x), flag & ~small
 
-        test = (lambda state: ~jnp.all(state[1])) if done else (lambda state: jnp.any(state[1]))
-        return lax.while_loop(test, body, (x, turns == 0 if done else turns > 0))[0]
+        test = (lambda state: ~jnp.all(state[1])) if with_flag else (lambda state: jnp.any(state[1]))
+        return lax.while_loop(test, body, (x, turns == 0 if with_flag else turns > 0))[0]
 
     return step
 
@@ -137,8 +137,8 @@ CLEAN = {
     "fori": each_lane(lambda x, n: lax.fori_loop(0, n, lambda _, x: 0.5 * x + 1, x)),
     "switch": each_lane(lambda x, n: lax.switch(n % 2, [jnp.tanh, jnp.exp], x)),
     "any": until_none_is_active(lambda x, n, turns: counted(x, n, n < turns)),
-    "flag": flagged(done=False),
-    "done": flagged(done=True),
+    "flag": flagged(with_flag=False),
+    "done": flagged(with_flag=True),
 }
 LEAKS = {
     "greatest, all values change": to_the_greatest(old=lambda x: 0.5 * x),
@@ -202,8 +202,8 @@ def test_a_loop_over_a_shared_number_of_rows() -> None:
     contract = LaneContract((Pool("s"), Lane(), Shared()), Pool("s"))
     body = lambda x, shift: lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[(i + shift) % LANES])
     step = lambda shift: lambda rows, x, count: lax.fori_loop(0, count, body(x, shift), rows)
-    own = lambda rows, x, count: lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
-    assert prove_isolation(own, (rows, rows, jnp.int32(2)), contract).lanes == LANES
+    advance = lambda rows, x, count: lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
+    assert prove_isolation(advance, (rows, rows, jnp.int32(2)), contract).lanes == LANES
     with pytest.raises(IsolationError):
         prove_isolation(step(1), (rows, rows, jnp.int32(2)), contract)
 
@@ -253,6 +253,69 @@ def test_a_loop_over_active_lanes_keeps_the_rows_of_the_others(name: str) -> Non
 def test_a_loop_over_other_lanes_than_the_active_ones_is_refused(step: Callable[..., Any]) -> None:
     with pytest.raises(IsolationError):
         prove_isolation(step, draw_count(np.random.default_rng(0)), COUNTED)
+
+
+SLOTTED = LaneContract((Pool("s"), SlotMap("s", 9), Lane(), Shared(role="active_count")), Pool("s"))
+
+
+def by_slot(
+    bound: Callable[..., Any] = lambda count: count,
+    row: Callable[..., Any] = lambda i: i,
+    test: Callable[..., Any] | None = None,
+    start: int = 0,
+) -> Any:
+    """Return a loop over lanes that writes rows of a pool, under a test if there is one."""
+
+    def step(pool, slots, x, count):
+        def lane(i, pool):
+            write = lambda pool: lax.dynamic_update_slice(pool, x[row(i)][None], (slots[row(i)], 0))
+            return write(pool) if test is None else lax.cond(test(i, count), write, lambda pool: pool, pool)
+
+        return lax.fori_loop(start, bound(count), lane, pool)
+
+    return step
+
+
+ALL = lambda count: LANES  # noqa: E731
+BY_SLOT = {
+    "to the count": by_slot(),
+    "under a test": by_slot(ALL, test=lambda i, count: i < count),
+    "under a test from the right": by_slot(ALL, test=lambda i, count: count > i),
+}
+BESIDE_SLOTS = {
+    "one too many": by_slot(lambda count: count + 1),
+    "all": by_slot(ALL),
+    "the next": by_slot(row=lambda i: jnp.minimum(i + 1, LANES - 1)),
+    "from the end": by_slot(ALL, row=lambda i: LANES - 1 - i, test=lambda i, count: i < count),
+    "a wider test": by_slot(ALL, test=lambda i, count: i <= count),
+    "the opposite test": by_slot(ALL, test=lambda i, count: i >= count),
+    "from below zero": by_slot(ALL, test=lambda i, count: i < count, start=-1),
+}
+
+
+def draw_slots(rng: np.random.Generator) -> tuple[Any, ...]:
+    pool, x = rng.normal(size=(9, WIDTH)).astype(np.float32), rng.normal(size=(LANES, WIDTH)).astype(np.float32)
+    return pool, (1 + rng.permutation(8)[:LANES]).astype(np.int32), x, np.int32(rng.integers(LANES))
+
+
+def changes_an_idle_row(step: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    pool, slots, _, count = args
+    return bool((np.asarray(jax.jit(step)(*args))[slots[count:]] != pool[slots[count:]]).any())
+
+
+@pytest.mark.parametrize("name", BY_SLOT)
+def test_a_loop_over_active_lanes_writes_their_slots_alone(name: str) -> None:
+    args = [draw_slots(np.random.default_rng(seed)) for seed in range(8)]
+    assert any(claim.id == "beyond-count" for claim in prove_isolation(BY_SLOT[name], args[0], SLOTTED).proved)
+    assert not any(changes_an_idle_row(BY_SLOT[name], each) for each in args)
+
+
+@pytest.mark.parametrize("name", BESIDE_SLOTS)
+def test_a_loop_that_writes_slots_of_idle_lanes_is_refused(name: str) -> None:
+    args = [draw_slots(np.random.default_rng(seed)) for seed in range(8)]
+    with pytest.raises(IsolationError):
+        prove_isolation(BESIDE_SLOTS[name], args[0], SLOTTED)
+    assert any(changes_an_idle_row(BESIDE_SLOTS[name], each) for each in args)
 
 
 def test_branches_by_platform_are_proved_if_all_are() -> None:
@@ -306,24 +369,3 @@ def test_debugging_callbacks_get_a_note() -> None:
 
     notes = prove_isolation(step, (jnp.ones((LANES, WIDTH)),), LaneContract((Lane(),), Lane())).notes
     assert [note.about.split()[0] for note in notes if note.id == "debug-callback"] == ["debug_callback", "debug_print"]
-
-
-NEUTRAL = {
-    "plus": lambda s: s + 0, "minus": lambda s: s - 0, "xor": lambda s: s ^ 0, "or": lambda s: 0 | s,
-    "times": lambda s: 1 * s,
-}  # fmt: skip
-OTHER = {"plus": lambda s: s + 1, "xor": lambda s: s ^ 1, "or": lambda s: s | 1, "times": lambda s: s * 2}
-ROWS = LaneContract((Pool("s"), Lane(), SlotMap("s", 9)), Pool("s"))
-
-
-def written(index: Callable[..., Any]) -> Any:
-    return lambda pool, x, slots: pool.at[index(slots)].set(x, mode="drop")
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_slots_after_trivial_arithmetic(name: str) -> None:
-    args = jnp.ones((9, WIDTH)), jnp.ones((LANES, WIDTH)), jnp.arange(1, 1 + LANES)
-    assert prove_isolation(written(NEUTRAL[name]), args, ROWS).lanes == LANES
-    if name in OTHER:
-        with pytest.raises(IsolationError):
-            prove_isolation(written(OTHER[name]), args, ROWS)

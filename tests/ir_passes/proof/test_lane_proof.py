@@ -74,8 +74,8 @@ def test_every_fault_is_reported_at_once() -> None:
 def test_one_lane_cannot_reach_itself_but_rows_of_others_stay_closed() -> None:
     args = mapped_args(1)
     proved(lambda p, s, x: (x.sum((0, 1))[None], p.at[s].set(p[s] + x.mean(0, keepdims=True))), args, MAPPED)
-    found = kinds(lambda p, s, x: (x.sum(1), p.at[s].set(p[s] + p.sum(0, keepdims=True))), args, MAPPED)
-    assert found == {ViolationKind.CROSS_LANE}
+    faults = kinds(lambda p, s, x: (x.sum(1), p.at[s].set(p[s] + p.sum(0, keepdims=True))), args, MAPPED)
+    assert faults == {ViolationKind.CROSS_LANE}
 
 
 @pytest.mark.parametrize("shape", [(N * D,), (N, 1, D), (1, N, D), (N, D, 1)])
@@ -84,8 +84,8 @@ def test_lanes_survive_reshapes_that_keep_them_leading(shape: tuple[int, ...]) -
 
 
 def test_reshape_that_makes_lanes_the_inner_part_is_refused() -> None:
-    found = kinds(lambda w, x: (x.T.reshape(-1).reshape(N, D),), lane_args(), LANES)
-    assert found == {ViolationKind.CROSS_LANE}
+    faults = kinds(lambda w, x: (x.T.reshape(-1).reshape(N, D),), lane_args(), LANES)
+    assert faults == {ViolationKind.CROSS_LANE}
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
@@ -150,8 +150,8 @@ def test_the_place_of_a_sorted_row_tells_of_other_lanes(place: Any) -> None:
     "change", [lambda p: jnp.cumsum(p, 1), lambda p: jnp.sort(p, 1), lambda p: p @ jnp.eye(D), lambda p: p * 1.0]
 )
 def test_computing_on_a_whole_pool_loses_the_rows_that_no_lane_owns(change: Any) -> None:
-    found = kinds(lambda p, s, x: (x.sum(1), change(p).at[s].set(p[s] + x)), mapped_args(), MAPPED)
-    assert ViolationKind.FRAME in found
+    faults = kinds(lambda p, s, x: (x.sum(1), change(p).at[s].set(p[s] + x)), mapped_args(), MAPPED)
+    assert ViolationKind.FRAME in faults
 
 
 IDLE = LaneContract(inputs=(Pool("p"), Lane(role="length"), Lane()), outputs=(Pool("p"),))
@@ -179,8 +179,8 @@ def test_declassified_value_is_listed_with_its_reason() -> None:
     def step(w, x):
         return (x / compiler.declassify(jnp.max(jnp.abs(x)), "one scale for the batch"),)
 
-    (one,) = proved(step, lane_args(), LANES).assumed
-    assert (one.id, one.about) == (Assumption.DECLASSIFIED, "one scale for the batch")
+    (assumption,) = proved(step, lane_args(), LANES).assumed
+    assert (assumption.id, assumption.about) == (Assumption.DECLASSIFIED, "one scale for the batch")
     with pytest.raises(ValueError, match="reason"):
         compiler.declassify(jnp.ones(()), " ")
 
@@ -221,10 +221,10 @@ def test_opaque_operation_needs_a_declaration() -> None:
 
 
 def test_predicate_of_all_lanes_is_implicit_flow() -> None:
-    found = kinds(lambda w, x: (lax.cond(jnp.any(x > 3), lambda: x, lambda: x * 2),), lane_args(), LANES)
-    assert found == {ViolationKind.CONTROL}
-    found = kinds(lambda w, x: (lax.while_loop(lambda y: jnp.any(y < 9), lambda y: y * 2, x),), lane_args(), LANES)
-    assert found == {ViolationKind.CONTROL}
+    faults = kinds(lambda w, x: (lax.cond(jnp.any(x > 3), lambda: x, lambda: x * 2),), lane_args(), LANES)
+    assert faults == {ViolationKind.CONTROL}
+    faults = kinds(lambda w, x: (lax.while_loop(lambda y: jnp.any(y < 9), lambda y: y * 2, x),), lane_args(), LANES)
+    assert faults == {ViolationKind.CONTROL}
 
 
 def test_captured_row_and_captured_pool_are_found() -> None:
@@ -232,13 +232,13 @@ def test_captured_row_and_captured_pool_are_found() -> None:
     row = LaneContract(inputs=(Pool("p"), SlotMap("p", S), Lane()), outputs=(Lane(), Pool("p")))
     assert kinds(lambda p, s, x: (x.sum(1), p.at[3].set(x[0])), (pool, slots, x), row) == {ViolationKind.CONSTANT}
     filled = jnp.arange(float(S * D)).reshape(S, D)
-    found = kinds(lambda p, s, x: ((filled[s] + x).sum(1), p), (pool, slots, x), row)
-    assert ViolationKind.CONSTANT in found
+    faults = kinds(lambda p, s, x: ((filled[s] + x).sum(1), p), (pool, slots, x), row)
+    assert ViolationKind.CONSTANT in faults
 
 
 def test_reshaped_arrays_without_elements_are_refused_in_words() -> None:
-    found = kinds(lambda _, x: (x + x[:, :0].reshape(N, 0, 3).sum((1, 2))[:, None],), lane_args(), LANES)
-    assert found == {ViolationKind.CROSS_LANE}
+    faults = kinds(lambda _, x: (x + x[:, :0].reshape(N, 0, 3).sum((1, 2))[:, None],), lane_args(), LANES)
+    assert faults == {ViolationKind.CROSS_LANE}
 
 
 def test_random_numbers_of_one_key_tell_rows_where_they_lie() -> None:

@@ -57,10 +57,10 @@ def test_what_is_said_of_sharded_programs_holds(name: str) -> None:
 
 def test_lanes_inside_are_followed() -> None:
     split = [
-        one.value.owner.split
+        prediction.value.owner.split
         for seed in range(3)
-        for one in predictions(Subject(instance("shard_map", seed, with_idle=True), (0,), run=apply)).values()
-        if one.body and isinstance(one.value.owner, LaneRows)
+        for prediction in predictions(Subject(instance("shard_map", seed, with_idle=True), (0,), run=apply)).values()
+        if prediction.body and isinstance(prediction.value.owner, LaneRows)
     ]
     assert ("data",) in split
     assert () in split

@@ -30,9 +30,9 @@ def contract(opaque: dict[str, Opaque], *outputs: Any, pool: Pool = POOL, slots:
     return LaneContract((pool, slots, Lane()), outputs, opaque=opaque)
 
 
-def faults(step: Any, given: tuple[Any, ...], con: LaneContract) -> str:
+def faults(step: Any, args: tuple[Any, ...], con: LaneContract) -> str:
     with pytest.raises(IsolationError) as error:
-        prove_isolation(step, given, con)
+        prove_isolation(step, args, con)
     return str(error.value)
 
 
@@ -66,9 +66,9 @@ ROLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("declared", "given", "message"), ROLES.values(), ids=ROLES)
-def test_slot_maps_are_those_declared(declared, given, message) -> None:
-    con = contract(put_of(**declared), POOL, slots=slot_map(given))
+@pytest.mark.parametrize(("declared", "values", "message"), ROLES.values(), ids=ROLES)
+def test_slot_maps_are_those_declared(declared, values, message) -> None:
+    con = contract(put_of(**declared), POOL, slots=slot_map(values))
     assert re.search(message, faults(lambda p, s, x: (put(p, s, x),), args(), con))
 
 
@@ -88,16 +88,20 @@ def test_rows_of_a_kernel_by_a_page_table() -> None:
 def test_a_kernel_does_not_read_the_null_row_by_a_map_of_second_rows() -> None:
     second = SlotMap("a", S, disjoint=True)
     con = LaneContract((POOL, SLOTS, second), (Lane(), POOL), opaque={"take_rows": Opaque((POOL, SLOTS), (Lane(),))})
-    given = args()[:2]
-    assert prove_isolation(lambda p, s, t: (take(p, s), p), (*given, given[1] + N), con)
-    found = faults(lambda p, s, t: (take(p, t), p), (*given, given[1] + N), con)
-    assert "a lane that has no row in args[2] reads the null row of args[0]" in found
+    operands = args()[:2]
+    assert prove_isolation(lambda p, s, t: (take(p, s), p), (*operands, operands[1] + N), con)
+    messages = faults(lambda p, s, t: (take(p, t), p), (*operands, operands[1] + N), con)
+    assert "a lane that has no row in args[2] reads the null row of args[0]" in messages
 
 
 def test_that_idle_lanes_keep_their_rows_is_assumed() -> None:
-    given = rows.draw_length(np.random.default_rng(0))
-    assumed = prove_isolation(declared.length_step, given, declared.LENGTH).assumed
-    listed = [(one.about.split(" at ")[0], one.id) for one in assumed if one.id.startswith(Assumption.OPAQUE)]
+    operands = rows.draw_length(np.random.default_rng(0))
+    assumed = prove_isolation(declared.length_step, operands, declared.LENGTH).assumed
+    listed = [
+        (assumption.about.split(" at ")[0], assumption.id)
+        for assumption in assumed
+        if assumption.id.startswith(Assumption.OPAQUE)
+    ]
     assert sorted(listed) == [("put_real_rows", Assumption.OPAQUE_IDLE), ("take_rows", Assumption.OPAQUE)]
 
 
@@ -121,16 +125,16 @@ def test_results_have_as_many_rows_as_operands() -> None:
         shape = jax.ShapeDtypeStruct((2 * N, D), x.dtype)
         return (jax.pure_callback(doubled_rows, shape, x)[N:],)
 
-    found = faults(step, args(), contract({"doubled_rows": Opaque((Lane(),), (Lane(),))}, Lane()))
-    assert "operand 0 has 4, result 0 has 8" in found
+    messages = faults(step, args(), contract({"doubled_rows": Opaque((Lane(),), (Lane(),))}, Lane()))
+    assert "operand 0 has 4, result 0 has 8" in messages
 
 
 def test_a_successor_has_the_shape_of_its_pool() -> None:
     def step(p, s, x):
         return (jax.pure_callback(declared.put_rows, jax.ShapeDtypeStruct((S, D), jnp.float32), p, s, x)[s],)
 
-    found = faults(step, args(S, D, 1), contract(put_of(), Lane()))
-    assert "result 0, float32[9,8], is declared the successor of operand 0, float32[9,8,1]" in found
+    messages = faults(step, args(S, D, 1), contract(put_of(), Lane()))
+    assert "result 0, float32[9,8], is declared the successor of operand 0, float32[9,8,1]" in messages
 
 
 def added(rows_ref, out_ref):
@@ -141,31 +145,31 @@ def test_aliases_are_those_of_the_call() -> None:
     shape = jax.ShapeDtypeStruct((N, D), jnp.float32)
     kernel = pl.pallas_call(added, out_shape=shape, input_output_aliases={0: 0}, name="added")
     step = lambda p, x: (kernel(p) + x,)
-    given = jnp.zeros((N, D)), jnp.ones((N, D))
+    operands = jnp.zeros((N, D)), jnp.ones((N, D))
 
     def declared(aliases: dict[int, int]) -> LaneContract:
         opaque = {"added": Opaque((Lane(),), (Lane(),), aliases)}
         return LaneContract((Lane(), Lane()), (Lane(),), opaque=opaque)
 
-    assert prove_isolation(step, given, declared({0: 0}))
-    assert "declared with aliases={}, called with {0: 0}" in faults(step, given, declared({}))
+    assert prove_isolation(step, operands, declared({0: 0}))
+    assert "declared with aliases={}, called with {0: 0}" in faults(step, operands, declared({}))
 
 
 LABELS = ("slot", "key", "value")
 
 
 @pytest.mark.parametrize(
-    ("dims", "found"), [(LABELS, None), (None, "written with"), (("slot", "value", "key"), "runs together")]
+    ("dims", "message"), [(LABELS, None), (None, "written with"), (("slot", "value", "key"), "runs together")]
 )
-def test_a_kernel_writes_the_dimensions_that_it_declares(dims, found) -> None:
+def test_a_kernel_writes_the_dimensions_that_it_declares(dims, message) -> None:
     pool, declared = Pool("a", dims=LABELS), Pool("a", dims=dims)
     opaque = {"put_rows": Opaque((declared, SLOTS, Lane()), (declared,))}
-    given = jnp.zeros((S, 5, 5)), args()[1], jnp.ones((N, 5, 5))
+    operands = jnp.zeros((S, 5, 5)), args()[1], jnp.ones((N, 5, 5))
     step, con = lambda p, s, x: (put(p, s, x),), contract(opaque, pool, pool=pool)
-    if found is None:
-        assert prove_isolation(step, given, con)
+    if message is None:
+        assert prove_isolation(step, operands, con)
     else:
-        assert found in faults(step, given, con)
+        assert message in faults(step, operands, con)
 
 
 def test_a_fault_upstream_is_reported_where_it_is() -> None:

@@ -180,8 +180,8 @@ def test_layouts_are_not_mixed_up(name: str) -> None:
 def test_an_associative_scan_of_any_length_begins_anew_at_each_lane(tokens: int) -> None:
     contract = LaneContract((Packed(), Packed(role="cu_seqlens")), Packed())
 
-    def combine(left, right):
-        return left[0] | right[0], jnp.where(right[0], right[1], 0.5 * left[1] + right[1])
+    def combine(first, right):
+        return first[0] | right[0], jnp.where(right[0], right[1], 0.5 * first[1] + right[1])
 
     def scanned(late: int):
         def step(x, cu):

@@ -44,12 +44,12 @@ def keys(count: int = N, generator: str = "threefry2x32") -> Any:
     return jax.random.split(key(generator), count)
 
 
-def noise(one: Any) -> Any:
-    return jax.random.normal(one, (D,))
+def noise(key: Any) -> Any:
+    return jax.random.normal(key, (D,))
 
 
 def each(function: Any) -> Any:
-    return lambda k, x: (x + jax.vmap(lambda one: noise(function(one)))(k),)
+    return lambda k, x: (x + jax.vmap(lambda key: noise(function(key)))(k),)
 
 
 def scanned(k, x):
@@ -69,20 +69,20 @@ def while_of_keys(k, x):
 
 
 CLEAN = {
-    "split": each(lambda one: jax.random.split(one, (2, 3))[1, 2]),
-    "fold in a shared number": each(lambda one: jax.random.fold_in(one, 3)),
+    "split": each(lambda key: jax.random.split(key, (2, 3))[1, 2]),
+    "fold in a shared number": each(lambda key: jax.random.fold_in(key, 3)),
     "fold in a lane's": lambda k, x: (
-        x + jax.vmap(lambda one, y: noise(jax.random.fold_in(one, y[0].astype(int))))(k, x),
+        x + jax.vmap(lambda key, y: noise(jax.random.fold_in(key, y[0].astype(int))))(k, x),
     ),
     "clone": each(jax.random.clone),
-    "words": each(lambda one: jax.random.wrap_key_data(jax.random.key_data(one) + 1)),
+    "words": each(lambda key: jax.random.wrap_key_data(jax.random.key_data(key) + 1)),
     "words as numbers": lambda k, x: (x + jax.random.key_data(k).sum(1, keepdims=True).astype(jnp.float32),),
     "scan": scanned,
     "while": while_of_keys,
-    "cond": lambda k, x: (x + jax.vmap(noise)(lax.cond(x.shape[0] > 3, jax.random.clone, lambda one: one, k)),),
+    "cond": lambda k, x: (x + jax.vmap(noise)(lax.cond(x.shape[0] > 3, jax.random.clone, lambda key: key, k)),),
     "a lane at a time": lambda k, x: (lax.map(lambda pair: pair[1] + noise(pair[0]), (k, x)),),
     "a chosen key": lambda k, x: (x + jax.vmap(noise)(jnp.where(x[:, 0] > 0, k, jax.random.clone(k))),),
-    "gamma": lambda k, x: (jax.vmap(lambda one, y: jax.random.gamma(one, 1 + jnp.abs(y)))(k, x),),
+    "gamma": lambda k, x: (jax.vmap(lambda key, y: jax.random.gamma(key, 1 + jnp.abs(y)))(k, x),),
     "categorical": lambda k, x: (jax.vmap(jax.random.categorical)(k, x),),
     "permutation": lambda k, x: (jax.vmap(jax.random.permutation)(k, x),),
     "keys returned": lambda k, x: (jax.vmap(jax.random.split)(k),),
@@ -106,7 +106,7 @@ MIXED = {
     "rolled": lambda k, x: (x + jax.vmap(noise)(jnp.roll(k, 1)),),
     "split and rolled": lambda k, x: (x + jax.vmap(noise)(jnp.roll(jax.vmap(jax.random.split)(k)[:, 0], 1)),),
     "one lane's for all": lambda k, x: (x + noise(k[0])[None],),
-    "split along the wrong axis": lambda k, x: (jax.vmap(lambda one: jax.random.split(one, N), out_axes=1)(k),),
+    "split along the wrong axis": lambda k, x: (jax.vmap(lambda key: jax.random.split(key, N), out_axes=1)(k),),
     "sorted": lambda k, x: (x + jax.vmap(noise)(k[jnp.argsort(x[:, 0])]),),
     "words of two lanes": lambda k, x: (
         x + jax.vmap(noise)(jax.random.wrap_key_data(jax.random.key_data(k).T.reshape(N, 2))),
@@ -131,14 +131,14 @@ def test_keys_of_other_lanes_are_found(step) -> None:
 @pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_shared_key_is_everyones(generator, captured) -> None:
-    made = key(generator)
+    fresh = key(generator)
 
     def step(k, x):
-        used = made if captured else k
-        own = jax.random.split(used, N)
-        return (x + jax.random.normal(used, x.shape) + lax.map(noise, own),)
+        used = fresh if captured else k
+        lane_keys = jax.random.split(used, N)
+        return (x + jax.random.normal(used, x.shape) + lax.map(noise, lane_keys),)
 
-    assert prove_isolation(step, (made, X), ONE)
+    assert prove_isolation(step, (fresh, X), ONE)
 
 
 def test_captured_keys_of_lanes_are_shared() -> None:
@@ -149,7 +149,7 @@ def test_captured_keys_of_lanes_are_shared() -> None:
 BY_FIRST_KEY = {
     "bits": (lambda k: jax.vmap(noise)(k), {"rbg", "unsafe_rbg"}),
     "split": (lambda k: jax.vmap(jax.random.split)(k)[:, 1], {"unsafe_rbg"}),
-    "fold in": (lambda k: jax.vmap(lambda one: jax.random.fold_in(one, 3))(k), set()),
+    "fold in": (lambda k: jax.vmap(lambda key: jax.random.fold_in(key, 3))(k), set()),
     "bits, a key at a time": (lambda k: lax.map(noise, k), set()),
 }
 
@@ -160,29 +160,29 @@ BY_FIRST_KEY = {
 def test_generators_that_take_the_first_key_of_a_batch_are_refused(generator, draw, leaking) -> None:
     """XLA's generator samples for a whole batch of keys by the first of them."""
     step = lambda k, x: (draw(k),)
-    given = keys(generator=generator), X
-    crosses = measured_dependence(jax.jit(step), given, OWN.bind(step, given)).crossings
+    args = keys(generator=generator), X
+    crosses = measured_dependence(jax.jit(step), args, OWN.bind(step, args)).crossings
     assert bool(crosses) == (generator in leaking)
     cautious = generator == "unsafe_rbg" and draw is BY_FIRST_KEY["fold in"][0]
     if not crosses and not cautious:
-        assert prove_isolation(step, given, OWN)
+        assert prove_isolation(step, args, OWN)
         return
     with pytest.raises(IsolationError, match="threefry2x32"):
-        prove_isolation(step, given, OWN)
+        prove_isolation(step, args, OWN)
 
 
 POOLS = LaneContract((Lane(), Pool("k"), Pool("s"), SlotMap(("k", "s"), S)), (Lane(), Pool("k"), Pool("s")))
 
 
-def pooled(x, kept, pool, slots):
-    pair = jax.vmap(jax.random.split)(kept[slots])
+def pooled(x, pool_keys, pool, slots):
+    pair = jax.vmap(jax.random.split)(pool_keys[slots])
     state = jnp.tanh(pool[slots] + x + jax.vmap(noise)(pair[:, 0]))
-    return state, kept.at[slots].set(pair[:, 1]), pool.at[slots].set(state)
+    return state, pool_keys.at[slots].set(pair[:, 1]), pool.at[slots].set(state)
 
 
-def crossed(x, kept, pool, slots):
-    state, _, pool = pooled(x, kept, pool, slots)
-    return state, kept.at[slots].set(jnp.roll(kept[slots], 1)), pool
+def crossed(x, pool_keys, pool, slots):
+    state, _, pool = pooled(x, pool_keys, pool, slots)
+    return state, pool_keys.at[slots].set(jnp.roll(pool_keys[slots], 1)), pool
 
 
 def pools() -> tuple[Any, ...]:
@@ -198,14 +198,14 @@ def test_a_pool_of_keys_goes_on_from_call_to_call() -> None:
 
 def test_keys_are_neither_numbers_nor_words() -> None:
     returned = lambda k, x: (jax.random.key_data(k),)
-    for given, step, con, fault in (
+    for key_array, step, con, fault in (
         (keys(), returned, LaneContract((Pool("k"), Lane()), (Pool("k"),)), ContractFault.SUCCESSOR),
         (keys(), returned, LaneContract((Lane(role="length"), Lane()), (Lane(),)), ContractFault.ARRAY),
         (keys(), returned, LaneContract((SlotMap("k", N), Pool("k")), (Lane(),)), ContractFault.ARRAY),
         (key(), lambda k, x: (x,), OWN, ContractFault.AXIS),
     ):
         with pytest.raises(ContractError) as error:
-            prove_isolation(step, (given, X), con)
+            prove_isolation(step, (key_array, X), con)
         assert error.value.ids == (fault,)
 
 
@@ -219,7 +219,7 @@ def bits(tree: Any) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "given", "con"),
+    ("step", "arguments", "con"),
     [
         (lambda k, x: (x + noise(k)[None],), lambda: (key(), X), ONE),
         (each(jax.random.clone), lambda: (keys(), X), OWN),
@@ -227,29 +227,29 @@ def bits(tree: Any) -> list[bytes]:
     ],
     ids=["shared", "of lanes", "of a pool"],
 )
-def test_a_step_that_samples_is_compiled_exported_and_run(step, given, con, tmp_path) -> None:
-    wanted = bits(jax.jit(step)(*given()))
-    compiled = compile_step(step, given(), con, certificates=tmp_path)
+def test_a_step_that_samples_is_compiled_exported_and_run(step, arguments, con, tmp_path) -> None:
+    wanted = bits(jax.jit(step)(*arguments()))
+    compiled = compile_step(step, arguments(), con, certificates=tmp_path)
     assert compiled.certificate.holds
-    assert bits(compiled(*given())) == wanted
-    assert compile_step(step, given(), con, certificates=tmp_path).certificate.reused
+    assert bits(compiled(*arguments())) == wanted
+    assert compile_step(step, arguments(), con, certificates=tmp_path).certificate.reused
     assert "key<fry>" in compiled.report() and "key" in compiled._repr_html_()
     compiled.export().save(tmp_path / "portable")
     assert "key<fry>" in {argument.dtype for argument in load_exported(tmp_path / "portable").signature.arguments}
     compiled.export("executable").save(tmp_path / "executable")
     loaded = load_exported(tmp_path / "executable").load()
-    assert bits(loaded(*jax.tree.leaves(given()))) == wanted
-    assert measured_dependence(step, given(), compiled.bound).crossings == ()
+    assert bits(loaded(*jax.tree.leaves(arguments()))) == wanted
+    assert measured_dependence(step, arguments(), compiled.bound).crossings == ()
 
 
 def test_passes_leave_keys_as_they_are() -> None:
-    def step(x, kept, pool, slots):
+    def step(x, pool_keys, pool, slots):
         for i in range(N):
-            pair = jax.random.split(kept[slots[i]])
-            kept = kept.at[slots[i]].set(pair[1])
+            pair = jax.random.split(pool_keys[slots[i]])
+            pool_keys = pool_keys.at[slots[i]].set(pair[1])
             pool = pool.at[slots[i]].set(pool[slots[i]] + x[i] + noise(pair[0]))
-        return pool[slots], kept, pool
+        return pool[slots], pool_keys, pool
 
-    after = PassPipeline().run(graph_of(step, pools(), POOLS)).graph
-    results = jax.jit(ir.as_function(after.program))(*jax.tree.leaves(pools()))
+    rewritten = PassPipeline().run(graph_of(step, pools(), POOLS)).graph
+    results = jax.jit(ir.as_function(rewritten.program))(*jax.tree.leaves(pools()))
     assert bits(results) == bits(jax.jit(step)(*pools()))

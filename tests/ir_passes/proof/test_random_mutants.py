@@ -56,8 +56,8 @@ def verdict(subject: Subject, change: Change) -> str:
     except IsolationError as error:
         if leaks:
             return "leaking, refused"
-        seen = [violation for violation in error.violations if violation.kind not in UNSEEN]
-        return "clean, refused" if seen else "breaks another promise, refused"
+        faults = [violation for violation in error.violations if violation.kind not in UNSEEN]
+        return "clean, refused" if faults else "breaks another promise, refused"
     if leaks:
         return "writes pages that are not the lane's, seen" if breaks_promise(subject, change) else "leaking, proved"
     return "clean, proved"
@@ -68,12 +68,12 @@ def breaks_promise(subject: Subject, change: Change) -> bool:
 
     `PageTable` promises that the pages which a step writes to are a lane's own. A changed step may write to others.
     """
-    if not any(isinstance(at.entry, PageTable) for at in subject.bound.inputs):
+    if not any(isinstance(spec.entry, PageTable) for spec in subject.bound.inputs):
         return False
     program = change.apply(subject.program)
     bound = subject.bound
-    entries = tuple(at.entry for at in bound.inputs), [at.entry for at in bound.outputs]
-    args = tuple(jax.ShapeDtypeStruct(at.shape, at.dtype) for at in bound.inputs)
+    entries = tuple(spec.entry for spec in bound.inputs), [spec.entry for spec in bound.outputs]
+    args = tuple(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in bound.inputs)
     try:
         sanitized = sanitize(ir.as_function(program), args, LaneContract(*entries, bound.opaque))
     except UntrackedError:
@@ -97,19 +97,19 @@ def tally(name: str, part: int) -> Counter[str]:
     subject = Subject(PROGRAMS[name], SEEDS)
     changes = subject.changes()
     changes = random.Random(name).sample(changes, len(changes))[part::PARTS]
-    found, layout = Counter[str](), subject.of_layout()
+    counts, layout = Counter[str](), subject.of_layout()
     suspects: list[Change] = []
     for change in changes:
         outcome = verdict(subject, change)
         if outcome == "clean, proved" and change.index in layout:
             outcome = "another layout, proved"
-        assert outcome != "leaking, proved", f"{name}: {change.what} (equation {change.index}) leaks and is proved"
+        assert outcome != "leaking, proved", f"{name}: {change.text} (equation {change.index}) leaks and is proved"
         suspects += [change] if outcome == "clean, refused" else []
-        found[outcome] += 1
-    found["clean, refused"] = 0
+        counts[outcome] += 1
+    counts["clean, refused"] = 0
     for outcome in looked_at_again(name, suspects):
-        found[outcome] += 1
-    return +found
+        counts[outcome] += 1
+    return +counts
 
 
 def looked_at_again(name: str, suspects: list[Change]) -> list[str]:
@@ -117,10 +117,10 @@ def looked_at_again(name: str, suspects: list[Change]) -> list[str]:
     leaking = set[tuple[int, str]]()
     for program in (PROGRAMS[name], disturbed(PROGRAMS[name])) if suspects else ():
         subject, keys = Subject(program, MORE), {change.key for change in suspects} - leaking
-        leaking |= {one.key for one in subject.changes() if one.key in keys and subject.leaks(one)}
+        leaking |= {change.key for change in subject.changes() if change.key in keys and subject.leaks(change)}
     layout = Subject(PROGRAMS[name], SEEDS[:1]).of_layout()
     verdicts = {change.key: "another layout" if change.index in layout else "clean" for change in suspects}
-    return [f"{'leaking' if key in leaking else what}, refused" for key, what in verdicts.items()]
+    return [f"{'leaking' if key in leaking else outcome}, refused" for key, outcome in verdicts.items()]
 
 
 def disturbed(program: Program) -> Program:
@@ -136,24 +136,24 @@ def disturbed(program: Program) -> Program:
     return program.but(draw=draw)
 
 
-def refused(found: Counter[str]) -> float:
+def refused(counts: Counter[str]) -> float:
     """The share of clean programs that is refused."""
-    return found["clean, refused"] / max(1, found["clean, refused"] + found["clean, proved"])
+    return counts["clean, refused"] / max(1, counts["clean, refused"] + counts["clean, proved"])
 
 
-def report(found: Counter[str]) -> str:
-    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
+def report(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_change_of_a_program_leaks_and_is_proved(part: int) -> None:
     """Some 75,000 changes in all."""
-    found = sum((tally(name, part) for name in RUN), Counter[str]())
-    assert found["leaking, refused"] >= 20, report(found)
-    assert found["clean, proved"] >= 150, report(found)
+    counts = sum((tally(name, part) for name in RUN), Counter[str]())
+    assert counts["leaking, refused"] >= 20, report(counts)
+    assert counts["clean, proved"] >= 150, report(counts)
     # of all changes 0.05; a part strays
-    assert refused(found) <= 0.06, report(found)
+    assert refused(counts) <= 0.06, report(counts)
 
 
 SECOND = 60
@@ -168,27 +168,27 @@ def changed(program: Program, subject: Subject, change: Change) -> Program:
     def step(*args: Any) -> Any:
         return jax.tree.unflatten(results, ir.as_function(flat)(*jax.tree.leaves(args)))
 
-    return program.but(name=f"{program.name}, {change.what}", step=step)
+    return program.but(name=f"{program.name}, {change.text}", step=step)
 
 
 def second_tally(name: str, seed: int) -> Counter[str]:
     """Return verdicts of second changes; proved leaks fail."""
-    draw, found = random.Random(f"second {name} {seed}"), Counter[str]()
+    draw, counts = random.Random(f"second {name} {seed}"), Counter[str]()
     subject = Subject(PROGRAMS[name], SEEDS)
     space = subject.changes()
-    clean = (one for one in draw.sample(space, len(space)) if verdict(subject, one) == "clean, proved")
+    clean = (change for change in draw.sample(space, len(space)) if verdict(subject, change) == "clean, proved")
     if (first := next(clean, None)) is None:
-        return found
+        return counts
     try:
-        again = Subject(changed(PROGRAMS[name], subject, first), SEEDS)
+        mutant = Subject(changed(PROGRAMS[name], subject, first), SEEDS)
     except (NotInNumpy, TypeError, ValueError):  # a change that cannot be traced again
         return Counter({"invalid": 1})
-    changes = again.changes()
+    changes = mutant.changes()
     for second in draw.sample(changes, min(SECOND, len(changes))):
-        outcome = verdict(again, second)
-        assert outcome != "leaking, proved", f"{again.name}; {second.what} (equation {second.index})"
-        found[outcome] += 1
-    return found
+        outcome = verdict(mutant, second)
+        assert outcome != "leaking, proved", f"{mutant.name}; {second.text} (equation {second.index})"
+        counts[outcome] += 1
+    return counts
 
 
 @pytest.mark.long
@@ -209,15 +209,15 @@ UNCHECKED = {
 
 def sharded_tally(program: Program) -> Counter[str]:
     """Return verdicts of all changes of a program on virtual devices."""
-    subject, found = Subject(program, SEEDS, run=xla), Counter[str]()
+    subject, counts = Subject(program, SEEDS, run=xla), Counter[str]()
     for change in subject.changes():
         try:
             outcome = verdict(subject, change)
         except ValueError:
             outcome = "invalid"  # types inside are looked at when it runs
-        assert outcome != "leaking, proved", f"{program.name}: {change.what} leaks and is proved"
-        found[outcome] += 1
-    return found
+        assert outcome != "leaking, proved", f"{program.name}: {change.text} leaks and is proved"
+        counts[outcome] += 1
+    return counts
 
 
 @pytest.mark.long
@@ -225,11 +225,11 @@ def sharded_tally(program: Program) -> Counter[str]:
 def test_no_change_of_a_sharded_program_leaks_and_is_proved(name: str) -> None:
     """Some 1,600 changes, 12 minutes; refused reads of zeros leak nothing."""
     program = PROGRAMS[name]
-    found = sharded_tally(program)
+    counts = sharded_tally(program)
     if name in UNCHECKED:
-        found += sharded_tally(program.but(step=UNCHECKED[name]))
-    print(f"{name}: {report(found)}")
-    assert found["clean, proved"] > 0 and found["leaking, refused"] + found["clean, refused"] > 0
+        counts += sharded_tally(program.but(step=UNCHECKED[name]))
+    print(f"{name}: {report(counts)}")
+    assert counts["clean, proved"] > 0 and counts["leaking, refused"] + counts["clean, refused"] > 0
 
 
 def test_a_change_that_leaks_is_seen() -> None:

@@ -60,10 +60,10 @@ ENOUGH = 12
 def narrow(subject: Subject, name: str) -> bool:
     """Whether an operand belongs to lanes and the rule gives the lanes of the result."""
     return any(
-        one.equation.primitive.name in ALSO.get(name, (name,))
-        and any(isinstance(operand.owner, OWNED) for operand in one.operands)
-        and isinstance(one.value.owner, OWNED)
-        for one in predictions(subject).values()
+        prediction.equation.primitive.name in ALSO.get(name, (name,))
+        and any(isinstance(operand.owner, OWNED) for operand in prediction.operands)
+        and isinstance(prediction.value.owner, OWNED)
+        for prediction in predictions(subject).values()
     )
 
 
@@ -107,16 +107,18 @@ def test_every_rule_is_tried() -> None:
 @pytest.mark.parametrize("name", [*TRIED, *filter(installed, ONLY_LONG)])
 def test_many_predictions_hold(name: str) -> None:
     seeds = range(ENOUGH, ENOUGH + (60 if in_numpy(name) else 6))
-    found = Counter[bool]()
+    counts = Counter[bool]()
     for seed in seeds:
         subject = subject_of(name, seed)
         assert list(faults(subject)) == [], seed
-        found[narrow(subject, name)] += 1
-    assert found[True] or name in NEVER_NARROW, f"{found.total()} instances of {name!r}, every result mixed"
+        counts[narrow(subject, name)] += 1
+    assert counts[True] or name in NEVER_NARROW, f"{counts.total()} instances of {name!r}, every result mixed"
 
 
 def test_variables_inside_loops_are_looked_at() -> None:
     subject = subject_of("scan", 1)
-    inside = [one for var, one in predictions(subject).items() if one.body and subject.turns.get(var)]
-    assert len(inside) >= 3
-    assert all(isinstance(one.equation, ir.JaxprEqn) for one in inside)
+    predicted = [
+        prediction for var, prediction in predictions(subject).items() if prediction.body and subject.turns.get(var)
+    ]
+    assert len(predicted) >= 3
+    assert all(isinstance(prediction.equation, ir.JaxprEqn) for prediction in predicted)

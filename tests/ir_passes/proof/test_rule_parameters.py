@@ -41,22 +41,22 @@ PASSED_ON = 6
 
 def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
     return {
-        f"{eqn.primitive.name}: {unknown}"
+        f"{eqn.primitive.name}: {name}"
         for eqn in ir.all_eqns(flatten(program).jaxpr)
-        if eqn.primitive.name in RULES and (unknown := PARAMETERS[eqn.primitive.name].unknown(eqn.params)) is not None
+        if eqn.primitive.name in RULES and (name := PARAMETERS[eqn.primitive.name].unknown(eqn.params)) is not None
     }
 
 
 def derived(name: str, seed: int) -> list[Program]:
     """Yield programs that JAX derives from an instance by batching or differentiation."""
-    found = []
+    programs = []
     for program in (*mapped_over_lanes(name, seed), mapped_over_heads(name, seed)):
         try:
             jax.eval_shape(program.step, *program.args())
         except (NoInstance, *MISFITS):
             continue
-        found.append(program)
-    return found
+        programs.append(program)
+    return programs
 
 
 def test_every_rule_says_which_parameters_it_knows() -> None:
@@ -126,7 +126,7 @@ def test_labels_read_what_ownership_reads() -> None:
         for seed in range(4):
             source = instance(name, seed)
             program = flatten(ir.trace(source.step, *source.args()))
-            for eqn in (one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == name):
+            for eqn in (candidate for candidate in ir.all_eqns(program.jaxpr) if candidate.primitive.name == name):
                 spy = Spy(dict(eqn.params))
                 watched = eqn.replace(params=spy)
                 assert watched.params is spy
@@ -140,8 +140,8 @@ def test_labels_read_what_ownership_reads() -> None:
 
 
 def test_a_parameter_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = PARAMETERS["cumsum"]
-    monkeypatch.setitem(PARAMETERS, "cumsum", Parameters(known.reads - {"axis"}, known.ignores))
+    parameters = PARAMETERS["cumsum"]
+    monkeypatch.setitem(PARAMETERS, "cumsum", Parameters(parameters.reads - {"axis"}, parameters.ignores))
     with pytest.raises(IsolationError) as error:
         prove_isolation(lambda x: (jnp.cumsum(x, 1),), (np.ones((4, 3)),), LaneContract((Lane(),), (Lane(),)))
     (violation,) = error.value.violations
@@ -272,8 +272,8 @@ def test_the_normal_form_computes_the_same() -> None:
 
     assert (transposing(program) >= 3, transposing(new)) == (True, 0)
     assert row_major(new) is new
-    for one, other in zip(ir.as_function(program)(x), ir.as_function(new)(x), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for result, other in zip(ir.as_function(program)(x), ir.as_function(new)(x), strict=True):
+        np.testing.assert_array_equal(result, other)
     sources = Counter(ir.source_of(eqn) for eqn in ir.all_eqns(new.jaxpr) if eqn.primitive.name == "transpose")
     assert all(source.startswith(__file__) for source in sources)
 
@@ -284,11 +284,11 @@ INDEXED_ARGS = np.ones((N, 7), np.float32), np.zeros((N, 3), np.int32)
 
 @pytest.mark.parametrize("sorted", [False, True])
 def test_indices_of_lanes_are_not_sorted_because_the_program_says_so(sorted: bool) -> None:
-    def read(x: Array, own: Array) -> Any:
-        return (jax.vmap(lambda row, i: row.at[i].get(indices_are_sorted=sorted, mode="clip"))(x, own),)
+    def read(x: Array, indices: Array) -> Any:
+        return (jax.vmap(lambda row, i: row.at[i].get(indices_are_sorted=sorted, mode="clip"))(x, indices),)
 
-    def write(x: Array, own: Array) -> Any:
-        return (jax.vmap(lambda row, i: row.at[i].set(2.0, indices_are_sorted=sorted))(x, own),)
+    def write(x: Array, indices: Array) -> Any:
+        return (jax.vmap(lambda row, i: row.at[i].set(2.0, indices_are_sorted=sorted))(x, indices),)
 
     for step in (read, write):
         if not sorted:
@@ -306,14 +306,14 @@ def test_sorted_slots_are_refused_and_sorted_shared_indices_are_assumed() -> Non
     with pytest.raises(IsolationError):
         prove_isolation(by_slot, SQUARE_ARGS, SQUARE)
 
-    def shared(x: Array, own: Array, places: Array) -> Any:
-        return (x.at[:, places].set(own.astype(x.dtype), indices_are_sorted=True),)
+    def shared(x: Array, values: Array, places: Array) -> Any:
+        return (x.at[:, places].set(values.astype(x.dtype), indices_are_sorted=True),)
 
     contract = LaneContract((Lane(), Lane(), Shared()), (Lane(),))
     proof = prove_isolation(shared, (*INDEXED_ARGS, np.arange(3, dtype=np.int32)), contract)
     assert any(statement.id == Assumption.SORTED_INDICES and __file__ in statement.about for statement in proof.assumed)
     counted = prove_isolation(
-        lambda x, own: shared(x, own, jnp.arange(3)), INDEXED_ARGS, LaneContract((Lane(), Lane()), (Lane(),))
+        lambda x, values: shared(x, values, jnp.arange(3)), INDEXED_ARGS, LaneContract((Lane(), Lane()), (Lane(),))
     )
     assert counted.assumed == ()
 

@@ -86,7 +86,7 @@ def test_predictions_for_many_random_forms_hold(block: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(20))
 def test_predictions_for_many_random_layouts_hold(block: int) -> None:
     seeds = range(100 + 100 * block, 200 + 100 * block)
     assert [fault for seed in seeds for fault in broken(random_layout(seed, 8 + seed % 16), range(2))] == []
@@ -94,10 +94,12 @@ def test_predictions_for_many_random_layouts_hold(block: int) -> None:
 
 def test_random_layouts_are_varied() -> None:
     facts = Counter[str]()
-    for seed in range(LAYOUTS, LAYOUTS + 10):
-        found = predictions(Subject(random_layout(seed), range(1))).values()
-        facts.update(type(value.fact).__name__ for _, _, value, _ in found)
-    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry")), facts
+    for seed in range(LAYOUTS, LAYOUTS + 20):
+        predicted = predictions(Subject(random_layout(seed), range(1))).values()
+        facts.update(type(value.fact).__name__ for _, _, value, _ in predicted)
+    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry", "TilePlaces", "TokenSpan")), (
+        facts
+    )
 
 
 def test_random_calls_are_varied() -> None:
@@ -128,7 +130,7 @@ def test_predictions_for_idle_lanes_hold() -> None:
     """Programs with ranges, shared values and unchanged rows."""
     checked: dict[str, int] = {}
     assert [fault for seed in IDLE for fault in broken(random_program(seed, idle=True), range(2), checked)] == []
-    assert all(checked[what] > 500 for what in ("kept", "range", "owner", "number", "iota", "slot")), checked
+    assert all(checked[kind] > 500 for kind in ("kept", "range", "owner", "number", "iota", "slot")), checked
     assert checked.get(NOT_FOLLOWED, 0) < 0.2 * len(IDLE), checked
 
 
@@ -162,10 +164,12 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
         return {
-            var: one._replace(value=one.value.replace(owner=LaneRows(one.value.owner.axis, start=1)))
-            if isinstance(one.value.owner, LaneRows)
-            else one
-            for var, one in real(subject, idle, counted).items()
+            var: prediction._replace(
+                value=prediction.value.replace(owner=LaneRows(prediction.value.owner.axis, start=1))
+            )
+            if isinstance(prediction.value.owner, LaneRows)
+            else prediction
+            for var, prediction in real(subject, idle, counted).items()
         }
 
     monkeypatch.setattr("predicted_owners.predictions", shifted)
@@ -177,19 +181,19 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
     real = predictions
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
-        found = real(subject, idle, counted)
-        for var, one in found.items() if idle else ():
-            value = one.value
-            if one.equation.primitive.name == "tanh":
-                found[var] = one._replace(value=value.replace(intact=UnchangedRows(Leaf(1))))
+        predicted = real(subject, idle, counted)
+        for var, prediction in predicted.items() if idle else ():
+            value = prediction.value
+            if prediction.equation.primitive.name == "tanh":
+                predicted[var] = prediction._replace(value=value.replace(intact=UnchangedRows(Leaf(1))))
             elif value.range == (0, 0):
-                found[var] = one._replace(value=value.replace(range=(1, 1)))
-        return found
+                predicted[var] = prediction._replace(value=value.replace(range=(1, 1)))
+        return predicted
 
     monkeypatch.setattr("idle_predictions.predictions", shifted)
-    found = broken(PROGRAMS["layers over row pools, idle lanes, remat"])
-    assert any("outside its range" in fault for fault in found)
-    assert any("its view is" in fault or "is not what the rows" in fault for fault in found)
+    faults = broken(PROGRAMS["layers over row pools, idle lanes, remat"])
+    assert any("outside its range" in fault for fault in faults)
+    assert any("its view is" in fault or "is not what the rows" in fault for fault in faults)
 
 
 def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:

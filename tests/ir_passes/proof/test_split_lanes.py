@@ -82,13 +82,13 @@ def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
         return x + 1, (None, rows[1] + x[:, None] * shared[1])
 
     sharded = jax.shard_map(step, mesh=mesh(2, 1), in_specs=(DATA, P(), DATA), out_specs=(DATA, DATA))
-    over_devices, whole = NamedSharding(mesh(2, 1), DATA), NamedSharding(mesh(2, 1), P())
+    over_devices, replicated = NamedSharding(mesh(2, 1), DATA), NamedSharding(mesh(2, 1), P())
     rows = None, jnp.zeros((4, 1), jnp.int32, device=over_devices)
-    shared = None, jnp.ones((1, 1), jnp.int32, device=whole)
-    given = jnp.ones(4, jnp.int32, device=over_devices), shared, rows
-    compiled = compile_step(sharded, given, contract)
-    found, rows = compiled(*given)
-    assert compiled.certificate.holds and (np.asarray(rows[1]) == 1).all() and (np.asarray(found) == 2).all()
+    shared = None, jnp.ones((1, 1), jnp.int32, device=replicated)
+    args = jnp.ones(4, jnp.int32, device=over_devices), shared, rows
+    compiled = compile_step(sharded, args, contract)
+    result, rows = compiled(*args)
+    assert compiled.certificate.holds and (np.asarray(rows[1]) == 1).all() and (np.asarray(result) == 2).all()
 
 
 @pytest.mark.parametrize("bits", [False, True])
@@ -98,14 +98,14 @@ def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bit
     slots = SlotMap("state", 4, "read", null=False), SlotMap("kept", 1, "write", null=False)
     contract = LaneContract(inputs=(Pool("kept"), Pool("state"), *slots), outputs=(Pool("kept"),))
 
-    def keep(kept: Any, rows: Any, read: Any, write: Any) -> Any:
-        mine = read - lax.axis_index("data") * rows.shape[0]
-        row = rows.at[mine].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
+    def keep(snapshots: Any, rows: Any, read: Any, write: Any) -> Any:
+        local = read - lax.axis_index("data") * rows.shape[0]
+        row = rows.at[local].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
         if bits:
             row = lax.bitcast_convert_type(lax.psum(lax.bitcast_convert_type(row, jnp.uint32), "data"), jnp.float32)
         else:
             row = lax.psum(row, "data")
-        return (kept.at[write].set(row, mode="drop", wrap_negative_indices=False),)
+        return (snapshots.at[write].set(row, mode="drop", wrap_negative_indices=False),)
 
     sharded = jax.shard_map(keep, mesh=mesh(2, 1), in_specs=(P(), DATA, P(), P()), out_specs=P())
     scalars = np.zeros(1, np.int32), np.zeros(1, np.int32)

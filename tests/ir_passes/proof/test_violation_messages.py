@@ -30,8 +30,8 @@ def refused(step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContr
     return violation
 
 
-def line(of: Callable[..., Any], after: int) -> str:
-    return f"{__file__}:{of.__code__.co_firstlineno + after}"
+def line(of: Callable[..., Any], offset: int) -> str:
+    return f"{__file__}:{of.__code__.co_firstlineno + offset}"
 
 
 def helper(pool: Array, rows: Array, x: Array) -> Array:
@@ -97,8 +97,8 @@ def test_two_faults_are_two() -> None:
 
 def flat(by: int, x: Array, pool: Array, slots: Array) -> Any:
     places = slots[:, None] * by + jnp.arange(D, dtype=jnp.int32)[None]
-    whole = pool.reshape(ROWS * D)
-    return x, whole.at[places].set(jnp.tanh(whole[places] + x)).reshape(ROWS, D)
+    flat = pool.reshape(ROWS * D)
+    return x, flat.at[places].set(jnp.tanh(flat[places] + x)).reshape(ROWS, D)
 
 
 def test_the_remedy_of_a_flat_pool() -> None:
@@ -126,8 +126,8 @@ def test_a_flat_pool_with_named_dimensions_shows_none_of_them() -> None:
 
 
 def window(update: bool, x: Array, state: Array, lengths: Array) -> Any:
-    both = jnp.concatenate([state, x], 1)
-    new = jax.vmap(lambda rows, at: lax.dynamic_slice_in_dim(rows, at, TAPS, 0))(both, lengths)
+    joined = jnp.concatenate([state, x], 1)
+    new = jax.vmap(lambda rows, start: lax.dynamic_slice_in_dim(rows, start, TAPS, 0))(joined, lengths)
     return x, jnp.where((lengths > 0)[:, None, None], new, state) if update else new
 
 
@@ -140,8 +140,8 @@ def test_the_remedy_of_an_idle_row_that_is_cut_at_its_length() -> None:
 
 def shifted(token: Callable[[Array], Array], written: Callable[[Array], Array], *args: Array) -> Any:
     x, pool, slots = args
-    both = jnp.concatenate([pool[slots], token(x[..., None])], -1)
-    return x, pool.at[slots].set(written(both[..., 1:]))
+    joined = jnp.concatenate([pool[slots], token(x[..., None])], -1)
+    return x, pool.at[slots].set(written(joined[..., 1:]))
 
 
 def as_it_is(x: Array) -> Array:

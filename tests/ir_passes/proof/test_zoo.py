@@ -20,16 +20,17 @@ def test_program_of_the_zoo_is_proved(name: str) -> None:
 
 
 def prove_steps(model: str, all_lanes: bool) -> None:
-    """Each step, and its function of one lane under `vmap` if all arguments have lanes."""
+    """Each step, and its function of one lane under `vmap` if all arguments have lanes, and no pages."""
     for shape in shapes(model, all_lanes):
         prove(program(model, shape))
-        if isinstance(shape, Shape) and shape.rows == shape.lanes:
+        if isinstance(shape, Shape) and shape.rows == shape.lanes and not shape.pages:
             prove(vmapped(program(model, shape)))
 
 
 @pytest.mark.slow
 def test_steps_of_a_model_are_proved() -> None:
     prove_steps("sparse_base", all_lanes=False)
+    prove_steps("mamba2_base", all_lanes=False)
 
 
 @pytest.mark.long

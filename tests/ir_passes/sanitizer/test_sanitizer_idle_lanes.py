@@ -23,8 +23,8 @@ DECLARED = Opaque((SLOTS, LENGTH, Lane(), Lane(), Pool("state")), (Lane(), Pool(
 CONTRACT = LaneContract((POOLS, SLOTS, LENGTH, Lane(), Lane()), (Lane(), POOLS), opaque={"advanced_in_place": DECLARED})
 
 
-def advanced_in_place(*given: Array) -> tuple[np.ndarray, np.ndarray]:
-    slots, lengths, fresh, x, pool = (np.array(array) for array in given)
+def advanced_in_place(*arrays: Array) -> tuple[np.ndarray, np.ndarray]:
+    slots, lengths, fresh, x, pool = (np.array(array) for array in arrays)
     out = np.zeros_like(x)
     for lane in np.flatnonzero(lengths):
         row = slots[lane]
@@ -43,8 +43,8 @@ def step_of(used: Callable[[Array], Array] = lambda slots: slots) -> Callable[..
         out, states = jax.pure_callback(advanced_in_place, like, rows, lengths, fresh, x, states)
         places = jnp.where(lengths > 0, positions, CONTEXT)
         cache = cache.at[rows, places].set(x, mode="drop", unique_indices=True)
-        seen = jnp.arange(CONTEXT)[None] < (positions + lengths)[:, None]
-        return out + jnp.sum(jnp.where(seen[..., None], cache[rows], 0.0), axis=1), (states, cache)
+        visible = jnp.arange(CONTEXT)[None] < (positions + lengths)[:, None]
+        return out + jnp.sum(jnp.where(visible[..., None], cache[rows], 0.0), axis=1), (states, cache)
 
     return step
 

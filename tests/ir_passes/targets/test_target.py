@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from audited_steps import ONE, gather_compute_scatter, pool, slots, x
 from jax.experimental import pallas as pl
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.experimental.pallas import triton
 from jax.sharding import NamedSharding, PartitionSpec
+from jax_settings import jax_settings
 
 from ir_passes import compile_step, plan
 from ir_passes.compile.planned_step import plan_step
@@ -178,18 +178,9 @@ def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypat
 
 def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cached program would need absent devices; JAX is asked for a cache first."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    initial = {name: jax.config.values[name] for name in names}
-    try:
-        for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
-            jax.config.update(name, value)
-        reset_cache()
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path), jax_persistent_cache_min_compile_time_secs=0.0):
         # Steps with a certificate do not use the cache anyway.
         compile_step(gather_compute_scatter, args(), ONE, certify="off")
         saved = set(tmp_path.iterdir())
         compile_step(gather_compute_scatter, args(), ONE, certify="off", target=elsewhere(monkeypatch))
         assert saved and set(tmp_path.iterdir()) == saved
-    finally:
-        for name, value in initial.items():
-            jax.config.update(name, value)
-        reset_cache()

@@ -59,9 +59,12 @@ def test_nearest_live_values_of_the_same_allocation(program, places, allocation,
         for index in (120, 192)
         for moved in (-1, 1)
     ]
-    (instruction,) = neighbours(executable, replace(live, values=(result, *remainder, *dead), of={call.id: {(): 0}}))
-    assert [side and side[1] for side in (instruction.before, instruction.behind)] == [initial, rest]
-    assert all(side is None or side[0] == str(remainder[0]) for side in (instruction.before, instruction.behind))
+    (sentence,) = neighbours(executable, replace(live, values=(result, *remainder, *dead), of={call.id: {(): 0}}))
+    sides = [
+        f"nothing {side} it" if gap is None else f"{side} it {remainder[0]}" + (f", {gap} bytes away" if gap else "")
+        for side, gap in (("before", initial), ("behind", rest))
+    ]
+    assert sentence.endswith(f"writes {result} in {result.slice}: {', '.join(sides)}")
 
 
 def test_certificates_say_what_a_callback_would_reach() -> None:

@@ -1,7 +1,7 @@
 // Checks of attention over a KV cache in every instruction set that this processor runs: numbers beside float64, equal bits
 // of a lane alone and in any batch and of tokens together and one by one, every lane disturbed, positions behind the end of
-// a lane and rows of idle lanes left alone, and no byte read or written outside of the buffers, behind and in front of which
-// there is no memory. Exit status 1 and a line for each fault.
+// a lane and pages of no lane left alone, and no byte read or written outside of the buffers, behind and in front of which
+// there is no memory; page tables with faults. Exit status 1 and a line for each fault.
 //
 //   decode_attention_check [brief]
 
@@ -22,7 +22,9 @@ extern "C" const AttendForms* hybridlm_attend(int64_t instructions);
 namespace {
 
 struct Sizes {
-  int64_t lanes, tokens, heads, kv_heads, key, value, context;
+  int64_t lanes, tokens, heads, kv_heads, key, value, blocks;
+
+  int64_t context() const { return blocks * PAGE_POSITIONS; }
 };
 
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
@@ -31,20 +33,13 @@ float number_of(float x) { return x; }
 float number_of(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 
 // A lane by itself, and some of its tokens, of a step whose arrays have those of all lanes.
-template <typename Number>
 DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
   const int64_t at = lane * step.tokens + token;
   step.query += at * step.heads * step.key;
   step.new_keys += at * step.kv_heads * step.key;
   if (step.new_values) step.new_values += at * step.kv_heads * step.value;
   step.out += at * step.heads * step.value;
-  if (step.slots == nullptr) {
-    const int64_t row = lane * step.kv_heads * step.context;
-    step.keys = static_cast<Number*>(step.keys) + row * step.key;
-    step.values = static_cast<Number*>(step.values) + row * step.value_stride();
-  } else {
-    step.slots += lane;
-  }
+  step.pages += lane * step.blocks;
   step.lengths += lane;
   step.positions += lane;
   step.lanes = 1;
@@ -54,48 +49,57 @@ DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
 template <typename Number>
 class Case {
  public:
-  Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool by_slot, bool at_end)
+  Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool at_end)
       : name_(std::move(name)),
         forms_(forms),
         s_(s),
         shared_(shared),
-        by_slot_(by_slot),
-        rows_(s.lanes + (by_slot ? 3 : 0)),
-        slots_(s.lanes, at_end),
+        pool_(1 + s.lanes * s.blocks + 3),
+        pages_(s.lanes * s.blocks, at_end),
         lengths_(s.lanes, at_end),
         positions_(s.lanes, at_end),
         query_(s.lanes * s.tokens * s.heads * s.key, at_end),
         new_keys_(s.lanes * s.tokens * s.kv_heads * s.key, at_end),
         new_values_(s.lanes * s.tokens * s.kv_heads * (shared ? 0 : s.value), at_end),
-        keys_(rows_ * s.kv_heads * s.context * s.key, at_end),
-        values_(shared ? 0 : rows_ * s.kv_heads * s.context * s.value, at_end),
+        keys_(pool_ * s.kv_heads * PAGE_POSITIONS * s.key, at_end),
+        values_(shared ? 0 : pool_ * s.kv_heads * PAGE_POSITIONS * s.value, at_end),
         out_(s.lanes * s.tokens * s.heads * s.value, at_end) {
     std::mt19937 random(static_cast<unsigned>(s.key * 1000 + s.value * 10 + s.tokens));
     std::normal_distribution<float> normal;
     for (auto* one : {&query_, &new_keys_, &new_values_})
       for (int64_t k = 0; k < one->size(); ++k) (*one)[k] = normal(random);
     for (int64_t k = 0; k < query_.size(); ++k) query_[k] *= 3 / std::sqrt(static_cast<float>(s.key));
+    // Ends around those of blocks, of a page, and of the context, behind which tokens are not written.
+    const int64_t ends[] = {1,  7, ATTENTION - 1, ATTENTION, ATTENTION + 1, PAGE_POSITIONS + (s.blocks > 1), s.context(),
+                            s.context() + 1};
     for (auto* one : {&keys_, &values_})
-      for (int64_t k = 0; k < one->size(); ++k) cpu_kernels::keep(normal(random), one->data() + k);
-    // Ends around those of blocks, and of the context, behind which tokens are not written.
-    const int64_t ends[] = {1, 7, ATTENTION - 1, ATTENTION, ATTENTION + 1, 2 * ATTENTION + 1, s.context, s.context + 1};
+      for (int64_t page = 0; page < pool_; ++page) fill_page(*one, page, 0, PAGE_POSITIONS, NOT_A_NUMBER);
     for (int64_t lane = 0; lane < s.lanes; ++lane) {
-      slots_[lane] = static_cast<int32_t>(rows_ - 1 - (lane + 3) % s.lanes);
       lengths_[lane] = static_cast<int32_t>(lane % 4 == 1 ? 0 : lane % 4 == 2 ? 1 : lane % 4 == 3 ? (s.tokens + 1) / 2 : s.tokens);
       const int64_t first = ends[lane % 8] - lengths_[lane];
       positions_[lane] = static_cast<int32_t>(first < 0 ? 0 : first);
       fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
-      fill_cache(row_of(lane), positions_[lane], NOT_A_NUMBER);
+      // Pages in an order of their own; those of no lane, the null page among them, are NaN.
+      for (int64_t block = 0; block < s.blocks; ++block) {
+        const int64_t page = 1 + ((lane + block * s.lanes) * 5 + 2) % (s.lanes * s.blocks + 3);
+        pages_[lane * s.blocks + block] = static_cast<int32_t>(lengths_[lane] ? page : 0);
+        if (!lengths_[lane]) continue;
+        const int64_t seen = std::min(std::max<int64_t>(positions_[lane] - block * PAGE_POSITIONS, 0), PAGE_POSITIONS);
+        for (auto* one : {&keys_, &values_}) {
+          const int64_t size = numbers_of(*one);
+          for (int64_t head = 0; head < s.kv_heads; ++head)
+            for (int64_t k = 0; k < seen * size; ++k)
+              cpu_kernels::keep(normal(random), one->data() + (page * s.kv_heads + head) * PAGE_POSITIONS * size + k);
+        }
+      }
     }
-    // The rows of no lane.
-    for (int64_t row = 0; row < rows_ - s.lanes; ++row) fill_cache(row, 0, NOT_A_NUMBER);
     keep_start();
   }
 
   DecodeAttention step() {
-    return {by_slot_ ? slots_.data() : nullptr, lengths_.data(), positions_.data(), query_.data(), new_keys_.data(),
+    return {pages_.data(), lengths_.data(), positions_.data(), query_.data(), new_keys_.data(),
             shared_ ? nullptr : new_values_.data(), keys_.data(), shared_ ? keys_.data() : values_.data(), out_.data(),
-            s_.lanes, s_.tokens, s_.heads, s_.kv_heads, s_.key, s_.value, s_.context};
+            s_.lanes, s_.tokens, s_.heads, s_.kv_heads, s_.key, s_.value, s_.blocks};
   }
 
   struct Result {
@@ -135,7 +139,7 @@ class Case {
       same(run(threads), whole, "on several threads");
     }
     begin();
-    for (int64_t lane = 0; lane < s_.lanes; ++lane) run(alone, part_of<Number>(step(), lane, 0));
+    for (int64_t lane = 0; lane < s_.lanes; ++lane) run(alone, part_of(step(), lane, 0));
     same(result(), whole, "of lanes by themselves");
     token_by_token(whole);
   }
@@ -150,7 +154,7 @@ class Case {
         const std::vector<Number> keys = start_keys_, values = start_values_;
         fill_tokens(lane, 0, other);
         begin();
-        fill_cache(row_of(lane), 0, other);
+        fill_cache(lane, other);
         keep_start();
         const Result found = run(alone);
         check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
@@ -173,7 +177,7 @@ class Case {
     check(!late.waiting.empty(), name_ + ": too small for threads");
     for (auto* one : {&query_, &new_keys_, &new_values_, &out_}) one->allow(PROT_NONE);
     for (auto* one : {&keys_, &values_}) one->allow(PROT_NONE);
-    for (auto* one : {&slots_, &lengths_, &positions_}) one->allow(PROT_NONE);
+    for (auto* one : {&pages_, &lengths_, &positions_}) one->allow(PROT_NONE);
     for (auto& work : late.waiting) work();
   }
 
@@ -181,7 +185,14 @@ class Case {
   // Positions of a block (ATTENTION_BLOCK).
   static constexpr int64_t ATTENTION = 32;
 
-  int64_t row_of(int64_t lane) { return by_slot_ ? slots_[lane] : lane; }
+  int64_t page_of(int64_t lane, int64_t block) { return pages_[lane * s_.blocks + block]; }
+  // Place of a position among those of all pages and heads.
+  int64_t place_of(int64_t lane, int64_t kv_head, int64_t position) {
+    const int64_t page = page_of(lane, position / PAGE_POSITIONS);
+    return (page * s_.kv_heads + kv_head) * PAGE_POSITIONS + position % PAGE_POSITIONS;
+  }
+  // Numbers of a key or of a value.
+  int64_t numbers_of(const Guarded<Number>& one) { return one.size() / (pool_ * s_.kv_heads * PAGE_POSITIONS); }
 
   template <typename T>
   static std::vector<T> copied(Guarded<T>& one) {
@@ -202,22 +213,28 @@ class Case {
       std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
     }
   }
-  void fill_cache(int64_t row, int64_t first, float number) {
-    for (auto* one : {&keys_, &values_}) {
-      const int64_t size = one->size() / (rows_ * s_.kv_heads * s_.context);
-      for (int64_t head = row * s_.kv_heads; head < (row + 1) * s_.kv_heads; ++head)
-        for (int64_t k = std::min(first, s_.context) * size; k < s_.context * size; ++k)
-          cpu_kernels::keep(number, one->data() + head * s_.context * size + k);
-    }
+  void fill_page(Guarded<Number>& one, int64_t page, int64_t first, int64_t last, float number) {
+    const int64_t size = numbers_of(one);
+    for (int64_t head = page * s_.kv_heads; head < (page + 1) * s_.kv_heads; ++head)
+      for (int64_t k = first * size; k < last * size; ++k)
+        cpu_kernels::keep(number, one.data() + head * PAGE_POSITIONS * size + k);
+  }
+  void fill_cache(int64_t lane, float number) {
+    for (int64_t block = 0; block < s_.blocks; ++block)
+      for (auto* one : {&keys_, &values_})
+        if (page_of(lane, block)) fill_page(*one, page_of(lane, block), 0, PAGE_POSITIONS, number);
   }
   bool same_lane(const Result& one, const Result& other, int64_t lane) {
     const auto equal = [&](const auto& a, const auto& b, int64_t row, int64_t rows) {
       const int64_t size = static_cast<int64_t>(a.size()) / rows;
       return bits(a, b, row * size, size);
     };
-    const int64_t row = row_of(lane);
-    return equal(one.out, other.out, lane, s_.lanes) &&
-           (!lengths_[lane] || (equal(one.keys, other.keys, row, rows_) && equal(one.values, other.values, row, rows_)));
+    bool good = equal(one.out, other.out, lane, s_.lanes);
+    for (int64_t block = 0; block < s_.blocks && lengths_[lane]; ++block) {
+      const int64_t page = page_of(lane, block);
+      good = good && equal(one.keys, other.keys, page, pool_) && equal(one.values, other.values, page, pool_);
+    }
+    return good;
   }
   void same(const Result& one, const Result& other, const std::string& how) {
     check(bits(one.out, other.out, 0, out_.size()) && bits(one.keys, other.keys, 0, keys_.size()) &&
@@ -233,7 +250,7 @@ class Case {
     for (int64_t token = 0; token < s_.tokens; ++token)
       for (int64_t lane = 0; lane < s_.lanes; ++lane) {
         const int32_t length = token < lengths_[lane], position = positions_[lane] + static_cast<int32_t>(token);
-        DecodeAttention one = part_of<Number>(step(), lane, token);
+        DecodeAttention one = part_of(step(), lane, token);
         one.lengths = &length;
         one.positions = &position;
         one.tokens = 1;
@@ -249,9 +266,9 @@ class Case {
   }
   void cache_written(std::vector<Number> expected, const std::vector<Number>& found, Guarded<float>& fresh, int64_t size) {
     for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (int64_t token = 0; token < lengths_[lane] && positions_[lane] + token < s_.context; ++token)
+      for (int64_t token = 0; token < lengths_[lane] && positions_[lane] + token < s_.context(); ++token)
         for (int64_t k = 0; k < s_.kv_heads * size; ++k) {
-          const int64_t row = (row_of(lane) * s_.kv_heads + k / size) * s_.context + positions_[lane] + token;
+          const int64_t row = place_of(lane, k / size, positions_[lane] + token);
           cpu_kernels::keep(fresh[(lane * s_.tokens + token) * s_.kv_heads * size + k], &expected[row * size + k % size]);
         }
     check(bits(expected, found, 0, static_cast<int64_t>(found.size())), name_ + ": other keys or values are written");
@@ -265,7 +282,7 @@ class Case {
           const int64_t row = (lane * s_.tokens + token) * s_.heads + head;
           const float* const out = &found.out[static_cast<size_t>(row * s_.value)];
           if (token < lengths_[lane])
-            row_numbers(found, lane, head / groups, std::min(positions_[lane] + token + 1, s_.context), row, out);
+            row_numbers(found, lane, head / groups, std::min(positions_[lane] + token + 1, s_.context()), row, out);
           else
             for (int64_t k = 0; k < s_.value; ++k) check(out[k] == 0, name_ + ": padding is not zero");
         }
@@ -273,13 +290,13 @@ class Case {
 
   // One row beside float64; `size` bounds what is added up.
   void row_numbers(const Result& found, int64_t lane, int64_t kv_head, int64_t seen, int64_t row, const float* out) {
-    const int64_t first = (row_of(lane) * s_.kv_heads + kv_head) * s_.context;
     std::vector<double> weight(static_cast<size_t>(seen));
     double top = -std::numeric_limits<double>::infinity(), total = 0, of_score = 0;
     for (int64_t at = 0; at < seen; ++at) {
       double score = 0, size = 0;
       for (int64_t k = 0; k < s_.key; ++k) {
-        const double one = static_cast<double>(query_[row * s_.key + k]) * number_of(found.keys[(first + at) * s_.key + k]);
+        const double one = static_cast<double>(query_[row * s_.key + k]) *
+                           number_of(found.keys[place_of(lane, kv_head, at) * s_.key + k]);
         score += one;
         size += std::fabs(one);
       }
@@ -293,7 +310,7 @@ class Case {
     for (int64_t k = 0; k < s_.value; ++k) {
       double sum = 0, size = 0;
       for (int64_t at = 0; at < seen; ++at) {
-        const double one = weight[at] / total * number_of(values[(first + at) * stride + k]);
+        const double one = weight[at] / total * number_of(values[place_of(lane, kv_head, at) * stride + k]);
         sum += one;
         size += std::fabs(one);
       }
@@ -306,9 +323,9 @@ class Case {
   std::string name_;
   const AttendForms& forms_;
   Sizes s_;
-  bool shared_, by_slot_;
-  int64_t rows_;
-  Guarded<int32_t> slots_, lengths_, positions_;
+  bool shared_;
+  int64_t pool_;
+  Guarded<int32_t> pages_, lengths_, positions_;
   Guarded<float> query_, new_keys_, new_values_;
   Guarded<Number> keys_, values_;
   Guarded<float> out_;
@@ -329,24 +346,47 @@ void check_form(const std::string& set, const AttendForms& forms, const std::str
         if (++number % (brief ? 7 : 2)) continue;
         const auto& [all, kv] = heads[number % 7];
         const bool shared = value <= key && number % 3 == 0;
-        // A context of less than a block, of whole blocks, and of some more.
-        const Sizes sizes{8, tokens, all, kv, key, value, number % 5 == 0 ? 29 : number % 5 == 1 ? 64 : 75};
-        Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 3 != 1, number % 4 < 2);
+        const Sizes sizes{8, tokens, all, kv, key, value, 1 + number % 2};
+        Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 4 < 2);
         one.all();
         if (number % 11 == 0) one.every_lane_disturbed();
       }
   for (const bool shared : {false, true})
-    for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 160}, Sizes{5, 16, 6, 1, 80, 64, 192}}) {
-      Case<Number> large(name(sizes, shared), forms, sizes, shared, shared, !shared);
+    for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 2}, Sizes{5, 16, 6, 1, 80, 64, 3}}) {
+      Case<Number> large(name(sizes, shared), forms, sizes, shared, !shared);
       large.all();
       if (!brief) large.every_lane_disturbed();
       large.late_threads();
     }
 }
 
+void check_tables() {
+  int32_t pages[] = {1, 2, 3, 0}, lengths[] = {1, 2}, positions[] = {128, 126};
+  const DecodeAttention step{pages,   lengths, positions, nullptr, nullptr, nullptr, nullptr,
+                             nullptr, nullptr, 2,         2,       1,       1,       1, 1, 2};
+  const auto refused = [&](int32_t& changed, int32_t other, const char* about) {
+    const int32_t before = changed;
+    changed = other;
+    check(cpu_kernels::fault_of_pages(step, 4).find(about) != std::string::npos, std::string("no fault: ") + about);
+    changed = before;
+  };
+  check(cpu_kernels::fault_of_pages(step, 4).empty(), "a right page table is refused");
+  refused(pages[0], 4, "lane 0 is on page 4");
+  refused(pages[2], -1, "lane 1 is on page -1");
+  refused(pages[1], 3, "writes to page 3, which is named twice");
+  refused(pages[0], 2, "writes to page 2, which is named twice");
+  refused(lengths[1], 3, "lane 1 has 3 tokens");
+  // A page that is only read may be shared; behind the last token nothing counts, and idle lanes have no pages.
+  pages[0] = 2, pages[1] = 1, lengths[1] = 0, pages[2] = 2;
+  check(cpu_kernels::fault_of_pages(step, 4).empty(), "an idle lane has pages");
+  lengths[1] = 1, positions[1] = 200, pages[3] = 3;
+  check(cpu_kernels::fault_of_pages(step, 4).empty(), "a page that is only read is refused");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
+  check_tables();
   return check_sets(count, arguments, [](const std::string& name, int64_t set, bool brief) {
     check_form<uint16_t>(name, *hybridlm_attend(set), "bfloat16", brief);
     check_form<float>(name, *hybridlm_attend(set), "float32", brief);

@@ -157,6 +157,17 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         304_201_728,
         147_456,
     ),
+    "Zamba2-2.7B": (
+        [
+            "45 x Mamba2 conv: tap*channel*2 B = 3*5248*2 B = 31,488 B",
+            "45 x Mamba2 recurrent: value_head*value*key*4 B = 80*64*64*4 B = 1,310,720 B",
+            *(line.replace("Attention ", "SharedBlockMamba attention.") for line in attention(9, 32, 160)),
+            "9 x SharedBlockMamba mamba.conv: tap*channel*2 B = 3*5248*2 B = 31,488 B",
+            "9 x SharedBlockMamba mamba.recurrent: value_head*value*key*4 B = 80*64*64*4 B = 1,310,720 B",
+        ],
+        72_479_232,
+        184_320,
+    ),
 }
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.layers.activations import silu, silu_gated
+from models.ops.float32 import silu, silu_gated
 
 X = np.array([-1e4, -200.0, -88.0, -30.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 30.0, 1e4], np.float32)
 

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.norms import RMSNorm, l2_norm, rms_norm
+from models.layers.norms import RMSNorm, rms_norm
+from models.ops.float32 import l2_norm
 
 EPS = 1e-6
 

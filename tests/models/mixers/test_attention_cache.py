@@ -16,10 +16,10 @@ from models.mixers.kv_cache import (
     append,
     attend,
     widened,
-    write_places,
 )
 from models.ops import summed_attention
 from models.sharding.devices import Devices
+from models.state.pages import own_pages, token_places
 from models.state.state import KV_BLOCK, kv_blocks, state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
@@ -29,23 +29,24 @@ def test_kv_blocks_counts_whole_blocks() -> None:
     assert [kv_blocks(n) for n in (0, 1, KV_BLOCK, KV_BLOCK + 1)] == [0, 1, 1, 2]
 
 
-def cache_of(lanes: int, blocks: int, fill: float, platform: str = "cpu") -> KVCache:
-    rows, sizes = blocks * KV_BLOCK, [stored_size(size, platform) for size in (SIZE, VALUE)]
-    key, value = (np.full((lanes, KV_HEADS, rows, size), fill, np.float32) for size in sizes)
-    return KVCache(jnp.asarray(key), jnp.asarray(value))
+def cache_of(lanes: int, blocks: int, fill: float, platform: str = "cpu") -> tuple[KVCache, jax.Array]:
+    """Pages of a value for each lane, behind a null page, and their table."""
+    pages, sizes = 1 + lanes * blocks, [stored_size(size, platform) for size in (SIZE, VALUE)]
+    key, value = (np.full((pages, KV_HEADS, KV_BLOCK, size), fill, np.float32) for size in sizes)
+    return KVCache(jnp.asarray(key), jnp.asarray(value)), own_pages(lanes, pages)
 
 
 def test_append_writes_real_tokens_only() -> None:
-    cache = cache_of(3, 1, jnp.nan)
+    cache, pages = cache_of(3, 1, jnp.nan)
     key = np.arange(3 * 2 * KV_HEADS * SIZE, dtype=np.float32).reshape(3, 2, KV_HEADS, SIZE)
     value = np.ones((3, 2, KV_HEADS, VALUE), np.float32)
     index = np.array([[0, 1], [126, 127], [5, 6]], np.int32)
     valid = np.array([[True, False], [True, True], [False, False]])
-    new = jax.jit(append)(cache, key, value, index, valid)
+    new = jax.jit(append)(cache, key, value, index, valid, pages)
     written = np.all(np.isfinite(np.asarray(new.key)), axis=(1, 3))
-    assert [np.flatnonzero(row).tolist() for row in written] == [[0], [126, 127], []]
-    np.testing.assert_array_equal(np.asarray(new.key)[1, :, 127], key[1, 1])
-    np.testing.assert_array_equal(np.asarray(new.value)[0, :, 0], value[0, 0])
+    assert [np.flatnonzero(page).tolist() for page in written] == [[], [0], [126, 127], []]
+    np.testing.assert_array_equal(np.asarray(new.key)[2, :, 127], key[1, 1])
+    np.testing.assert_array_equal(np.asarray(new.value)[1, :, 0], value[0, 0])
 
 
 def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
@@ -65,16 +66,26 @@ def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
 
 def test_places_that_append_writes_are_distinct() -> None:
     """XLA is told of unique indices; otherwise GPUs compare and swap each number."""
-    cache, new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
+    (cache, pages), new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
     index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
     scatters = [
-        eqn for eqn in ir.all_eqns(program(cache.key, new, index, valid).jaxpr) if eqn.primitive.name == "scatter"
+        eqn
+        for eqn in ir.all_eqns(program(cache.key, new, index, valid, pages).jaxpr)
+        if eqn.primitive.name == "scatter"
     ]
     assert [item.params["unique_indices"] for item in scatters] == [True]
-    places = np.asarray(write_places(jnp.asarray(index), jnp.asarray(valid), KV_BLOCK))
-    assert all(len(set(row.tolist())) == 3 for row in places)
-    assert (places[valid] == 0).all() and (places[~valid] >= KV_BLOCK).all()
+    # Without a page: padding, tokens behind the table, before the first position, and on the null page.
+    index = np.array([[0, 127, 1, 2], [5, 6, 7, KV_BLOCK]], np.int32)
+    valid = np.array([[True, True, False, True], [True] * 4])
+    index[0, 3] = -1
+    for table, with_page in ((pages, [[True, True, False, False], [True, True, True, False]]),
+                             (pages.at[1].set(0), [[True, True, False, False], [False] * 4])):  # fmt: skip
+        page, place = (np.asarray(part) for part in token_places(table, jnp.asarray(index), jnp.asarray(valid), 3))
+        assert len({*zip(page.ravel().tolist(), place.ravel().tolist(), strict=True)}) == page.size
+        np.testing.assert_array_equal(page < 3, with_page)
+        for lane, token in np.argwhere(np.array(with_page)):
+            assert (page[lane, token], place[lane, token]) == (1 + lane, index[lane, token])
 
 
 def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
@@ -85,7 +96,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     size = state_size([layer], jnp.bfloat16)
     assert (size.token, size.unused) == (2 * 2 * 128 * 2, 2 * 2 * 64 * 2)
     assert [array.shape for array in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
-        (3, 2, 256, 128)
+        (7, 2, 128, 128)
     ] * 2
 
 
@@ -101,17 +112,17 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
     monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
-    cache = cache_of(2, used_bytes, jnp.nan, platform)
+    cache, pages = cache_of(2, used_bytes, jnp.nan, platform)
     assert cache.value is not None
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
     index = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
     new = widened(jnp.asarray(key), cache.key.shape[3]), widened(jnp.asarray(value), cache.value.shape[3])
-    cache = jax.jit(append)(cache, *new, index, np.ones((2, length), bool))
+    cache = jax.jit(append)(cache, *new, index, np.ones((2, length), bool), pages)
     query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
     positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
     valid = np.array([[True, False], [True, True]])
-    run = jax.jit(partial(attend, value_size=VALUE, devices=Devices(platform=platform)))
+    run = jax.jit(partial(attend, value_size=VALUE, devices=Devices(platform=platform), pages=pages))
     out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
     for lane, token in ((0, 0), (1, 0), (1, 1)):
         visible = int(positions[lane, token]) + 1
@@ -128,12 +139,13 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:
     """Next to more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)
-    key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
+    key, value = (rng.normal(size=(3, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
+    run = jax.jit(partial(attend, pages=own_pages(2, 3)))
     count = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1
     query = rng.normal(size=(2, count, HEADS, SIZE)).astype(np.float32)
     positions = rng.integers(0, KV_BLOCK, size=(2, count)).astype(np.int32)
     cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, count), bool)
-    out = np.asarray(jax.jit(attend)(query, cache, positions, valid, np.int32(1)))
+    out = np.asarray(run(query, cache, positions, valid, np.int32(1)))
     for small in (1, 3, count - 1):
-        some = jax.jit(attend)(query[:, :small], cache, positions[:, :small], valid[:, :small], np.int32(1))
+        some = run(query[:, :small], cache, positions[:, :small], valid[:, :small], np.int32(1))
         np.testing.assert_allclose(np.asarray(some), out[:, :small], atol=1e-5)

@@ -76,7 +76,7 @@ def test_equals_attention_with_keys_and_values_written_out(config: LatentAttenti
         expected = written_out(mixer, x[lane, :length].astype(np.float64))
         np.testing.assert_allclose(np.asarray(out)[lane, :length], expected, atol=2e-5)
     stored = TPU_COLUMNS if config is ON_A_TPU else config.rank + config.shared_size
-    assert jax.tree.leaves(new)[0].shape == (2, 1, 2 * KV_BLOCK, stored)
+    assert jax.tree.leaves(new)[0].shape == (5, 1, KV_BLOCK, stored)
 
 
 @pytest.mark.parametrize("config", [PLAIN, COMPRESSED, pytest.param(GATED, marks=pytest.mark.long)])

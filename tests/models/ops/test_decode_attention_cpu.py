@@ -11,11 +11,11 @@ import pytest
 from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
+from paged_caches import in_pages
 
-from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import IsolationError, Lane, LaneContract, compile_step
+from hybridlm.steps.contract import kernel_calls, page_table
+from ir_passes import IsolationError, Lane, LaneContract
 from ir_passes.proof.lane_proof import prove_isolation
-from models.cpu_kernels.library import BY_SLOT
 from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import (
     ATTENTION,
@@ -25,26 +25,29 @@ from models.ops.decode_attention_cpu import (
     decode_attention_cpu,
 )
 from models.sharding.devices import Devices
+from models.state.pages import own_pages
 from models.state.shapes import LaneInfo
 
 pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
-CONTEXT = 256
+CONTEXT, BLOCKS = 256, 2
 POSITIONS = (0, 5, 30, 31, 32, 127, 250, CONTEXT - 1)
 """Position of each lane's first token. The second lane is idle; the last tokens of the last one are past the end."""
 KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 17)}
 """Heads, key/value heads, sizes of key and value."""
-_KEYS, _VALUES = kernel_calls()[ATTENTION].inputs[6:]
+OWN_PAGES, PAGES = 1 + BLOCKS * len(POSITIONS), 23
+TABLE = page_table(OWN_PAGES)
+_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[6:]
 CONTRACTS = {
-    kind: LaneContract((pools, Lane(role="length"), Lane()), (Lane(), pools), opaque=kernel_calls())
+    kind: LaneContract((pools, Lane(role="length"), TABLE, Lane()), (Lane(), pools), opaque=kernel_calls(pages=TABLE))
     for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()
 }
-ROWS = 11
-SLOTS = np.array([10, 9, 0, 4, 1, 7, 3, 8], np.int32)
-"""Row of each lane in a pool; the idle second lane is on a row of its own."""
+MOVED = np.random.default_rng(0).permutation(np.arange(1, PAGES))[: OWN_PAGES - 1].reshape(-1, BLOCKS).astype(np.int32)
+"""Pages of each lane in another order, in a larger pool."""
 
 
+IDLE, BUSY = 1, np.delete(np.arange(len(POSITIONS)), 1)
 of: Any = AttentionInputs
 """The constructor for arrays whose kinds nobody checks."""
 
@@ -58,33 +61,40 @@ def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
     lengths[1] = 0
     query, key = (rng.normal(size=(lanes, tokens, count, size)).astype(np.float32) for count in (heads, kv_heads))
     value = rng.normal(size=(lanes, tokens, kv_heads, value_size)).astype(np.float32)
-    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, count)).astype(np.float32) for count in (size, value_size)]
+    shape = lanes, kv_heads, CONTEXT
+    caches = [rng.normal(size=(*shape, count)).astype(np.float32) for count in (size, value_size)]
     for lane, (length, position) in enumerate(zip(lengths, POSITIONS, strict=True)):
         for array in (query, key, value):
             array[lane, length:] = np.nan
         for array in caches:
             array[lane, :, position:] = np.nan
-    keys, values = (jnp.asarray(array, dtype) for array in caches)
+    keys, values = (jnp.asarray(in_pages(array), dtype) for array in caches)
     rest = (None, (keys, None)) if kind == "latent" else (jnp.asarray(value), (keys, values))
-    index = jnp.array(POSITIONS, jnp.int32)
-    return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), index)
+    index, pages = jnp.array(POSITIONS, jnp.int32), own_pages(lanes, OWN_PAGES)
+    return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), index, pages)
 
 
 def kernel(kind: str, operands: AttentionInputs, **settings: Any) -> Any:
     return jax.jit(partial(decode_attention_cpu, value_size=KINDS[kind][3], **settings))(operands)
 
 
-def by_slot(operands: AttentionInputs) -> AttentionInputs:
-    """The same caches in rows of a pool, in another order; all other rows are NaN."""
+def by_page(operands: AttentionInputs) -> AttentionInputs:
+    """The same pages in another order in a larger pool; all other pages are NaN, and the idle lane has none."""
 
-    pool = lambda rows: jnp.full((ROWS, *rows.shape[1:]), jnp.nan, rows.dtype).at[SLOTS].set(rows)
-    return operands._replace(caches=jax.tree.map(pool, operands.caches), slots=jnp.asarray(SLOTS))
+    def pool(pages: jax.Array) -> jax.Array:
+        empty = jnp.full((PAGES, *pages.shape[1:]), jnp.nan, pages.dtype)
+        return empty.at[MOVED[BUSY].ravel()].set(
+            pages[1:].reshape(-1, BLOCKS, *pages.shape[1:])[BUSY].reshape(-1, *pages.shape[1:])
+        )
+
+    table = np.where(np.arange(len(MOVED))[:, None] == IDLE, 0, MOVED)
+    return operands._replace(caches=jax.tree.map(pool, operands.caches), pages=jnp.asarray(table))
 
 
-def operation(kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
-    query, key, value, caches, lengths, positions, slots = operands
+def operation(kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = BLOCKS) -> Any:
+    query, key, value, caches, lengths, positions, pages = operands
     valid = jnp.arange(operands.query.shape[1])[None] < lengths[:, None]
-    info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks, slots=slots)
+    info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks, pages=pages)
     return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices)
 
 
@@ -111,19 +121,42 @@ def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> 
 @pytest.mark.parametrize("devices", [HERE, Devices()], ids=["kernel", "plain"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_by_slot(kind: str, dtype: Any, devices: Devices) -> None:
-    """Rows that no lane names, and those of idle lanes, keep their bits."""
+def test_pages_in_any_order(kind: str, dtype: Any, devices: Devices) -> None:
+    """Pages that no lane names keep their bits, and those of NaN have no influence."""
     operands = inputs(kind, 3, dtype)
-    pool = by_slot(operands)
-    (result, caches), (expected, rows) = (jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands))
+    pool = by_page(operands)
+    (result, caches), (expected, expected_caches) = (
+        jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands)
+    )
     np.testing.assert_array_equal(result, expected)
-    busy = np.delete(np.arange(len(SLOTS)), 1)
-    for initial, final, of_lanes in zip(*map(jax.tree.leaves, (pool.caches, caches, rows)), strict=True):
-        same(final, initial.at[SLOTS[busy]].set(of_lanes[busy]))
-    for wrong in ([10, 9, 0, 11, 1, 7, 3, 8], [10, 9, -1, 4, 1, 7, 3, 8], [10, 9, 4, 4, 1, 7, 3, 8]):
-        if devices is HERE:
-            with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
-                jax.block_until_ready(kernel(kind, pool._replace(slots=jnp.array(wrong, jnp.int32))))
+    pages = MOVED[BUSY].ravel()
+    for initial, final, own_final in zip(*map(jax.tree.leaves, (pool.caches, caches, expected_caches)), strict=True):
+        lanes = own_final[1:].reshape(-1, BLOCKS, *own_final.shape[1:])[BUSY]
+        same(final, initial.at[pages].set(lanes.reshape(-1, *own_final.shape[1:])))
+
+
+def test_tokens_without_a_page_are_not_written() -> None:
+    """The null page keeps its bits, in both forms; no other lane has a page of these positions."""
+    operands = by_page(inputs("grouped", 3))
+    last = len(POSITIONS) - 1  # from the last position of the context on
+    table = operands.pages.at[last].set(0)
+    for devices in (HERE, Devices()):
+        _, caches = jax.jit(partial(operation, "grouped", devices))(operands._replace(pages=table))
+        _, written_caches = jax.jit(partial(operation, "grouped", devices))(operands)
+        for initial, final, written in zip(
+            *map(jax.tree.leaves, (operands.caches, caches, written_caches)), strict=True
+        ):
+            same(final, written.at[MOVED[last]].set(initial[MOVED[last]]))
+
+
+@pytest.mark.parametrize(("place", "page", "message"), [
+    ((0, 0), PAGES, "is on page"), ((6, 1), -1, "is on page"), ((0, 0), int(MOVED[2, 0]), "named twice"),
+    ((7, 1), int(MOVED[5, 0]), "named twice"),
+])  # fmt: skip
+def test_wrong_page_tables_are_refused(place: tuple[int, int], page: int, message: str) -> None:
+    operands = by_page(inputs("grouped", 2))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(kernel("grouped", operands._replace(pages=operands.pages.at[place].set(page))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +168,7 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
     for token in range(tokens):
         item = jax.tree.map(lambda x, token=token: x[:, token : token + 1], operands[:3])
         real = (operands.lengths > token).astype(jnp.int32)
-        out, cache = kernel(kind, of(*item, cache, real, operands.positions + token))
+        out, cache = kernel(kind, of(*item, cache, real, operands.positions + token, operands.pages))
         np.testing.assert_array_equal(out[:, 0], result[:, token])
     same(cache, caches)
 
@@ -144,29 +177,32 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
 def test_lanes_keep_their_bits(kind: str) -> None:
     """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = inputs(kind, 3)
-    expected = kernel(kind, operands)
+    expected, table = kernel(kind, operands), np.asarray(operands.pages)
     lanes = range(len(POSITIONS))
     for lane, other in itertools.product(lanes, (jnp.nan, jnp.inf)):
-        poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), operands[:4])
+        poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), operands[:3])
+        caches = jax.tree.map(lambda x, lane=lane, other=other: x.at[table[lane]].set(other), operands.caches)
         neighbours = np.delete(np.array(lanes), lane)
-        result = kernel(kind, of(*poisoned, *operands[4:]))
-        same(*(jax.tree.map(lambda x, neighbours=neighbours: x[neighbours], item) for item in (result, expected)))
+        out, pools = kernel(kind, of(*poisoned, caches, *operands[4:]))
+        same(out[neighbours], expected[0][neighbours])
+        pages = table[neighbours].ravel()
+        same(*(jax.tree.map(lambda x, pages=pages: x[pages], item) for item in (pools, expected[1])))
     for lane in lanes:
-        single = kernel(kind, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands))
-        same(single, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], expected))
+        part = jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands._replace(caches=()))
+        out, pools = kernel(kind, part._replace(caches=operands.caches))
+        same(out, expected[0][lane : lane + 1])
+        same(*(jax.tree.map(lambda x, lane=lane: x[table[lane]], item) for item in (pools, expected[1])))
 
 
 def test_attention_chooses_it() -> None:
     def calls(kind: str, operands: AttentionInputs, devices: Devices = HERE) -> list[str]:
         traced = str(jax.make_jaxpr(partial(operation, kind, devices))(operands, np.int32(2)))
-        targets = (target + end for target in (ATTENTION, LATENT_ATTENTION) for end in ("", BY_SLOT))
-        return [name for name in targets if f"target_name={name}\n" in traced]
+        return [name for name in (ATTENTION, LATENT_ATTENTION) if f"target_name={name}\n" in traced]
 
     for tokens in (1, 40):
         assert calls("grouped", inputs("grouped", tokens)) == [ATTENTION]
         assert calls("latent", inputs("latent", tokens)) == [LATENT_ATTENTION]
-        assert calls("grouped", by_slot(inputs("grouped", tokens))) == [ATTENTION + BY_SLOT]
-        assert calls("latent", by_slot(inputs("latent", tokens))) == [LATENT_ATTENTION + BY_SLOT]
+        assert calls("grouped", by_page(inputs("grouped", tokens))) == [ATTENTION]
     operands = inputs("grouped", 1)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="tpu", kernels="auto")):
         assert not calls("grouped", operands, other)
@@ -203,20 +239,20 @@ def test_a_mesh_is_left_to_xla() -> None:
     operands = inputs("grouped", 1)
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     heads, cache = PartitionSpec(None, None, "model"), PartitionSpec(None, "model")
-    specs = of(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec())
+    specs = of(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec(), PartitionSpec())
     split = jax.shard_map(
         lambda operands: operation("grouped", HERE, operands), mesh=mesh, in_specs=(specs,), out_specs=(heads, cache)
     )
     assert "ffi_call" not in str(jax.make_jaxpr(split)(operands))
 
 
-def step(caches: Any, lengths: Any, rest: Any, value_size: int = 16) -> Any:
-    return decode_attention_cpu(of(*rest[:3], caches, lengths, rest[3]), value_size)
+def step(caches: Any, lengths: Any, pages: Any, rest: Any, value_size: int = 16) -> Any:
+    return decode_attention_cpu(of(*rest[:3], caches, lengths, rest[3], pages), value_size)
 
 
 def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
-    *rest, caches, lengths, positions, _ = inputs(kind, tokens, jnp.bfloat16)
-    return caches, lengths, (*rest, positions)
+    *rest, caches, lengths, positions, pages = inputs(kind, tokens, jnp.bfloat16)
+    return caches, lengths, pages, (*rest, positions)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,34 +263,34 @@ def test_step_is_certified_and_in_place(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_by_slot_is_certified_and_in_place(kind: str) -> None:
-    *rest, caches, lengths, positions, slots = by_slot(inputs(kind, 2, jnp.bfloat16))
+def test_tables_of_other_lanes_are_refused_by_the_proof(kind: str) -> None:
+    args, size = arguments(kind), KINDS[kind][3]
 
-    def form(caches: Any, lengths: Any, rest: Any, slots: Any, shift: int = 0) -> Any:
-        operands = of(*rest[:3], caches, lengths, rest[3], jnp.roll(slots, shift))
-        return decode_attention_cpu(operands, KINDS[kind][3])
+    def shifted(caches: Any, lengths: Any, pages: Any, rest: Any) -> Any:
+        return step(caches, lengths, jnp.roll(pages, 1, axis=0), rest, size)
 
-    inputs_, outputs = CONTRACTS[kind].inputs, CONTRACTS[kind].outputs
-    contract = LaneContract((*inputs_, slot_map(ROWS)), outputs, opaque=kernel_calls(slot_map(ROWS)))
-    args = caches, lengths, (*rest, positions), slots
-    certificate = compile_step(form, args, contract).certificate
-    assert {"idle", "dimensions"} <= {statement.id for statement in certificate.proved} and certificate.copies == ()
-    with pytest.raises(IsolationError):
-        prove_isolation(partial(form, shift=1), args, contract)
+    def computed(caches: Any, lengths: Any, pages: Any, rest: Any) -> Any:
+        return step(caches, lengths, pages + 1, rest, size)
+
+    for wrong in (shifted, computed):
+        with pytest.raises(IsolationError):
+            prove_isolation(wrong, args, CONTRACTS[kind])
 
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:
     args, contract = arguments("grouped"), CONTRACTS["grouped"]
-    always_busy = lambda caches, lengths, rest: step(caches, jnp.maximum(lengths, 1), rest)
-    other_lanes = lambda caches, lengths, rest: step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
+    always_busy = lambda caches, lengths, pages, rest: step(caches, jnp.maximum(lengths, 1), pages, rest)
+    other_lanes = lambda caches, lengths, pages, rest: step(
+        caches, lengths, pages, jax.tree.map(lambda x: x[::-1], rest)
+    )
 
-    def values_for_keys(caches: Any, lengths: Any, rest: Any) -> Any:
-        out, updated = step(caches[::-1], lengths, rest)
+    def values_for_keys(caches: Any, lengths: Any, pages: Any, rest: Any) -> Any:
+        out, updated = step(caches[::-1], lengths, pages, rest)
         return out, updated[::-1]
 
-    def read_behind(caches: Any, lengths: Any, rest: Any) -> Any:
-        out, updated = step(caches, lengths, rest)
-        return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], updated
+    def read_behind(caches: Any, lengths: Any, pages: Any, rest: Any) -> Any:
+        out, updated = step(caches, lengths, pages, rest)
+        return out + jnp.sum(caches[0][pages], axis=(1, 2, 3, 4), dtype=jnp.float32)[:, None, None, None], updated
 
     check_declaration(step, args, contract, ATTENTION, always_busy, other_lanes, values_for_keys, read_behind)
 

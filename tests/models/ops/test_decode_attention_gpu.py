@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paged_caches import in_pages
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
+from ir_passes import IsolationError, Lane, LaneContract, PageTable, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention_gpu import KERNEL, MAX_ROWS, part_count, part_turns
 from models.sharding.devices import Devices
+from models.state.pages import own_pages
 
 CONTEXT = 256
 LENGTHS = (0, 1, 127, 128, 129, 250)
@@ -25,7 +27,7 @@ KINDS = {"grouped": (6, 2, 16, 32), "one head": (1, 1, 32, 16), "latent": (4, 1,
 def operands(
     kind: str, tokens: int, dtype: Any = jnp.float32, context: int = CONTEXT, lengths: Sequence[int] = LENGTHS
 ) -> tuple[Any, ...]:
-    """Random lanes of different lengths over NaN; the first is idle."""
+    """Random lanes of different lengths over NaN, on consecutive pages; the first is idle."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes, ends = len(lengths), np.array(lengths, np.int32)
@@ -36,27 +38,27 @@ def operands(
     for lane, length in enumerate(lengths):
         key[lane, :, length:] = value[lane, :, length:] = np.nan
         query[lane, ~valid[lane]] = np.nan
+    key, value = (in_pages(array) for array in (key, value))
     cache = KVCache(jnp.asarray(key, dtype), None if kind == "latent" else jnp.asarray(value, dtype))
     index = (first[:, None] + np.arange(tokens)[None]).astype(np.int32)
-    return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid)
+    return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid), own_pages(lanes, len(key))
 
 
-def run(
-    kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu", slots: Any = None
-) -> np.ndarray:
-    value_size, blocks = KINDS[kind][3], inputs[1].key.shape[2] // 128
+def run(kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
+    *operands, pages = inputs
+    value_size, blocks = KINDS[kind][3], pages.shape[1]
     form = partial(attend, blocks=blocks, value_size=value_size, devices=Devices(platform=platform, kernels=kernels))
-    return np.asarray(jax.jit(form)(*inputs, slots=slots))
+    return np.asarray(jax.jit(form)(*operands, pages=pages))
 
 
-def scattered(cache: KVCache) -> tuple[KVCache, jax.Array]:
-    """A pool with the rows of the lanes in another order, beside rows of NaN, and the row of each lane."""
-    slots = np.array([7, 2, 0, 5, 3, 1], np.int32)
+def scattered(cache: KVCache, pages: jax.Array) -> tuple[KVCache, jax.Array]:
+    """A pool with the pages of the lanes in another order, beside pages of NaN; a lane without tokens has none."""
+    moved = np.random.default_rng(3).permutation(np.arange(1, pages.size + 4))[: pages.size].astype(np.int32)
 
-    def pool(rows: jax.Array) -> jax.Array:
-        return jnp.full((9, *rows.shape[1:]), jnp.nan, rows.dtype).at[slots].set(rows)
+    def pool(array: jax.Array) -> jax.Array:
+        return jnp.full((pages.size + 4, *array.shape[1:]), jnp.nan, array.dtype).at[moved].set(array[1:])
 
-    return jax.tree.map(pool, cache), jnp.asarray(slots)
+    return jax.tree.map(pool, cache), jnp.asarray(moved).reshape(pages.shape).at[0].set(0)
 
 
 @pytest.mark.each_value
@@ -72,11 +74,12 @@ def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_by_slot_give_the_same_bits(kind: str, kernels: str, platform: str) -> None:
-    query, cache, *rest = operands(kind, 2)
-    pool, slots = scattered(cache)
+def test_pages_in_any_order_give_the_same_bits(kind: str, kernels: str, platform: str) -> None:
+    query, cache, *rest, pages = operands(kind, 2)
+    pool, moved = scattered(cache, pages)
     np.testing.assert_array_equal(
-        run(kind, (query, pool, *rest), kernels, platform, slots), run(kind, (query, cache, *rest), kernels, platform)
+        run(kind, (query, pool, *rest, moved), kernels, platform),
+        run(kind, (query, cache, *rest, pages), kernels, platform),
     )
 
 
@@ -104,53 +107,39 @@ def test_the_number_of_parts_needs_no_divisor() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
-    query, cache, index, valid = operands(kind, 2)
-    expected = run(kind, (query, cache, index, valid))
+    query, cache, *rest, pages = operands(kind, 2)
+    expected = run(kind, (query, cache, *rest, pages))
     for bad in (0, 1):
-        poisoned = jax.tree.map(lambda array, bad=bad: array.at[bad::2].set(jnp.nan), (query, cache))
-        result = run(kind, (*poisoned, index, valid))
+        poisoned = jax.tree.map(lambda array, bad=bad: array.at[pages[bad::2].ravel()].set(jnp.nan), cache)
+        result = run(kind, (query.at[bad::2].set(jnp.nan), poisoned, *rest, pages))
         other_lanes = np.arange(len(LENGTHS)) % 2 != bad
         np.testing.assert_array_equal(result[other_lanes], expected[other_lanes])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kernel_is_proved_from_the_inside(kind: str) -> None:
-    query, cache, index, valid = operands(kind, 2)
-
-    def step(caches: Any, query: Any, index: Any, valid: Any) -> Any:
-        form = partial(attend, blocks=CONTEXT // 128, value_size=KINDS[kind][3], devices=Devices(kernels="interpret"))
-        return form(query, caches, index, valid), caches
-
-    pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))
-    contract = LaneContract((pool, Lane(), Lane(), Lane()), (Lane(), pool))
-    proof = prove_isolation(step, (cache, query, index, valid), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-
-
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_by_slot_are_proved_in_the_kernel_and_outside(kind: str, kernels: str) -> None:
-    query, cache, *rest = operands(kind, 2)
-    pools, slots = scattered(cache)
+def test_reads_by_page_are_proved_in_the_kernel_and_outside(kind: str, kernels: str) -> None:
+    query, cache, *rest, pages = operands(kind, 2)
+    pools, moved = scattered(cache, pages)
 
-    def step(caches: Any, query: Any, index: Any, valid: Any, slots: Any, shift: int = 0) -> Any:
+    def step(caches: Any, query: Any, index: Any, valid: Any, pages: Any, change: Any = lambda pages: pages) -> Any:
         devices, size = Devices(kernels=kernels), KINDS[kind][3]
-        rows = jnp.roll(slots, shift)
-        return attend(query, caches, index, valid, CONTEXT // 128, size, devices, rows), caches
+        return attend(query, caches, index, valid, CONTEXT // 128, size, devices, pages=change(pages)), caches
 
-    pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))
-    contract = LaneContract((pool, Lane(), Lane(), Lane(), SlotMap("rows", len(pools.key), null=False)), (Lane(), pool))
-    args = pools, query, *rest, slots
+    pool = Pool("pages", dims=("page", "kv_head", "context", "value"))
+    contract = LaneContract((pool, Lane(), Lane(), Lane(), PageTable("pages", len(pools.key))), (Lane(), pool))
+    args = pools, query, *rest, moved
     proof = prove_isolation(step, args, contract)
-    assert any(note.about.startswith(KERNEL.name) for note in proof.notes) == (kernels == "interpret")
-    with pytest.raises(IsolationError):
-        prove_isolation(partial(step, shift=1), args, contract)
+    names = [note.about for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert [name.startswith(KERNEL.name) for name in names] == [True] * (kernels == "interpret")
+    for change in (lambda pages: jnp.roll(pages, 1, axis=0), lambda pages: pages + 1, jnp.ones_like):
+        with pytest.raises(IsolationError):
+            prove_isolation(partial(step, change=change), args, contract)
 
 
 @pytest.mark.parametrize(
     ("rows", "size", "value"), [(1, 24, 16), (1, 16, 8), (1, 1024, 16), (MAX_ROWS + 1, 16, 16), (MAX_ROWS, 16, 512)]
 )
 def test_other_sizes_are_left_to_the_plain_form(rows: int, size: int, value: int) -> None:
-    query, key = jnp.zeros((1, rows, 2, size)), jnp.zeros((1, 2, CONTEXT, size))
-    assert KERNEL.unsupported(query, key, jnp.zeros((1, 2, CONTEXT, value)), value)
+    query, key = jnp.zeros((1, rows, 2, size)), jnp.zeros((3, 2, 128, size))
+    assert KERNEL.unsupported(query, key, jnp.zeros((3, 2, 128, value)), value)

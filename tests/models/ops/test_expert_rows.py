@@ -10,6 +10,7 @@ from packed_weights import FORMS, Form, weight_of
 
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import KERNEL, MAX_ROWS
+from models.ops.float32 import silu_gated
 from models.ops.quantised_experts import experts_product
 from models.sharding.devices import Devices
 
@@ -65,6 +66,45 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
     np.testing.assert_array_equal(result, run(x, jax.jit(type(weight).numbers)(weight), expert))
     assert (result[np.asarray(expert) == EXPERTS] == 0).all()
     np.testing.assert_array_equal(product(x.at[::2].set(jnp.nan), weight)[1::2], result[1::2])
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("count", "dtype"), [(3, jnp.float32), (40, jnp.bfloat16), (400, jnp.bfloat16)])
+def test_rows_with_several_experts_are_read_where_they_lie(count: int, dtype: Any, gated: bool) -> None:
+    """The bits of repeated rows; SwiGLU of both halves of the outputs. 400 rows are rounded before the kernel."""
+    choices, out = 3, 2 * OUT if gated else OUT
+    rng = np.random.default_rng(count)
+    x = jnp.asarray(rng.normal(size=(count, WIDTH)), jnp.float32)
+    weight = jnp.asarray(rng.normal(size=(EXPERTS, out, WIDTH)), dtype)
+    expert = jnp.asarray(rng.integers(0, EXPERTS + 1, (count, choices)), jnp.int32)
+    result = jax.jit(
+        lambda *args: experts_product(*args, absent=True, devices=Devices(kernels="interpret"), gated=gated)
+    )(x, weight, expert)
+    product = run(jnp.repeat(x, choices, axis=0), weight, expert.reshape(-1))
+    expected = silu_gated(*jnp.split(product, 2, -1)) if gated else product
+    shape = count, choices, OUT
+    if gated:
+        np.testing.assert_allclose(result, expected.reshape(shape), rtol=1e-6, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(result, expected.reshape(shape))
+    plain = experts_product(x, weight, jnp.minimum(expert, EXPERTS - 1), gated=gated)
+    real = (expert < EXPERTS)[:, :, None]
+    np.testing.assert_allclose(result, jnp.where(real, plain, 0.0), rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_packed_experts_are_gated_in_the_kernel(form: Form) -> None:
+    weight, devices = (
+        weight_of((EXPERTS, 2 * OUT, 96), 6, form, "bfloat16"),
+        Devices(platform="gpu", kernels="interpret"),
+    )
+    rng = np.random.default_rng(1)
+    expert = jnp.asarray(rng.integers(0, EXPERTS, (9, 2)), jnp.int32)
+    x = jnp.asarray(rng.normal(size=(9, 96)), jnp.float32)
+    result = jax.jit(lambda *args: experts_product(*args, devices=devices, gated=True))(x, weight, expert)
+    product = jax.jit(lambda *args: experts_product(*args, devices=devices))(x, weight, expert)
+    np.testing.assert_allclose(result, silu_gated(*jnp.split(product, 2, -1)), rtol=1e-6)
 
 
 def test_groups_of_experts_that_tiles_do_not_hold() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
+from ir_passes.targets.kernel_limits import KernelResources
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
 from models.ops.decode_attention_gpu import turn_size
-from models.ops.gpu_call import shared_memory
+from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernels import Kernel
 from models.ops.row_product_gpu import KERNEL as PRODUCT
 from models.sharding.devices import Devices
@@ -71,3 +72,21 @@ def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, suppor
         )
     gpu, rows = Devices(platform="gpu", kernels="auto"), jax.ShapeDtypeStruct((16, 16), jnp.float32)
     assert not PRODUCT.chosen(gpu, rows, array) or supported
+
+
+@pytest.mark.parametrize("warps", [64, 3])
+def test_more_threads_than_a_card_has_are_refused(warps: int) -> None:
+    with pytest.raises(ValueError, match=f"too_wide_kernel: {warps} warps"):
+        gpu_call(too_wide_kernel, None, None, warps=warps, interpret=True)
+
+
+def too_wide_kernel(out: jax.Array) -> None:
+    """Not run."""
+
+
+def test_limits_of_threads_and_registers_are_reported() -> None:
+    assert KernelResources("small_kernel", 128, 255, 20).faults() == ()
+    assert KernelResources("large_kernel", 512, 200, 0).faults() == (
+        "large_kernel: 102,400 registers of a program instance, expected at most 65,536",
+    )
+    assert len(KernelResources("huge_kernel", 2048, 256, 0).faults()) == 3

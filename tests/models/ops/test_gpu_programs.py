@@ -2,22 +2,27 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from device_kernels import SMALL, operations
+from jax import lax
+from jax.experimental import pallas as pl
 from packed_weights import Form, weight_of
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
+from ir_passes.targets.kernel_limits import KernelLimitError, kernel_resources
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROWS, matrix_reads
+from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
@@ -57,6 +62,12 @@ def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def paged(lanes: int, kv_heads: int, context: int, size: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Types of keys in pages, and of the page table."""
+    blocks = context // KV_BLOCK
+    return array(1 + lanes * blocks, kv_heads, KV_BLOCK, size, dtype=BF16), array(lanes, blocks, dtype=I32)
+
+
 @pytest.mark.parametrize("rows", [64, 1024])
 def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
     experts, out, inputs = 64, 256, 512
@@ -89,42 +100,42 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
     mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
     scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
-    once = 4 * lanes * heads * size * size
-    assert scratch < once / 4
-    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * once
+    states = 4 * lanes * heads * size * size
+    assert scratch < states / 4
+    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
 
 
-@pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
-def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
+@pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
     """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
-    rows = array(lanes, kv_heads, context, size, dtype=BF16)
+    rows, pages = paged(lanes, kv_heads, context, size)
     _, result = compiled(
-        lambda query, key, value, index, valid, blocks: attend(
-            query, KVCache(key, value), index, valid, blocks, devices=GPU
+        lambda query, key, value, index, valid, blocks, pages: attend(
+            query, KVCache(key, value), index, valid, blocks, devices=GPU, pages=pages
         ),
         array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
-        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
+        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32), pages,
     )  # fmt: skip
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
-    assert result.moved_in_a_turn < most * a_turn
+    assert result.moved_in_a_turn < limit * a_turn
     assert result.moved < a_turn, "no cache is turned in front of the loop"
 
 
-@pytest.mark.parametrize(("lanes", "most"), [(1, 1.6), (8, 1.3), (32, 1.35)])
-def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, most: float) -> None:
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 1.6), (8, 1.3), (32, 1.35)])
+def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, limit: float) -> None:
     """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
     kv_heads, groups, size, context = 2, 8, 256, 1 << 17
-    rows = array(lanes, kv_heads, context, size, dtype=BF16)
+    rows, pages = paged(lanes, kv_heads, context, size)
     _, result = compiled(
-        lambda query, key, value, index, valid, blocks: attend(
-            query, KVCache(key, value), index, valid, blocks, devices=GPU
+        lambda query, key, value, index, valid, blocks, pages: attend(
+            query, KVCache(key, value), index, valid, blocks, devices=GPU, pages=pages
         ),
         array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
-        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
+        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32), pages,
     )  # fmt: skip
     turn = turn_blocks(context // KV_BLOCK, "gpu", lanes * kv_heads) * KV_BLOCK
-    assert result.moved_in_a_turn < most * 2 * 2 * lanes * kv_heads * turn * size
+    assert result.moved_in_a_turn < limit * 2 * 2 * lanes * kv_heads * turn * size
 
 
 @cache
@@ -148,18 +159,71 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     assert result.moved < 1.5 * needed and scratch < needed
 
 
+CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+MAX_SPILLED = 64
+"""Bytes of each thread's registers that a kernel may store to memory: the prompts of KDA spill 20."""
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("target", CARDS)
+@pytest.mark.parametrize(
+    "name",
+    [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)]
+    + [f"{form}, 64" for form in FORMS[:3]]
+    + ["experts, 32 rows", "product, 16 rows"],
+)
+def test_kernels_keep_the_limits_of_each_card(name: str, target: str, tmp_path: Path) -> None:
+    """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
+    operation, arrays = cases()[name]
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    with machine.tracing():
+        lowered = jax.jit(partial(operation, kernels="auto")).lower(*types)
+    compile_with_assignment(lowered, {"xla_dump_to": str(tmp_path)})
+    kernels = list(kernel_resources(tmp_path, target))
+    assert kernels or "triton" not in lowered.as_text()
+    assert [fault for kernel in kernels for fault in kernel.faults()] == []
+    assert max((kernel.spilled for kernel in kernels), default=0) <= MAX_SPILLED
+
+
+def wide_kernel(x: Any, weight: Any, out: Any) -> None:
+    """Multiply 256 rows and columns, with three turns loaded ahead."""
+
+    def add(turn: Any, total: Any) -> Any:
+        rows, columns = (array[:, pl.ds(turn * 64, 64)] for array in (x, weight))
+        return total + lax.dot_general(rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+
+    out[...] = lax.fori_loop(0, x.shape[1] // 64, add, jnp.zeros(out.shape, F32))
+
+
+@pytest.mark.parametrize(("target", "available"), [("nvidia-l4", "101,376"), ("nvidia-h100", "232,448")])
+def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: str) -> None:
+    spec = pl.BlockSpec((256, 1024), lambda _: (0, 0))
+    grid = pl.GridSpec(grid=(1,), in_specs=[spec, spec], out_specs=pl.BlockSpec((256, 256), lambda _: (0, 0)))
+    call = gpu_call(wide_kernel, grid, array(256, 256), warps=8, stages=5, interpret=False)
+    matrix = array(256, 1024, dtype=BF16)
+    with pytest.raises(KernelLimitError, match=rf"shared memory .* has {available}.*wide_kernel.*kernels='off'"):
+        compiled(call, matrix, matrix, target=target)
+
+
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
     """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
-    latent = lambda query, key, index, valid: attend(query, KVCache(key, None), index, valid, 4, 512, devices=GPU)
-    wide = lambda query, key, value, index, valid: attend(query, KVCache(key, value), index, valid, 4, devices=GPU)
-    index, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
+    latent = lambda query, key, index, valid, pages: attend(
+        query, KVCache(key, None), index, valid, 4, 512, GPU, pages=pages
+    )
+    wide = lambda query, key, value, index, valid, pages: attend(
+        query, KVCache(key, value), index, valid, 4, devices=GPU, pages=pages
+    )
+    index, valid = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_)
+    (narrow, _), (wide_rows, pages) = paged(lanes, 1, context, 576), paged(lanes, 2, context, 256)
     cases = {
-        "latent": (latent, array(lanes, 1, 32, 576), array(lanes, 1, context, 576, dtype=BF16), index, valid),
+        "latent": (latent, array(lanes, 1, 32, 576), narrow, index, valid, pages),
         "wide": (
-            wide, array(lanes, 4, 32, 256), *[array(*wide_rows, dtype=BF16)] * 2,
-            array(lanes, 4, dtype=I32), array(lanes, 4, dtype=jnp.bool_),
+            wide, array(lanes, 4, 32, 256), wide_rows, wide_rows,
+            array(lanes, 4, dtype=I32), array(lanes, 4, dtype=jnp.bool_), pages,
         ),
         "experts": (
             partial(expert_dot, devices=GPU), array(512, 256), array(16, 128, 256),
@@ -225,9 +289,9 @@ def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) 
     weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
     scratch, result = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu", kernels="auto")), x, weight)
-    beside = 4 * max(rows, 16) * (inputs + outputs)
-    assert result.moved < 1.25 * (weight.nbytes + beside)
-    assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
+    operands = 4 * max(rows, 16) * (inputs + outputs)
+    assert result.moved < 1.25 * (weight.nbytes + operands)
+    assert scratch < operands and (scratch < outputs * inputs or rows == 2048)
     if rows < 2048:
         _, without = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu")), x, weight)
         assert without.moved > 2 * result.moved, "what XLA does without a kernel"
@@ -243,10 +307,10 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    beside, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
+    operands, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
     read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
-    assert result.moved < 1.1 * read + 3 * beside
-    assert scratch < 2 * beside
+    assert result.moved < 1.1 * read + 3 * operands
+    assert scratch < 2 * operands
 
 
 @pytest.mark.parametrize("rows", [8, 64, 2048])

@@ -11,8 +11,8 @@ from packed_weights import FORMS, Form, weight_of
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.layers.activations import silu_gated
-from models.ops.linear import gated_linear, linear
+from models.ops.float32 import silu_gated
+from models.ops.linear import joined_linear, linear
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product_gpu import KERNEL, MAX_PLAIN_ROWS, row_product
 from models.sharding.devices import Devices
@@ -61,7 +61,7 @@ def test_kernel_is_proved_from_the_inside(sizes: tuple[int, int, int]) -> None:
 
 def gated(x: Any, gate: Any, up: Any, kernels: str = "interpret") -> Any:
     devices = Devices(platform="gpu", kernels=kernels)
-    return (gated_linear(x, gate, up, devices, gated=silu_gated, dtype=gate.dtype),)
+    return (joined_linear(x, (gate, up), devices=devices, joined=silu_gated, dtype=gate.dtype),)
 
 
 def test_gate_and_up_are_one_kernel() -> None:
@@ -71,9 +71,37 @@ def test_gate_and_up_are_one_kernel() -> None:
     (result,), (expected,) = (
         jax.jit(gated, static_argnames="kernels")(x, gate, up, how) for how in ("interpret", "off")
     )
-    assert result.dtype == jnp.float32
-    np.testing.assert_allclose(result, expected.astype(jnp.bfloat16).astype(jnp.float32), rtol=8e-3, atol=1e-5)
+    assert result.dtype == jnp.bfloat16, "no operation turns it back"
+    rounded, result = (array.astype(jnp.bfloat16).astype(jnp.float32) for array in (expected, result))
+    np.testing.assert_allclose(result, rounded, rtol=8e-3, atol=1e-5)
     proof = prove_isolation(gated, (x, gate, up), LaneContract((Lane(), Shared(), Shared()), (Lane(),)))
+    assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (20, 5)], ids=str)
+def test_two_products_with_vectors_are_one_kernel_of_two_results(rows: tuple[int, int]) -> None:
+    """The gates of a Gated DeltaNet, in two tiles of outputs, of which one is cut."""
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(*rows, 48)), jnp.float32)
+    weights = [jnp.asarray(rng.normal(size=(24, 48)), jnp.bfloat16) for _ in range(2)]
+    vectors = [jnp.asarray(rng.normal(size=24), jnp.float32) for _ in range(2)]
+
+    def gates(b: Any, a: Any, rate: Any, bias: Any) -> Any:
+        return jax.nn.sigmoid(b), -jnp.exp(rate) * jax.nn.softplus(a + bias)
+
+    def run_joined(x: Any, weights: Any, vectors: Any, kernels: str = "interpret") -> Any:
+        devices = Devices(platform="gpu", kernels=kernels)
+        return joined_linear(x, weights, vectors, devices, joined=gates)
+
+    results, expected = (
+        jax.jit(run_joined, static_argnames="kernels")(x, weights, vectors, kernels=mode)
+        for mode in ("interpret", "off")
+    )
+    for result, other in zip(results, expected, strict=True):
+        assert result.shape == (*rows, 24)
+        np.testing.assert_allclose(result, other, rtol=1e-5, atol=1e-5)
+    contract = LaneContract((Lane(), Shared(), Shared()), (Lane(), Lane()))
+    proof = prove_isolation(run_joined, (x, weights, vectors), contract)
     assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
 
 

@@ -56,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ling_query_rank": {},
     "olmo_base": {},
     "olmo_grouped": {},
+    "zamba2_base": {},
+    "zamba2_blocks": {},
 }
 MESHES: list[tuple[str, Axes]] = [
     *((name, (2, 2, 2)) for name in CASES),

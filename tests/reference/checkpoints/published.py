@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from published_mamba import FALCON, GRANITE, NANO, SUPER
+from published_mamba import FALCON, GRANITE, NANO, SUPER, ZAMBA2
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 _QWEN = {
@@ -283,5 +283,6 @@ PUBLISHED = {
     "LFM2-8B": LFM2_MOE,
     "Granite-4.0-H-Small": GRANITE,
     "Falcon-H1-34B": FALCON,
+    "Zamba2-2.7B": ZAMBA2,
 }
 """Configurations by the name of the model."""

@@ -67,16 +67,16 @@ def float8(weight: np.ndarray, block: tuple[int, int], suffix: str, kind: str, f
     """Quantise to E4M3 codes with a scale for each block."""
     grid = (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
     scales, codes, exact = np.zeros(grid), np.zeros(weight.shape, np.uint8), np.zeros(weight.shape)
-    for at, place in tiles(weight.shape, block):
-        scales[at] = max(np.abs(weight[place]).max() / 448, 1e-6)
+    for index, place in tiles(weight.shape, block):
+        scales[index] = max(np.abs(weight[place]).max() / 448, 1e-6)
     if kind in ("U8", "F8_E8M0"):
         powers = np.ceil(np.log2(scales))
         stored, scales = (powers + 127).astype(np.uint8), 2.0**powers
     else:
         stored, scales = rounded(scales, kind)
-    for at, place in tiles(weight.shape, block):
-        codes[place] = nearest(E4M3, weight[place] / scales[at])
-        exact[place] = E4M3[codes[place]] * scales[at]
+    for index, place in tiles(weight.shape, block):
+        codes[place] = nearest(E4M3, weight[place] / scales[index])
+        exact[place] = E4M3[codes[place]] * scales[index]
     shape = {"grid": grid, "scalar": (), "one": (1,), "row": grid[:1], "rows": grid, "4d": (grid[0], 1, grid[1], 1)}
     return Quantised({"": ("F8_E4M3", codes), suffix: (kind, stored.reshape(shape[form]))}, exact)
 
@@ -86,12 +86,12 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nvfp4(weight: np.ndarray, divided: bool) -> Quantised:
-    whole = np.float32(np.abs(weight).max() / (6 * 448))
-    stored = np.float32(1) / whole if divided else whole
+    matrix_scale = np.float32(np.abs(weight).max() / (6 * 448))
+    stored = np.float32(1) / matrix_scale if divided else matrix_scale
     grouped = weight.reshape(weight.shape[0], -1, 16)
-    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(whole), 2.0**-6))
+    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(matrix_scale), 2.0**-6))
     factor = E4M3[scale][..., None]
-    codes = nearest(E2M1, grouped / factor / float(whole))
+    codes = nearest(E2M1, grouped / factor / float(matrix_scale))
     values = (E2M1[codes] * factor).reshape(weight.shape)
     exact = values / float(stored) if divided else values * float(stored)
     packed = nibbles(codes.reshape(weight.shape))
@@ -115,9 +115,9 @@ def bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return unsigned integers as 32-bit words, one Python integer for each row."""
     words = -(-codes.shape[-1] * bits // 32)
     result = np.zeros((*codes.shape[:-1], words), np.uint32)
-    for at in np.ndindex(codes.shape[:-1]):
-        stream = sum(int(code) << bits * i for i, code in enumerate(codes[at]))
-        result[at] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
+    for index in np.ndindex(codes.shape[:-1]):
+        stream = sum(int(code) << bits * i for i, code in enumerate(codes[index]))
+        result[index] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
     return result.view(np.int32)
 
 
@@ -343,13 +343,13 @@ def write_quantised(
         if chosen is None or not fits or any(n % m for n, m in zip(array.shape, chosen.multiple, strict=True)):
             quantised[name], exact[name] = plain(array), plain(array)
             continue
-        made = chosen.quantise(array.astype(np.float64))
-        quantised |= named(name, made.tensors)
-        exact[name] = ("F32", made.exact.astype(np.float32))
+        packed = chosen.quantise(array.astype(np.float64))
+        quantised |= named(name, packed.tensors)
+        exact[name] = ("F32", packed.exact.astype(np.float32))
         names.append(name)
-    said = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
-    for folder, tensors, more in (("quantised", quantised, said), ("plain", exact, {})):
+    settings = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
+    for folder, tensors, entries in (("quantised", quantised, settings), ("plain", exact, {})):
         (target / folder).mkdir(parents=True)
         write_tensors(target / folder / "model.safetensors", tensors)
-        (target / folder / "config.json").write_text(json.dumps(fields | more))
+        (target / folder / "config.json").write_text(json.dumps(fields | entries))
     return target, names

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ling_base": {},
     "olmo_base": {},
     "bamba_one_group": {},
+    "zamba2_base": {},
 }
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

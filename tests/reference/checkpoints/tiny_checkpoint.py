@@ -27,6 +27,7 @@ _STEM = {
     "granitemoehybrid": "GraniteMoeHybrid",
     "bamba": "Bamba",
     "falcon_h1": "FalconH1",
+    "zamba2": "Zamba2",
 }
 _VISION = {
     "depth": 1,

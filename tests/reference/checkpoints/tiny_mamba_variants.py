@@ -1,7 +1,8 @@
 """Tiny checkpoints of families with Mamba and Mamba2 layers: fields of `tiny_variants.Variant`, by variant.
 
 Together they cover head size != state size, one group and several, convolution kernels 3 and 4 with and without bias,
-every kind of layer of Nemotron-H by each spelling of its pattern, chosen groups of experts, and latent experts.
+one shared block and two, every kind of layer of Nemotron-H by each spelling of its pattern, chosen groups of experts,
+and latent experts.
 """
 
 from typing import Any
@@ -77,6 +78,21 @@ _JAMBA = _COMMON | {
     "mamba_dt_rank": 6,
 }
 
+_ZAMBA2 = _COMMON | {
+    "num_hidden_layers": 3,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "adapter_rank": 6,
+    "mamba_d_state": 12,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "max_position_embeddings": 512,
+    "use_shared_attention_adapter": True,
+    "use_mem_rope": True,
+    "tie_word_embeddings": True,
+}
+
 MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
     "mamba_base": {"family": "mamba", "text": _MAMBA},
     "mamba_tied": {
@@ -112,6 +128,24 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         "family": "jamba",
         "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1},
         "fused_experts": True,
+    },
+    "zamba2_base": {"family": "zamba2", "text": _ZAMBA2},
+    "zamba2_blocks": {
+        "family": "zamba2",
+        "text": _ZAMBA2
+        | {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 2,
+            "mamba_ngroups": 1,
+            "mamba_d_conv": 3,
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+        },
+        "stored": "bfloat16",
+        "shards": 2,
+        "rewritten": {"layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"]},
     },
     "mamba2_base": {"family": "mamba2", "text": _MAMBA2},
     "mamba2_one_group": {

@@ -423,6 +423,7 @@ GOLDEN = tuple(
         "falcon_mamba_base",
         "jamba_base",
         "mamba2_base",
+        "zamba2_base",
         "nemotron_latent",
         "granite_experts",
         "bamba_base",

@@ -120,6 +120,8 @@ def check_a_call_beside_is_found(
     undeclared = replace(contract, opaque={target: replace(contract.opaque[target], aliases={})})
     with pytest.raises(AuditError) as error:
         compile_step(plain, args, undeclared)
-    assert {finding.kind for finding in error.value.findings} == {FindingKind.POOL_COPY}
+    kinds = {finding.kind for finding in error.value.findings}
+    # With more rows than lanes the call also makes rows that the step need not compute.
+    assert {FindingKind.POOL_COPY} <= kinds <= {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
     with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
         jax.block_until_ready(jax.jit(plain)(*args))

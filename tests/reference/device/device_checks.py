@@ -72,9 +72,9 @@ def _shapes(lm: hybridlm.LM) -> list[Shape]:
     engine = lm.engine
     return [
         engine.generating(engine.lanes, 1),
-        Shape("verify", engine.lanes, engine.draft_tokens + 1, engine.rows),
+        engine.shape("verify", engine.lanes, engine.draft_tokens + 1),
         engine.generating(engine.prefill_lanes, engine.chunk),
-        Shape("score", engine.prefill_lanes, engine.chunk, engine.prefill_lanes, 0),
+        engine.scoring(engine.prefill_lanes, engine.chunk),
     ]
 
 

@@ -17,6 +17,7 @@ from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import Devices
+from models.state.state import KV_BLOCK
 
 Comparison = tuple[Any, Any]
 """Numbers of a result, and the same in float64."""
@@ -132,6 +133,11 @@ def _lengths(lanes: int, tokens: int) -> np.ndarray:
     return lengths
 
 
+def _slots(lanes: int) -> np.ndarray:
+    """Return the rows of the lanes, the last first, in a pool with one row more: row 0."""
+    return np.arange(lanes, 0, -1, dtype=np.int32)
+
+
 def _attention(
     platform: str, model: str, heads: int, kv_heads: int, size: int, latent: int, tokens: int, lanes: int,
     context: int, visible: int,
@@ -142,17 +148,22 @@ def _attention(
 
     def operands() -> tuple[Any, ...]:
         keys = _keys()
-        caches = [_normal(keys, lanes, kv_heads, context, item, dtype=jnp.bfloat16) for item in (size + latent, size)]
-        caches[1:] = [caches[1][:, :, :2]] if latent else caches[1:]
+        pages = 1 + lanes * context // KV_BLOCK, kv_heads, KV_BLOCK
+        caches = [_normal(keys, *pages, item, dtype=jnp.bfloat16) for item in (size + latent, size)]
+        caches[1:] = [caches[1][:1]] if latent else caches[1:]
         return _normal(keys, lanes, tokens, heads, size + latent), *caches, jnp.asarray(i), jnp.ones(i.shape, bool)
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         query, key, value, position, _ = operands
-        lane = lanes - 1
-        arrays = [np.asarray(array[lane : lane + 1]) for array in (query, key, value, position)]
-        exact = exact_attention(
-            arrays[0] * np.float32(key.shape[-1] ** -0.5), arrays[1], None if latent else arrays[2], arrays[3], size, 0
-        )
+        lane, blocks = lanes - 1, context // KV_BLOCK
+
+        def positions_of(cache: Any) -> np.ndarray:
+            pages = np.asarray(cache[1 + lane * blocks : 1 + (lane + 1) * blocks])
+            return pages.swapaxes(0, 1).reshape((1, kv_heads, -1, pages.shape[-1]))
+
+        row, last = (np.asarray(array[lane : lane + 1]) for array in (query, position))
+        arrays = row, positions_of(key), None if latent else positions_of(value), last
+        exact = exact_attention(arrays[0] * np.float32(key.shape[-1] ** -0.5), arrays[1], arrays[2], arrays[3], size, 0)
         return [(results[0][lane], exact)]
 
     row = kv_heads * (size + (latent or size)) * 2
@@ -173,13 +184,17 @@ def _recurrence(
         return (
             *vectors, _normal(keys, *source, heads, value),
             -jnp.abs(_normal(keys, *source, heads, *([key] if form == "KDA" else []))),
-            jax.nn.sigmoid(_normal(keys, *source, heads)), _normal(keys, lanes, heads, value, key),
+            jax.nn.sigmoid(_normal(keys, *source, heads)), _normal(keys, lanes + 1, heads, value, key),
             jnp.arange(tokens)[None] < lengths[:, None], jnp.asarray((np.arange(lanes) % 3 == 2) & (lengths > 0)),
+            jnp.asarray(_slots(lanes)),
         )  # fmt: skip
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
-        lane = 2 % lanes
-        return list(zip((result[lane] for result in results), exact_recurrence(form, operands, lane), strict=True))
+        lane, pool, rows = 2 % lanes, operands[5], _slots(lanes)
+        by_lane = (*operands[:5], pool[operands[8]], *operands[6:8])
+        outputs, states = results[0][lane], results[1][int(rows[lane])]
+        pairs = list(zip((outputs, states), exact_recurrence(form, by_lane, lane), strict=True))
+        return [*pairs, (results[1][0], np.asarray(pool[0], np.float64))]
 
     state, token = 4 * heads * value * key, 4 * (2 * key_heads * key + 2 * heads * value + 2 * heads)
     token += 4 * heads * key if form == "KDA" else 0
@@ -195,15 +210,17 @@ def _convolution(platform: str, model: str, channels: int, taps: int, tokens: in
         keys = _keys()
         return (
             _normal(keys, lanes, tokens, channels), _normal(keys, channels, 1, taps),
-            _normal(keys, lanes, taps - 1, channels, dtype=jnp.bfloat16), jnp.asarray(lengths),
+            _normal(keys, lanes + 1, taps - 1, channels, dtype=jnp.bfloat16), jnp.asarray(lengths),
             jnp.arange(tokens)[None] < lengths[:, None], jnp.asarray((np.arange(lanes) % 3 == 2) & (lengths > 0)),
+            jnp.asarray(_slots(lanes)),
         )  # fmt: skip
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
-        x, weight, state, _, _, fresh = operands
+        x, weight, pool, _, _, fresh, _ = operands
         lane = 2 % lanes
-        exact = exact_convolution(x[lane], weight, state[lane], int(lengths[lane]), bool(fresh[lane]))
-        return [(results[0][lane], exact)]
+        state = pool[int(_slots(lanes)[lane])]
+        exact = exact_convolution(x[lane], weight, state, int(lengths[lane]), bool(fresh[lane]))
+        return [(results[0][lane], exact), (results[1][0], np.asarray(pool[0], np.float64))]
 
     moved = 4 * channels * (int(np.sum(lengths)) * 2 + taps) + 2 * 2 * lanes * (taps - 1) * channels
     name = f"{model}, short convolution, {tokens} x {lanes}"

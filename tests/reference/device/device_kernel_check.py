@@ -35,7 +35,7 @@ class Compiled:
 
     case: KernelCase
     lowered: jax.stages.Lowered | None
-    once: Callable[..., Any] | None = None
+    single: Callable[..., Any] | None = None
     loop: Callable[..., Any] | None = None
 
 
@@ -69,7 +69,7 @@ def compile_case(case: KernelCase, mode: str, turns: int) -> Compiled:
         return Compiled(case, None)
     program = Compiled(case, traced.lower())
     assert program.lowered is not None
-    program.once = program.lowered.compile()
+    program.single = program.lowered.compile()
     donated = tuple(operand + 1 for operand in case.states)
     loop = jax.jit(looped(run, case.varied, case.states, turns), donate_argnums=donated)
     program.loop = loop.lower(types[case.varied], *types).compile()
@@ -99,7 +99,7 @@ def compare_case(
     Raises:
         Failure: a number is wrong, or a repeat has other bits.
     """
-    single = _program(program).once
+    single = _program(program).single
     assert single is not None
     operands = jax.jit(case.operands)()
     results = as_tuple(single(*operands))

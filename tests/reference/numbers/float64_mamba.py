@@ -1,4 +1,4 @@
-"""Float64 NumPy forward of Mamba2 layers, Bamba and Falcon-H1: slow, obvious.
+"""Float64 NumPy forward of Mamba2 layers, Bamba, Falcon-H1 and Zamba2: slow, obvious.
 
 Written from the equations of arXiv:2405.21060 and, where a family departs from them, from what its transformers module
 does. It shares no code with `models` or `hybridlm`.
@@ -129,3 +129,46 @@ class Float64MambaModel(Float64Checkpoint):
         head = table if c["tie_word_embeddings"] else self.tensors["lm_head.weight"]
         final = rms_norm(x, self.tensors["model.final_layernorm.weight"], eps)
         return final @ head.T * c.get("lm_head_multiplier", 1.0)
+
+
+class Float64Zamba2Model(Float64Checkpoint):
+    """A checkpoint of Zamba2; layers that call one block have its tensors under the name of the first."""
+
+    def block(self, joined: np.ndarray, layer: int, call: int) -> np.ndarray:
+        """Return what call number `call` of a shared block adds to the input of its layer."""
+        c, eps = self.config, self.config["rms_norm_eps"]
+        first = c["hybrid_layer_ids"][call % c["num_mem_blocks"]]
+        weights = self.below(f"model.layers.{first}.shared_transformer")
+
+        def adapted(name: str, adapter: str) -> np.ndarray:
+            down, up = (weights.get(f"{adapter}_list.{call}.{part}.weight") for part in (0, 1))
+            matrix = weights[f"{name}.weight"]
+            return matrix if down is None or up is None else matrix + up @ down
+
+        parts = {f"{x}_proj.weight": adapted(f"self_attn.{x}_proj", f"self_attn.linear_{x}_adapter") for x in "qkv"}
+        size = len(parts["q_proj.weight"]) // c["num_attention_heads"]
+        # Scores are divided by the root of half the size of a head.
+        parts["q_proj.weight"] = parts["q_proj.weight"] * math.sqrt(2)
+        parts["o_proj.weight"] = weights["self_attn.o_proj.weight"]
+        y = attention(rms_norm(joined, weights["input_layernorm.weight"], eps), parts, c, size * c["use_mem_rope"])
+        y = rms_norm(y, weights["pre_ff_layernorm.weight"], eps)
+        up = adapted("feed_forward.gate_up_proj", "feed_forward.gate_up_proj_adapter")
+        gate, up = np.split(y @ up.T, 2, axis=-1)
+        y = (gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2))) / 2 * up) @ weights[
+            "feed_forward.down_proj.weight"
+        ].T
+        return y @ self.tensors[f"model.layers.{layer}.linear.weight"].T
+
+    def forward(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of every position, [T, V]."""
+        c, table, eps = self.config, self.tensors["model.embed_tokens.weight"], self.config["rms_norm_eps"]
+        x = embedded = table[np.asarray(tokens)]
+        size = c["mamba_expand"] * c["hidden_size"] // c["n_mamba_heads"]
+        for index in range(c["num_hidden_layers"]):
+            layer, y = f"model.layers.{index}", x
+            if index in c["hybrid_layer_ids"]:
+                call = c["hybrid_layer_ids"].index(index)
+                y, layer = x + self.block(np.concatenate([x, embedded], axis=-1), index, call), f"{layer}.mamba_decoder"
+            y = rms_norm(y, self.tensors[f"{layer}.input_layernorm.weight"], eps)
+            x = x + mamba2(y, self.below(f"{layer}.mamba"), c["mamba_ngroups"], size, 1e-5).hidden
+        return rms_norm(x, self.tensors["model.final_layernorm.weight"], eps) @ table.T

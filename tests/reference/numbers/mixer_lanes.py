@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paged_caches import by_lane, like
 
 from models.state.shapes import LaneInfo
 
@@ -53,26 +54,28 @@ def check_lengths(
     x = rng.normal(size=(len(counts), max(lengths), hidden)).astype(np.float32)
     x[np.arange(x.shape[1])[None] >= counts[:, None]] = np.nan
     context = max(lengths) + 9
-    state = jax.tree.map(
-        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), mixer.init_state(len(counts), context, jnp.float32)
-    )
-    for leaf in jax.tree.leaves(state):
+    pools, lanes = mixer.init_state(len(counts), context, jnp.float32), len(counts)
+    rows = jax.tree.map(lambda leaf: rng.normal(size=by_lane(leaf, lanes).shape).astype(np.float32), pools)
+    for leaf in jax.tree.leaves(rows):
         leaf[(positions == 0) & (counts > 0)] = np.nan
+    state = jax.tree.map(like, rows, pools)
     out, new = jax.device_get(run(mixer, x, counts, positions, state, blocks))
     want_out, want = jax.device_get(by_tokens(mixer, x, counts, positions, state, blocks))
     for lane, length in enumerate(counts):
         np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=atol)
         for field, tolerance in state_atol.items():
             actual, expected = getattr(new, field), getattr(want, field)
-            np.testing.assert_allclose(actual[lane], expected[lane], atol=tolerance, err_msg=field)
+            actual, expected = by_lane(actual, lanes)[lane], by_lane(expected, lanes)[lane]
+            np.testing.assert_allclose(actual, expected, atol=tolerance, err_msg=field)
     assert len(state_atol) == len(jax.tree.leaves(new))
-    poisoned = jax.tree.map(np.copy, state)
+    poisoned = jax.tree.map(np.copy, rows)
     for leaf in jax.tree.leaves(poisoned):
         leaf[-1] = np.nan
-    neighbour, saved = jax.device_get(run(mixer, x, counts, positions, poisoned, blocks))
+    neighbour, saved = jax.device_get(run(mixer, x, counts, positions, jax.tree.map(like, poisoned, pools), blocks))
+    new, saved = (jax.tree.map(lambda leaf: by_lane(leaf, lanes), final) for final in (new, saved))
     for lane, length in enumerate(lengths):
         assert neighbour[lane, :length].tobytes() == out[lane, :length].tobytes()
-    leaves = (jax.tree.leaves(tree) for tree in (new, saved, state, poisoned))
+    leaves = (jax.tree.leaves(tree) for tree in (new, saved, rows, poisoned))
     for first, second, initial, nan in zip(*leaves, strict=True):
         assert first[-1].tobytes() == initial[-1].tobytes() and second[-1].tobytes() == nan[-1].tobytes()
         assert first[:-1].tobytes() == second[:-1].tobytes()

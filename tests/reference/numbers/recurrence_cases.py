@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from recurrence_equations import delta_rule_reference, ssd_reference
 
-from ir_passes import Lane, LaneContract, Pool
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.kernels import Kernel
@@ -97,3 +98,15 @@ def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...],
     read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert sorted(read) == sorted([kernel.name, *arguments])
     assert {"idle", "dimensions"} <= {certificate.id for certificate in proof.proved}
+
+
+def check_proof_by_slot(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
+    """Prove a step of `arguments` and the slots of a pool; refuse it with another lane's slots."""
+    state, by_slot = Pool("rows", dims=("row", "value_head", "value", "key")), SlotMap("rows", len(args[0]), null=False)
+    contract = LaneContract((state, Lane(role="length"), Lane(), by_slot), (Lane(), state))
+    proof = prove_isolation(step, args, contract)
+    read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert sorted(read) == sorted([kernel.name, *arguments])
+    assert {"idle", "frame", "dimensions"} <= {certificate.id for certificate in proof.proved}
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), args, contract)

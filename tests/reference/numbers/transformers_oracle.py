@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,8 +28,8 @@ class Oracle:
     def load(cls, directory: pathlib.Path, as_it_is: bool = False) -> "Oracle":
         """Read the directory with transformers; missing and unexpected tensors are errors.
 
-        `as_it_is` leaves the floor that its Nemotron-H puts under the time steps of a prompt, which is neither in the
-        published code nor in its own decoding step.
+        `as_it_is` leaves the floor that its Nemotron-H and Zamba2 put under the time steps of a prompt. Neither the
+        published code nor its own decoding step has this floor.
         """
         outer = json.loads((directory / "config.json").read_text())
         auto: Any = (
@@ -47,7 +48,7 @@ class Oracle:
         model.eval()
         for module in model.modules():
             if hasattr(module, "time_step_limit") and not as_it_is:
-                module.time_step_limit = tuple(model.config.time_step_limit)
+                module.time_step_limit = tuple(getattr(model.config, "time_step_limit", (0.0, math.inf)))
         for end in ("eos_token_id", "pad_token_id", "bos_token_id"):
             setattr(model.generation_config, end, None)
         return cls(directory, model)

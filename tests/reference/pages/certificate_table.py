@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
     "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base",
-    "falcon_base", "olmo_base",
+    "falcon_base", "olmo_base", "zamba2_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 
@@ -54,23 +54,29 @@ def certified(checkpoint: str) -> Row:
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
     shapes = all_shapes(lm.engine, only_full=True, drafts=True)
     assert len(shapes) == len(STEPS) - 2
-    alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
+    single = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
-    verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
-    verdicts.append(verdict([alone.program(alone.generating(1, 1)).certificate]))
+    verdicts.append(
+        verdict(
+            [lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES, lm.engine.pages(LANES))]
+        )
+    )
+    verdicts.append(verdict([single.program(single.generating(1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 
 def verdict(certificates: list[Certificate]) -> str:
     """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
-    known = ["proved", "audited"]
-    for one in certificates:
-        assert one.holds and all(getattr(one, name) for name in known), one.report()
-    count = sum(len(one.copies) for one in certificates)
+    checks = ["proved", "audited"]
+    for certificate in certificates:
+        assert certificate.holds and all(getattr(certificate, name) for name in checks), certificate.report()
+    count = sum(len(certificate.copies) for certificate in certificates)
     if not count:
-        return ", ".join(known)
-    kinds = sorted({re.split(r"\W+", pool.path)[-1] for one in certificates for pool in one.pools if pool.copies})
-    return f"{', '.join(known)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
+        return ", ".join(checks)
+    kinds = sorted(
+        {re.split(r"\W+", pool.path)[-1] for certificate in certificates for pool in certificate.pools if pool.copies}
+    )
+    return f"{', '.join(checks)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
 
 
 def table(rows: list[Row]) -> str:

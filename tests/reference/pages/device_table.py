@@ -78,13 +78,13 @@ class Row(NamedTuple):
 
     Attributes:
         devices: along each axis.
-        held: by each device.
+        contents: by each device.
         decode, prompts: collectives of the step that decodes, and of the one that reads prompts, and how often each is.
         compiled: `scripts/write_device_tables.py --compile` proves, compiles and audits both steps.
     """
 
     devices: Devices
-    held: Held
+    contents: Held
     decode: Counter[Collective]
     prompts: Counter[Collective]
     compiled: bool = False
@@ -210,7 +210,7 @@ def seconds(row: Row, gpu: Gpu, tokens: int) -> tuple[float, float] | None:
     Args:
         tokens: of each lane; 1 is the step that decodes.
     """
-    contents, data = row.held, row.devices.data
+    contents, data = row.contents, row.devices.data
     decoding, reading = LANES // data, max(PROMPTS // data, 1)
     if contents.weights + (decoding + reading) * (contents.fixed + contents.cache) > gpu.memory:
         return None
@@ -224,7 +224,7 @@ def seconds(row: Row, gpu: Gpu, tokens: int) -> tuple[float, float] | None:
 
 def line(row: Row) -> str:
     """A line of a table."""
-    contents, devices = row.held, row.devices
+    contents, devices = row.contents, row.devices
     sizes = ", ".join(f"{axis}={size}" for axis, size in devices._asdict().items() if size > 1)
     state = (LANES + PROMPTS) // devices.data * (contents.fixed + contents.cache)
     cells = [

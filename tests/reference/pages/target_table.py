@@ -192,19 +192,23 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
         listed = sorted(models, key=lambda row: order.index((row.model, row.target, row.step)))
         lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(row).values()) for row in listed)]
-        found = {(row.model, row.target, row.step) for row in models}
-        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in found]
+        measured = {(row.model, row.target, row.step) for row in models}
+        absent = [
+            f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in measured
+        ]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({row.target for row in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
-        here = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
-        good = sum(row.good for row in here)
-        lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
-        lines += _table(here)
-        absent = [name for name in NAMES if name not in {row.checkpoint for row in here}]
-        alone = [name for name in absent if not is_split(name, target)]
-        missing = [name for name in absent if name not in alone]
-        lines += ["", f"Without experts: {', '.join(alone)}."] if alone else []
+        target_rows = sorted(
+            (row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint)
+        )
+        good = sum(row.good for row in target_rows)
+        lines = [f"## {target}: {good} of {len(target_rows)} steps without a finding", ""]
+        lines += _table(target_rows)
+        absent = [name for name in NAMES if name not in {row.checkpoint for row in target_rows}]
+        unsplit = [name for name in absent if not is_split(name, target)]
+        missing = [name for name in absent if name not in unsplit]
+        lines += ["", f"Without experts: {', '.join(unsplit)}."] if unsplit else []
         lines += ["", f"Not compiled: {', '.join(missing)}."] if missing else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -43,7 +43,9 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
     generated = lm.generate(PROMPTS, max_tokens=8, ignore_eos=True, logprobs=0)
     drafted = lm.generate([[5, 6, 7] * 6, [8, 9] * 9], max_tokens=24, ignore_eos=True, speculate="ngram")
     prefix = lm.prefix([3] * 11)
-    asked = lm.score(PROMPTS[:4], token_ids=[[[5, 6]] * (len(one) - 1) for one in PROMPTS[:4]], top=2, entropy=True)
+    scores = lm.score(
+        PROMPTS[:4], token_ids=[[[5, 6]] * (len(prompt) - 1) for prompt in PROMPTS[:4]], top=2, entropy=True
+    )
     return {
         "tokens": [result.token_ids for result in generated],
         "logprobs": [result.logprobs for result in generated],
@@ -52,7 +54,10 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
         "continued": [result.token_ids for result in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
         "scores": [result.logprobs[1:].tolist() for result in lm.score(PROMPTS[:7])],
         "chosen": [
-            found.logprobs.tolist() for result in asked for found in (result.chosen, result.top) if found is not None
+            chosen.logprobs.tolist()
+            for result in scores
+            for chosen in (result.chosen, result.top)
+            if chosen is not None
         ],
         "vectors": lm.embed([*PROMPTS, [3] * 12]).tolist(),
     }
@@ -60,7 +65,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
 
 def befall(fault: str) -> None:
     """Prepare a fault of this process."""
-    get, told, traced = KeyValues.get, KeyValues.set, Programs.step
+    get, set_value, traced = KeyValues.get, KeyValues.set, Programs.step
     run, move, new_rows = Engine.run, ManyProcesses.move, Engine.new_rows
 
     def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
@@ -83,7 +88,7 @@ def befall(fault: str) -> None:
 
     def said(self: KeyValues, name: str, value: bytes) -> None:
         in_turn(name)
-        told(self, name, value)
+        set_value(self, name, value)
 
     def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
         return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
@@ -97,18 +102,18 @@ def befall(fault: str) -> None:
 
     def other_slot(self: ManyProcesses, step: Move, examples: Any) -> None:
         befallen()
-        read, write, *others = step.maps
-        move(self, step._replace(maps=(read, write + np.int32(1), *others)), examples)
+        read, write, *maps = step.maps
+        move(self, step._replace(maps=(read, write + np.int32(1), *maps)), examples)
 
     def other_step(self: Programs, shape: Any) -> Any:
         step, contract = traced(self, shape)
 
         def other(*args: Any) -> tuple[Any, ...]:
             result, *rest = step(*args)
-            more = lax.pcast(jnp.float32(0), "data", to="varying")
+            extra = lax.pcast(jnp.float32(0), "data", to="varying")
             if fault == "collectives":
-                more = more + lax.psum(more, "data")
-            return jax.tree.map(lambda array: array + more.astype(array.dtype), result), *rest
+                extra = extra + lax.psum(extra, "data")
+            return jax.tree.map(lambda array: array + extra.astype(array.dtype), result), *rest
 
         return other, contract
 
@@ -151,21 +156,26 @@ def befallen() -> None:
 def watch_rows() -> None:
     """Say at a disagreement whether the rows of this process are as they were before the step."""
     call, disagree = ProcessGroup.call, ProcessGroup._disagree
-    kept: dict[int, bool] = {}
+    unchanged: dict[int, bool] = {}
 
     def local(tree: Any) -> list[np.ndarray]:
         return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
     def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
-        number, before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
+        number, rows_before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
         results = call(self, shape, program, args, fields)
-        after = local(results[-1])
-        kept[number] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
+        rows_after = local(results[-1])
+        unchanged[number] = all(
+            np.array_equal(a, b, equal_nan=True) for a, b in zip(rows_before, rows_after, strict=True)
+        )
         return results
 
     def said(self: ProcessGroup, step: Any) -> None:
-        others = [one for number, one in kept.items() if number < step.number]
-        print(f"process {self.process}: kept {kept[step.number]}, {len(others) - sum(others)} changed", file=sys.stderr)
+        previous = [equal for number, equal in unchanged.items() if number < step.number]
+        print(
+            f"process {self.process}: kept {unchanged[step.number]}, {len(previous) - sum(previous)} changed",
+            file=sys.stderr,
+        )
         disagree(self, step)
 
     ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
@@ -173,7 +183,9 @@ def watch_rows() -> None:
 
 def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:
     if fault in ("idle", "saved"):
-        return {"tokens": [one.token_ids for one in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]}
+        return {
+            "tokens": [completion.token_ids for completion in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]
+        }
     return everything(lm)
 
 
@@ -196,12 +208,12 @@ def main() -> None:
         lm = hybridlm.load(directory, mesh=mesh, certify=certify, prefix_cache="1MB", **SETTINGS)
         if lm.run_worker():
             return
-        found = work(lm, fault)
+        result = work(lm, fault)
     except (environment.ProcessLost, environment.Disagreement) as error:
         print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
         environment.exit_peer_lost()
         raise
-    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(found))
+    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

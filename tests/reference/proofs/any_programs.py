@@ -79,8 +79,8 @@ def _of_dtype(name: str) -> None:
 
     def carried(x):
         carry = (x.astype(dtype), jnp.ones((), dtype), jnp.zeros((0, 3), dtype))
-        (y, one, _), rows = lax.scan(lambda c, z: (c, (z, c[1])), carry, x.astype(dtype))
-        return real(y) + real(one) + real(rows[0])
+        (y, last, _), rows = lax.scan(lambda c, z: (c, (z, c[1])), carry, x.astype(dtype))
+        return real(y) + real(last) + real(rows[0])
 
     for function in (through, captured, moved, carried):
         STEPS[f"{function.__name__} {name}"] = function
@@ -115,38 +115,42 @@ def _of_keys(generator: str) -> None:
         return x + jax.random.normal(key, x.shape)
 
     def captured_keys(x):
-        return x + jax.vmap(lambda one: jax.random.uniform(one, (WIDTH,)))(keys)
+        return x + jax.vmap(lambda key: jax.random.uniform(key, (WIDTH,)))(keys)
 
     def seeded(x):
         seeds = x[:, 0].astype(jnp.int32)
-        own = jax.vmap(lambda seed: jax.random.key(seed, impl=generator))(seeds)
-        return x + jax.vmap(lambda one: jax.random.normal(jax.random.clone(one), (WIDTH,)))(own)
+        lane_keys = jax.vmap(lambda seed: jax.random.key(seed, impl=generator))(seeds)
+        return x + jax.vmap(lambda lane_key: jax.random.normal(jax.random.clone(lane_key), (WIDTH,)))(lane_keys)
 
     def folded(x):
-        own = jax.vmap(jax.random.fold_in, (None, 0))(key, x[:, 1].astype(jnp.uint32))
-        return x + jax.vmap(lambda one: jax.random.normal(one, (WIDTH,)))(own)
+        lane_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, x[:, 1].astype(jnp.uint32))
+        return x + jax.vmap(lambda lane_key: jax.random.normal(lane_key, (WIDTH,)))(lane_keys)
 
     def words(x):
         data = jax.random.key_data(keys)
-        again = jax.random.wrap_key_data(data + x[:, :1].astype(jnp.uint32), impl=generator)
-        return back(again) + x
+        wrapped = jax.random.wrap_key_data(data + x[:, :1].astype(jnp.uint32), impl=generator)
+        return back(wrapped) + x
 
     def moved_keys(x):
-        own = jnp.stack([keys, jnp.roll(keys, 1)])[0].reshape(2, 2).T.reshape(-1)
-        own = jnp.where(x[:, 0] > 0, own, keys)[jnp.argsort(x[:, 1])]
-        return back(own.at[0].set(key)) + back(jnp.concatenate([own, keys])) + back(own[:0].reshape(0)) * 0
+        lane_keys = jnp.stack([keys, jnp.roll(keys, 1)])[0].reshape(2, 2).T.reshape(-1)
+        lane_keys = jnp.where(x[:, 0] > 0, lane_keys, keys)[jnp.argsort(x[:, 1])]
+        return (
+            back(lane_keys.at[0].set(key))
+            + back(jnp.concatenate([lane_keys, keys]))
+            + back(lane_keys[:0].reshape(0)) * 0
+        )
 
     def carried_keys(x):
         def body(carry, z):
-            one, two = jax.random.split(carry[0])
-            return (one, carry[1]), z + jax.random.normal(two, z.shape)
+            first, two = jax.random.split(carry[0])
+            return (first, carry[1]), z + jax.random.normal(two, z.shape)
 
         (last, _), rows = lax.scan(body, (key, keys), x)
         return rows + lax.cond(x[0, 0] > 0, lambda: back(last), lambda: back(keys))
 
     def sampled(x):
-        def one_lane(one, logits):
-            a, b, c = jax.random.split(one, 3)
+        def one_lane(key, logits):
+            a, b, c = jax.random.split(key, 3)
             drawn = jax.random.categorical(a, logits) + jax.random.bernoulli(b) + jax.random.randint(c, (), 0, 3)
             return logits + drawn + jax.random.gamma(a, 1.5) + jax.random.permutation(b, logits)
 
@@ -196,8 +200,8 @@ _of_callbacks()
 
 @step
 def foreign(x):
-    given = {"stride": np.int32(2), "text": "a", "many": np.arange(3), "flag": True}
-    return jax.ffi.ffi_call("any_target", F32)(x, **given)
+    attributes = {"stride": np.int32(2), "text": "a", "many": np.arange(3), "flag": True}
+    return jax.ffi.ffi_call("any_target", F32)(x, **attributes)
 
 
 def row_kernel(x_ref, out_ref):
@@ -398,9 +402,20 @@ def kinds_of_reduction(x):
 
 @step
 def kinds_of_scatter(x):
-    at = jnp.array([1, 0, 2])
-    y = x.at[at].add(1.0).at[at].multiply(2.0).at[at].min(3.0).at[:, at].max(0.0).at[0, 1].apply(jnp.sin)
-    return y.at[x[:, 0].astype(jnp.int32)].set(0.0, mode="drop").at[at].get(mode="fill", fill_value=0).sum(0) + y
+    indices = jnp.array([1, 0, 2])
+    y = (
+        x.at[indices]
+        .add(1.0)
+        .at[indices]
+        .multiply(2.0)
+        .at[indices]
+        .min(3.0)
+        .at[:, indices]
+        .max(0.0)
+        .at[0, 1]
+        .apply(jnp.sin)
+    )
+    return y.at[x[:, 0].astype(jnp.int32)].set(0.0, mode="drop").at[indices].get(mode="fill", fill_value=0).sum(0) + y
 
 
 @step
@@ -719,14 +734,14 @@ def _drawn(rows: int) -> np.ndarray:
 def composed(rng: np.random.Generator, size: int) -> tuple[str, Step]:
     """A function of a few of these, some of them inside others, and its description."""
     names = [str(rng.choice(sorted(STEPS))) for _ in range(size)]
-    parts, said = [STEPS[name] for name in names], list(names)
+    parts, labels = [STEPS[name] for name in names], list(names)
     for _ in range(int(rng.integers(0, 3))):
-        at, name = int(rng.integers(size)), str(rng.choice(sorted(AROUND)))
-        parts[at], said[at] = AROUND[name](parts[at]), f"{name}({said[at]})"
+        index, name = int(rng.integers(size)), str(rng.choice(sorted(AROUND)))
+        parts[index], labels[index] = AROUND[name](parts[index]), f"{name}({labels[index]})"
 
     def run(x: Array) -> Array:
         for part in parts:
             x = part(x)
         return x
 
-    return " > ".join(said), run
+    return " > ".join(labels), run

@@ -30,12 +30,12 @@ class Leak(NamedTuple):
 
     Attributes:
         change: what was changed, as "inputs of lane 2".
-        seen: what changed that must not, as "result[1], row 3".
+        place: the value that changed and must not, as "result[1], row 3".
         run: number of the run among those of all draws.
     """
 
     change: str
-    seen: str
+    place: str
     run: int
 
 
@@ -80,8 +80,8 @@ def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: n
     if entry.local is None:
         return rows
     devices = _rows_of(bound, group) // entry.size
-    before = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
-    return np.where(rows == 0, 0, rows + before)
+    offset = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
+    return np.where(rows == 0, 0, rows + offset)
 
 
 def _rows_of(bound: BoundContract, group: str) -> int:
@@ -140,9 +140,9 @@ def _is_packed(entry: Any) -> bool:
 
 def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
     """The page tables of a group with what they hold, [lane, page]."""
-    both = zip(bound.inputs, leaves, strict=True)
-    found = [
-        (spec.entry, leaf) for spec, leaf in both if isinstance(spec.entry, PageTable) and group in spec.entry.names
+    specs = zip(bound.inputs, leaves, strict=True)
+    tables = [
+        (spec.entry, leaf) for spec, leaf in specs if isinstance(spec.entry, PageTable) and group in spec.entry.names
     ]
     segment = segments(bound, leaves)
 
@@ -153,15 +153,15 @@ def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTa
         lane = np.arange(bound.lanes)[:, None]
         return np.where(lane == segment[None], leaf.reshape(1, -1), entry.size)
 
-    return [(entry, by_lane(entry, leaf)) for entry, leaf in found]
+    return [(entry, by_lane(entry, leaf)) for entry, leaf in tables]
 
 
 def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
     """The rows that each lane's pages hold, the null page's too."""
     rows: list[set[int]] = [set() for _ in range(bound.lanes)]
     for entry, leaf in pages(bound, leaves, group):
-        for of_lane, held in zip(rows, leaf, strict=True):
-            for page in held[held < entry.size].tolist():
+        for of_lane, row in zip(rows, leaf, strict=True):
+            for page in row[row < entry.size].tolist():
                 of_lane.update(range(page * entry.page_size, (page + 1) * entry.page_size))
     return rows
 
@@ -170,8 +170,8 @@ def owned(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
     """The rows that each lane may write: those that no other lane's pages hold, without the null page."""
     rows = named(bound, leaves, group)
     for entry, _ in pages(bound, leaves, group):
-        rows = [one - set(range(entry.page_size)) for one in rows] if entry.null else rows
-    return [one.difference(*rows[:lane], *rows[lane + 1 :]) for lane, one in enumerate(rows)]
+        rows = [pages - set(range(entry.page_size)) for pages in rows] if entry.null else rows
+    return [pages.difference(*rows[:lane], *rows[lane + 1 :]) for lane, pages in enumerate(rows)]
 
 
 def row_first(array: np.ndarray, axis: int) -> np.ndarray:
@@ -251,19 +251,19 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(holders))
-    both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
+    merged = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, spec in enumerate(bound.inputs):
         axis = getattr(spec.entry, "axis", 0)
         if _is_packed(spec.entry):
-            both[i] = poisoned[i]
+            merged[i] = poisoned[i]
             continue
-        if both[i] is not leaves[i] and isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
+        if merged[i] is not leaves[i] and isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
             for row in owned(bound, leaves, spec.entry.group)[lane]:
-                both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
-        elif both[i] is not leaves[i]:
+                merged[i] = _put(merged[i], axis, row, _poison(row_first(merged[i], axis)[row]))
+        elif merged[i] is not leaves[i]:
             row = lane if isinstance(spec.entry, Lane) else int(maps(bound, leaves, spec.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
-            both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
-    yield Run(f"NaN in lane {lane}", both, frozenset(holders))
+            merged[i] = _put(merged[i], axis, row, _poison(row_first(merged[i], axis)[row]))
+    yield Run(f"NaN in lane {lane}", merged, frozenset(holders))
 
 
 def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
@@ -277,27 +277,29 @@ def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, 
 
 def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterator[Run]:
     """Other tokens behind the last one, and NaN there."""
-    for what, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
+    for name, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
         changed = [
             _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(spec.entry) else leaf
             for i, (spec, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
         ]
-        yield Run(what, changed)
+        yield Run(name, changed)
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
     """The lane on another row, or with another page, which nobody uses."""
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, PageTable) and not spec.entry.packed:
-            held = [page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat]
-            others = leaves[i].reshape(bound.lanes, -1)
-            own = [k for k, page in enumerate(others[lane]) if 0 < page < spec.entry.size]
-            own = [k for k in own if (others == others[lane, k]).sum() == 1]
-            free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in held})
+            pages_in_use = [
+                page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat
+            ]
+            table_rows = leaves[i].reshape(bound.lanes, -1)
+            columns = [k for k, page in enumerate(table_rows[lane]) if 0 < page < spec.entry.size]
+            columns = [k for k in columns if (table_rows == table_rows[lane, k]).sum() == 1]
+            free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in pages_in_use})
             tables = [table for table in bound.inputs if isinstance(table.entry, PageTable)]
-            if own and free and len(tables) == 1:
-                table = others.copy()
-                table[lane, rng.choice(own)] = rng.choice(free)
+            if columns and free and len(tables) == 1:
+                table = table_rows.copy()
+                table[lane, rng.choice(columns)] = rng.choice(free)
                 new = list(leaves)
                 new[i] = table.reshape(leaves[i].shape)
                 yield Run(f"{spec.path} of lane {lane}", new, frozenset({lane}))
@@ -317,9 +319,9 @@ def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
     new, writers = list(leaves), set[int]()
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, Pool) and (tables := pages(bound, leaves, spec.entry.group)):
-            held = set().union(*named(bound, leaves, spec.entry.group))
+            used = set().union(*named(bound, leaves, spec.entry.group))
             null = max(entry.page_size for entry, _ in tables)
-            for row in set(range(null, leaves[i].shape[spec.entry.axis])) - held:
+            for row in set(range(null, leaves[i].shape[spec.entry.axis])) - used:
                 new[i] = _put(new[i], spec.entry.axis, row, _poison(row_first(new[i], spec.entry.axis)[row]))
         if isinstance(spec.entry, Pool) and mapped(bound, spec.entry.group):
             read, _ = maps(bound, leaves, spec.entry.group)
@@ -336,21 +338,21 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     rng = np.random.default_rng((seed, 1))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
-    found = [Run("nothing", leaves), _others_run(bound, leaves)]
+    runs = [Run("nothing", leaves), _others_run(bound, leaves)]
     left_out = [isinstance(spec.entry, Unspecified) for spec in bound.inputs]
     if any(left_out):
-        others = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
-        found.append(Run("arguments that the contract leaves out", others))
+        replaced = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
+        runs.append(Run("arguments that the contract leaves out", replaced))
     if segments(bound, leaves) is not None:
-        found += _padding_runs(bound, leaves, donor)
+        runs += _padding_runs(bound, leaves, donor)
     for lane in range(bound.lanes):
-        found += _lane_runs(bound, leaves, donor, lane)
-        found += _moved_runs(bound, leaves, lane, rng)
+        runs += _lane_runs(bound, leaves, donor, lane)
+        runs += _moved_runs(bound, leaves, lane, rng)
     rng = np.random.default_rng((seed, 3))
     for lane in range(bound.lanes):
         odd = strange(bound, leaves, rng, [lane])
-        found.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
-    return found
+        runs.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
+    return runs
 
 
 IDLE_ROLES = "length", "active"
@@ -359,8 +361,8 @@ IDLE_ROLES = "length", "active"
 def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
     """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
     counts = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if spec.entry == Shared("active_count")]
-    behind = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
-    return behind | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
+    idle = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
+    return idle | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
@@ -395,22 +397,22 @@ class Claims:
         """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
         spec = self.bound.outputs[output]
         size = spec.shape[spec.entry.axis] if isinstance(spec.entry, Lane | Packed | Pool) else 0
-        same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
+        unchanged, frozen = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
             segment = segments(self.bound, run.leaves, spec.layout)
             if isinstance(spec.entry, Packed) and segment is not None:
-                same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
+                unchanged[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
             elif isinstance(spec.entry, Lane):
                 null = _lanes_where(self.bound, run, lambda entry: _has_null_row(entry) and not entry.disjoint)
                 if segment is not None:
                     null |= set(range(self.bound.lanes)) - set(segment.tolist())
-                same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
+                unchanged[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
             elif isinstance(spec.entry, Pool) and pages(self.bound, run.leaves, spec.entry.group):
                 idle = idle_lanes_of(self.bound, run)
-                kept[i] = True
+                frozen[i] = True
                 for lane, rows in enumerate(owned(self.bound, run.leaves, spec.entry.group)):
-                    kept[i, [*rows]] = lane in idle
-                    same[i, [*rows]] = lane not in run.lanes
+                    frozen[i, [*rows]] = lane in idle
+                    unchanged[i, [*rows]] = lane not in run.lanes
             elif isinstance(spec.entry, Pool):
                 idle = idle_lanes_of(self.bound, run)
                 group = spec.entry.group
@@ -419,9 +421,9 @@ class Claims:
                 owner = {int(row): lane for rows in written for lane, row in enumerate(rows)}
                 null = null_rows(self.bound, group) if mapped(self.bound, group) else []
                 for row in sorted(set(range(size)) - set(null)):
-                    kept[i, row] = row not in owner or owner[row] in idle
-                    same[i, row] = row in owner and owner[row] not in run.lanes
-        return same, kept
+                    frozen[i, row] = row not in owner or owner[row] in idle
+                    unchanged[i, row] = row in owner and owner[row] not in run.lanes
+        return unchanged, frozen
 
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
@@ -434,14 +436,14 @@ class Claims:
                 continue
             axis = spec.entry.axis + 1
             result = np.broadcast_to(results[output], (len(self.runs), *spec.shape))
-            after = _bytes(result, axis)
-            same, kept = self._masks[output]
-            changed = same & (after != after[self.base]).any(axis=2)
+            output_bytes = _bytes(result, axis)
+            unchanged, frozen = self._masks[output]
+            changed = unchanged & (output_bytes != output_bytes[self.base]).any(axis=2)
             if output in self._donor:
-                changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
+                changed |= frozen & (output_bytes != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
             noun = "row" if isinstance(spec.entry, Pool) else "token" if isinstance(spec.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
-                why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
+                why = " that had to stay as it was" if noun == "row" and frozen[run, row] else ""
                 yield Leak(self.runs[run].change, f"{spec.path}, {noun} {row}{why}", run)
             if getattr(spec.entry, "role", None) == "accepted":
                 yield from self._miscounted(spec.path, result)
@@ -494,10 +496,10 @@ def leaks(
         results = [jax.tree.leaves(jitted(*jax.tree.unflatten(tree, each.leaves))) for each in claims.runs]
         return [np.stack(leaves) for leaves in zip(*jax.device_get(results), strict=True)]
 
-    found: list[Leak] = []
+    leaks: list[Leak] = []
     for seed in seeds:
         claims = Claims(bound, [runs(bound, draw, seed)])
-        found += claims.broken(run(claims))
-        if found and first:
+        leaks += claims.broken(run(claims))
+        if leaks and first:
             break
-    return found
+    return leaks

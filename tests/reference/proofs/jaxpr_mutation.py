@@ -34,13 +34,13 @@ class Change:
     """One equation of a program in another form.
 
     Attributes:
-        what: the change, unique in its program, as "scatter: operand 1 becomes variable 7".
+        text: the change, unique in its program, as "scatter: operand 1 becomes variable 7".
         index: of the equation at the top level; the number of equations where a result is changed.
         eqn: the equation changed, with everything inside it; None where a result is changed.
         result: which result becomes which variable.
     """
 
-    what: str
+    text: str
     index: int
     eqn: ir.JaxprEqn | None
     result: tuple[int, Any] | None = None
@@ -48,7 +48,7 @@ class Change:
     @property
     def key(self) -> tuple[int, str]:
         """The same for the same change of the same program traced again."""
-        return self.index, self.what
+        return self.index, self.text
 
     def apply(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         """The program with this change."""
@@ -96,14 +96,14 @@ def changes(jaxpr: ir.Jaxpr, on_mesh: bool = False) -> Iterator[Change]:
                     body = inner.apply(ir.closed(value))
                     body = body if isinstance(value, ir.ClosedJaxpr) else body.jaxpr
                     yield Change(
-                        f"{name} > {inner.index}, {inner.what}", index, eqn.replace(params=eqn.params | {key: body})
+                        f"{name} > {inner.index}, {inner.text}", index, eqn.replace(params=eqn.params | {key: body})
                     )
             elif key == "branches":
                 for i, branch in enumerate(value):
                     for inner in changes(branch.jaxpr, on_mesh):
                         branches = (*value[:i], inner.apply(branch), *value[i + 1 :])
                         yield Change(
-                            f"{name} > {inner.index}, {inner.what}",
+                            f"{name} > {inner.index}, {inner.text}",
                             index,
                             eqn.replace(params=eqn.params | {key: branches}),
                         )

@@ -19,6 +19,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
+    AtStart,
     BroadcastVector,
     Columns,
     Counts,
@@ -26,6 +27,7 @@ from ir_passes.proof.values import (
     HasRow,
     IndexSum,
     Iota,
+    LaneBound,
     LaneLimit,
     LaneStarted,
     Lengths,
@@ -36,6 +38,8 @@ from ir_passes.proof.values import (
     NotLater,
     Offsets,
     OneHot,
+    OneLaneMask,
+    OwnTokens,
     PageEntry,
     Permuted,
     PlusConstant,
@@ -44,12 +48,14 @@ from ir_passes.proof.values import (
     SharedPadding,
     ShiftedIds,
     SlotEntry,
+    TilePlaces,
     Tiles,
     TokenBound,
     TokenOfLane,
     TokenSpan,
     Value,
     WithinLane,
+    WithinLength,
 )
 
 
@@ -351,7 +357,12 @@ def _faults_of(
             expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
             if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
                 yield "does not say which entries of cu_seqlens are passed"
-        case TokenBound(layout, axis, base, plus) if layout in reality.segments:
+        case AtStart(layout, tokens, lanes, when) if layout in reality.segments:
+            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
+            expected = _starts(reality, layout)[:, None, : rows.shape[2]] == np.arange(rows.shape[1])[:, None]
+            if ((rows == when) != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
+                yield "does not say where lanes start"
+        case TokenBound(layout, int(axis), base, plus) if layout in reality.segments:
             rows, (cu, segment) = np.moveaxis(array, axis + 1, -1), (_starts(reality, layout), reality.segments[layout])
             token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
             start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))
@@ -375,7 +386,67 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
-        case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope):
+        case TokenSpan(layout, int(axis), start, _, 0, 0, int(window), slope, int(base)) if layout in reality.segments:
+            rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
+            rows = rows.reshape(*rows.shape[:3], -1)
+            tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None] + start
+            tokens = tokens + slope * np.arange(rows.shape[2])
+            count = reality.segments[layout].shape[1]
+            mask = (tokens >= 0) & (tokens < count)
+            lanes = [
+                segment[np.where(m, index, 0)]
+                for segment, index, m in zip(reality.segments[layout], tokens, mask, strict=True)
+            ]
+            lanes = np.where(mask, np.stack(lanes), reality.bound.lanes)
+            may = np.pad(reality.lanes, ((0, 0), (0, 1)), constant_values=True)
+            may = np.stack([row[lane] for row, lane in zip(may, lanes, strict=True)])
+            if (differing(rows, rows[reality.claims.base]).any(-1) & ~may).any():
+                yield "depends on tokens outside of its tile"
+        case TilePlaces(layout, axis, window, base, plus, slope, exact) if layout in reality.segments:
+            rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
+            rows = rows.reshape(*rows.shape[:3], -1)
+            tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None, None] + plus
+            tokens = tokens + slope * np.arange(rows.shape[2])[:, None]
+            count = reality.segments[layout].shape[1]
+            if ((rows != tokens) & (exact | ((tokens >= 0) & (tokens < count)))).any():
+                yield "is no place of a lane's tokens"
+        case WithinLength(layout, axis, window, reach, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, (axis + 1, window + 1), (1, 2))
+            lengths = np.diff(_starts(reality, layout), axis=1)[:, : rows.shape[1], None]
+            outer = np.arange(rows.shape[2]) + reach >= lengths
+            if (rows.reshape(*rows.shape[:3], -1) & outer[..., None]).any():
+                yield "is true past the length of a lane"
+        case OwnTokens(layout, LaneRows(axis, inner)) if layout in reality.segments:
+            rows = np.moveaxis(array, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1)
+            lanes = np.arange(rows.shape[1]) // inner
+            padded = np.pad(reality.segments[layout], ((0, 0), (0, 1)), constant_values=-1)
+            count = reality.segments[layout].shape[1]
+            row_lanes = np.stack([segment[np.clip(row, 0, count)] for segment, row in zip(padded, rows, strict=True)])
+            if ((row_lanes != lanes[:, None]) & (rows < count)).any() or (rows < 0).any():
+                yield "is a token of another lane"
+        case LaneBound(layout, int(lane), base, plus) if layout in reality.segments:
+            cu = _starts(reality, layout)
+            bounds = {"start": cu[:, lane], "stop": cu[:, lane + 1], "length": cu[:, lane + 1] - cu[:, lane]}
+            if (array.reshape(len(array), -1) != bounds[base][:, None] + plus).any():
+                yield "is no bound of its lane"
+        case LaneBound(layout, Symbol(number, _), base, plus) if layout in reality.segments and base != "length":
+            cu = _starts(reality, layout)[:, slice(None, -1) if base == "start" else slice(1, None)]
+            if not (array.reshape(len(array), -1, 1) == cu[:, None] + plus).any(2).all():
+                yield "is no bound of a lane"
+        case OneLaneMask(layout, axis, lane, side, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1).any(2)
+            cu, token = _starts(reality, layout), np.arange(rows.shape[1])
+            first, last = cu[:, :-1, None], cu[:, 1:, None]
+            tokens_of_lane = {
+                "start": token >= first,
+                "stop": token < last,
+                "both": (token >= first) & (token < last),
+            }[side]
+            lanes = range(reality.bound.lanes) if isinstance(lane, Symbol) else [lane]
+            fits = np.stack([~(rows & ~tokens_of_lane[:, i]).any(1) for i in lanes])
+            if not fits.any(0).all():
+                yield "is true of tokens of several lanes"
+        case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
                 fact = TokenSpan(layout, axis - (window < axis), start + slope * k, stride, before, after)
                 yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)

@@ -142,6 +142,60 @@ def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -
     return flat.reshape(pool.shape), flat.at[row].get(mode="fill", fill_value=0.0)
 
 
+def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
+    """The tokens of each lane in rows, often with a wrong place or mask, and sometimes back in line."""
+    width = int(rng.integers(2, 6))
+    counts = jnp.arange(width)[None]
+    place = (cu[:-1, None] + counts, cu[1:, None] - 1 - counts, cu[:-1, None] + counts + 1)[min(rng.integers(5), 2)]
+    end, length = cu[1:, None] + int(rng.random() < 0.15), jnp.diff(cu)[:, None] + int(rng.random() < 0.15)
+    mask = (place < end, counts < length, counts <= length, place >= cu[:-1, None], (place < end) & (counts < length))
+    mask = mask[(0, 1, 1, 2, 3, 4)[rng.integers(6)]]
+    index = (
+        jnp.clip(place, 0, TOKENS - 1) if rng.random() < 0.5 else jnp.where(mask, place, TOKENS - (rng.random() < 0.1))
+    )
+    fill = (lambda: x.at[index].get(mode="fill", fill_value=0.0), lambda: x[jnp.minimum(index, TOKENS - 1)])
+    rows = fill[rng.integers(2)]()
+    rows = jnp.where(mask[..., None], rows, 0.0) if rng.random() < 0.7 else rows
+    if rng.random() < 0.4:
+        target = jnp.where(mask, place, TOKENS)
+        return jnp.zeros_like(x).at[target].set(jnp.cumsum(rows, 1), mode="drop")
+    return rows if rng.random() < 0.5 else rows.sum(1)
+
+
+def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
+    """A loop over lanes with a loop over tokens, often with a wrong bound or token."""
+    low, high, next_token = int(rng.random() < 0.1), int(rng.random() < 0.15), int(rng.random() < 0.15)
+
+    def lane(i: Array, carry: Any) -> Any:
+        states, out = carry
+
+        def token(t: Array, carry: Any) -> Any:
+            state, out = carry
+            state = 0.5 * state + x[jnp.minimum(t + next_token, TOKENS - 1) if next_token else t]
+            return state, out.at[t].set(state)
+
+        first = jnp.maximum(cu[i] - low, 0) if low else cu[i]
+        last = jnp.minimum(cu[i + 1] + high, TOKENS) if high else cu[i + 1]
+        state, out = lax.fori_loop(first, last, token, (states[i], out))
+        return states.at[i].set(state), out
+
+    results = lax.fori_loop(0, LANES, lane, (states, jnp.zeros_like(x)))
+    return results[rng.integers(2)]
+
+
+def _begun(rng: Choose, x: Array, cu: Array) -> Array:
+    """A recurrence that begins anew at starts of lanes, often at wrong ones."""
+    index, some = jnp.arange(TOKENS), (cu[:-1], cu, cu[1:], cu[:-1] + 1)[rng.integers(4)]
+    ways = jnp.isin(index, some), (index[:, None] == some[None]).any(1), jnp.zeros(TOKENS, bool).at[some].set(True)
+    first = ways[rng.integers(3)]
+
+    def token(state: Array, now: Any) -> Any:
+        new = jnp.tanh(jnp.where(now[1], 0.0, state) + now[0])
+        return new, new
+
+    return lax.scan(token, jnp.zeros(WIDTH), (x, first))[1]
+
+
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """A step of `count` operations; those that do not fit their operands are left out."""
 
@@ -173,8 +227,14 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     new = _by_lane(rng, pick(lambda v: len(v) == TOKENS), segment, cu)
                 elif kind < 0.74:
                     new = _attention(rng, of(TOKENS), of(TOKENS), segment, segments[rng.integers(len(segments))])
-                elif kind < 0.82:
+                elif kind < 0.78:
                     new = _scanned(rng, of(TOKENS), of(LANES), segment)
+                elif kind < 0.83:
+                    new = _tiles(rng, of(TOKENS), cu)
+                elif kind < 0.86:
+                    new = _lane_loop(rng, of(TOKENS), of(LANES), cu)
+                elif kind < 0.88:
+                    new = _begun(rng, of(TOKENS), cu)
                 else:
                     lane = segment if rng.random() < 0.5 else None
                     position = local if lane is None else where

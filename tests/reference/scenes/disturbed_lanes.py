@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from perturbation import Influence, influence
+from perturbation import Influence, influence, rows_of
+from verify_scene import own_table
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
@@ -32,6 +33,7 @@ MIN_CONTEXT = 130
 @functools.cache
 def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
     """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
+    shape = lm.engine.paged(shape)
     step, contract = lm.engine.programs.step(shape)
     compiled = lm.engine.program(shape)
 
@@ -43,6 +45,7 @@ def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
 
 def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     """Heterogeneous lanes with random state, that of every fourth lane the same."""
+    shape = lm.engine.paged(shape)
     rng = np.random.default_rng(0)
     vocab, lanes, tokens = lm.config.vocab_size, shape.lanes, shape.tokens
 
@@ -50,14 +53,21 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         return np.resize(np.array(values, dtype), lanes)
 
     def state(leaf: jax.ShapeDtypeStruct) -> Any:
-        few = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
-        return few if lanes == len(few) else jnp.resize(jnp.asarray(few), leaf.shape)
+        each = shape.blocks if leaf.shape[0] == shape.pages else 1
+        rows_of_pool = (0.5 * rng.normal(size=(each * min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
+        if leaf.shape[0] == len(rows_of_pool):
+            return rows_of_pool
+        null = leaf.shape[0] - each * lanes  # the null page
+        repeated = jnp.resize(jnp.asarray(rows_of_pool), (each * lanes, *leaf.shape[1:]))
+        return jnp.concatenate([jnp.zeros_like(repeated[:null]), repeated])
 
-    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(shape.rows, lm.context))
+    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(shape.rows, shape.pages))
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
-    inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), np.arange(lanes, dtype=np.int32), blocks))
+    table = own_table(lanes, lm.context) if shape.pages else None
+    slots = np.arange(lanes, dtype=np.int32)
+    inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), slots, blocks, table))
     if shape.probes is not None:
         inputs = inputs._replace(probes=_probes(lm, shape, repeated))
     if shape.step == "score":
@@ -97,10 +107,10 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
-    given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
+    additions = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, name), -1, -1], ablations)
     layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
-    return ProbeInputs(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    return ProbeInputs(places, layers, additions, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
@@ -139,16 +149,17 @@ def disturb_halves(
     step, contract, run = program(lm, shape)
     args = arguments(lm, shape)
     bound, wrapped = contract.bind(wrap(step), args), wrap(run)
-    base = jax.tree.leaves(wrapped(*args))
+    base, inputs = jax.tree.leaves(wrapped(*args)), jax.tree.leaves(args)
     reached, inert = dict[str, None](), list[int]()
     for half in (0, 1):
         hit = np.arange(shape.lanes) % 2 == half
         changed = np.zeros(shape.lanes, np.bool_)
         got = jax.tree.leaves(wrapped(*_disturbed(args, bound, hit, lm.config.vocab_size)))
-        for output, before, after in zip(bound.outputs, base, got, strict=True):
-            axis = output.entry.axis  # type: ignore[union-attr]  # of a lane or a pool
-            differs = _bits(before) != _bits(after)
-            lanes = np.asarray(differs.any(axis=tuple(i for i in range(differs.ndim) if i != axis)))
+        for output, expected, array in zip(bound.outputs, base, got, strict=True):
+            entry: Any = output.entry
+            differs = _bits(expected) != _bits(array)
+            rows = np.asarray(differs.any(axis=tuple(i for i in range(differs.ndim) if i != entry.axis)))
+            lanes = np.array([rows[rows_of(bound, inputs, entry, lane)].any() for lane in range(shape.lanes)])
             if lanes[~hit].any():
                 reached[output.path] = None
             changed |= lanes
@@ -158,22 +169,25 @@ def disturb_halves(
 
 def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(args)
-    for i, one in enumerate(bound.inputs):
-        if not isinstance(one.entry, Lane | Pool):
+    for i, spec in enumerate(bound.inputs):
+        if not isinstance(spec.entry, Lane | Pool):
             continue
-        leaf, axis = leaves[i], one.entry.axis
-        if one.path.startswith("args[1].layers"):
-            where = hit.reshape([-1 if j == axis else 1 for j in range(leaf.ndim)])
+        leaf, axis = leaves[i], spec.entry.axis
+        if spec.path.startswith("args[1].layers"):
+            rows = [row for lane in np.flatnonzero(hit) for row in rows_of(bound, leaves, spec.entry, int(lane))]
+            where = np.isin(np.arange(leaf.shape[axis]), rows).reshape(
+                [-1 if j == axis else 1 for j in range(leaf.ndim)]
+            )
             leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
-        elif one.path == LENGTHS:
+        elif spec.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))
             leaves[i] = np.where(hit, np.where(leaf == tokens, 1, tokens), leaf).astype(np.int32)
         else:
-            rows = np.moveaxis(np.array(leaf), axis, 0)
+            array = np.moveaxis(np.array(leaf), axis, 0)
             for lane in np.flatnonzero(hit):
-                rows[lane] = change(one.path, rows[lane], np.random.default_rng((int(lane), i)), vocab)
-            leaves[i] = np.moveaxis(rows, 0, axis)
+                array[lane] = change(spec.path, array[lane], np.random.default_rng((int(lane), i)), vocab)
+            leaves[i] = np.moveaxis(array, 0, axis)
     return jax.tree.unflatten(tree, leaves)
 
 

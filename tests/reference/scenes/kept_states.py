@@ -10,14 +10,18 @@ def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], 
     """Every array of the state after a prompt: as far as the largest number of the array rounds, bitwise for 0."""
     cache = warm.engine.prefix_cache
     assert cache is not None
-    with cache.pinned([*prompt, 5], None) as kept:
+    with cache.pinned([*prompt, 5], None) as snapshot:
         want = cold.prefix([*prompt, 5]).snapshot
-        assert kept is not None and kept.label.position == len(prompt) and kept.label.tokens == want.label.tokens
-        for one, got, expected in zip(want.label.kind.layout, _arrays(kept), _arrays(want), strict=True):
-            if one.path == "token":
+        assert (
+            snapshot is not None
+            and snapshot.label.position == len(prompt)
+            and snapshot.label.tokens == want.label.tokens
+        )
+        for part, got, expected in zip(want.label.kind.layout, _arrays(snapshot), _arrays(want), strict=True):
+            if part.path == "token":
                 continue  # what was sampled by whoever left the state
             if tolerance:
-                most = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
-                np.testing.assert_allclose(got, expected, rtol=0, atol=most, err_msg=str(one))
+                limit = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
+                np.testing.assert_allclose(got, expected, rtol=0, atol=limit, err_msg=str(part))
             else:
-                assert got.tobytes() == expected.tobytes(), one
+                assert got.tobytes() == expected.tobytes(), part

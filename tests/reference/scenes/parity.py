@@ -19,9 +19,9 @@ import hybridlm
 CHUNK, TOKENS, LANES = 16, 41, 3
 
 
-def different(one: Any, two: Any) -> int:
+def different(first: Any, two: Any) -> int:
     """Return how many numbers of two arrays are not the same, bit for bit."""
-    a, b = np.asarray(one, np.float32), np.asarray(two, np.float32)
+    a, b = np.asarray(first, np.float32), np.asarray(two, np.float32)
     assert a.shape == b.shape and a.size
     return int((a.view(np.uint32) != b.view(np.uint32)).sum())
 
@@ -32,14 +32,14 @@ def compared(name: str, dtype: str, directory: Path, gradient: bool, mesh: Any) 
     # A text more than fills four lanes, of which one is padding here.
     lm = hybridlm.load(directory, lanes=4, context=256, chunk=CHUNK, dtype=dtype, mesh=mesh)
     ids = np.random.default_rng(0).integers(0, 64, (LANES, TOKENS))
-    scores = np.array([one.logprobs[1:] for one in lm.score(ids.tolist())])
+    scores = np.array([score.logprobs[1:] for score in lm.score(ids.tolist())])
     out = lm.forward(ids)
-    turned = np.array([one.logprobs[1:] for one in lm.score(ids[::-1].tolist())])
+    turned = np.array([score.logprobs[1:] for score in lm.score(ids[::-1].tolist())])
     companions = np.where(np.arange(LANES)[:, None] == 1, ids, 5)
     first = lm.forward(ids[:, : 2 * CHUNK], return_states=True)
     rest = lm.forward(ids[:, 2 * CHUNK :], state=first.states)
     several = lm.forward(np.concatenate([ids, ids, ids]))
-    found: dict[str, Any] = {
+    differences: dict[str, Any] = {
         "score and forward": different(scores, out.logprobs),
         "score in another lane": different(scores, turned[::-1]),
         "forward in another lane": different(out.logprobs, lm.forward(ids[::-1]).logprobs[::-1]),
@@ -55,13 +55,13 @@ def compared(name: str, dtype: str, directory: Path, gradient: bool, mesh: Any) 
             logprobs = lm.forward(ids, params=params, logits=False).logprobs
             return logprobs.sum(), logprobs
 
-        (_, inside), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(lm.params)
-        found["inside a gradient"] = different(scores, inside)
+        (_, inner_scores), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(lm.params)
+        differences["inside a gradient"] = different(scores, inner_scores)
     other = np.asarray(lm.forward(ids, chunk=CHUNK // 2).logprobs)
-    return {"different": found, "another chunk": float(np.abs(other - scores).max())}
+    return {"different": differences, "another chunk": float(np.abs(other - scores).max())}
 
 
 if __name__ == "__main__":
-    axes = [hybridlm.mesh(*map(int, one.split("x"))) for one in sys.argv[4:] if "x" in one]
-    more = "gradient" in sys.argv[4:], axes[0] if axes else None
-    print(json.dumps(compared(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *more)))
+    axes = [hybridlm.mesh(*map(int, axis_sizes.split("x"))) for axis_sizes in sys.argv[4:] if "x" in axis_sizes]
+    options = "gradient" in sys.argv[4:], axes[0] if axes else None
+    print(json.dumps(compared(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *options)))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ir_passes import Lane, Pool
+from ir_passes import Lane, PageTable, Pool
 from ir_passes.contract.contract import BoundContract
 
 
@@ -34,8 +34,12 @@ class Influence(NamedTuple):
 Change = Callable[[str, np.ndarray, np.random.Generator], np.ndarray]
 
 
-def row(array: np.ndarray, axis: int, lane: int) -> bytes:
-    return np.take(array, lane, axis=axis).tobytes()
+def rows_of(bound: BoundContract, leaves: list[Any], entry: Any, lane: int) -> list[int]:
+    """Return the indices of a lane along the axis of an entry: its pages, or its own number."""
+    for table, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(table.entry, PageTable) and isinstance(entry, Pool) and entry.group in table.entry.names:
+            return [page for page in np.asarray(leaf)[lane].tolist() if page]
+    return [lane]
 
 
 def influence(
@@ -56,27 +60,30 @@ def influence(
     """
     leaves, tree = jax.tree.flatten(args)
     leaves = [np.asarray(leaf) for leaf in leaves]
-    own = [i for i, b in enumerate(bound.inputs) if isinstance(b.entry, Lane | Pool)]
+    inputs = [i for i, b in enumerate(bound.inputs) if isinstance(b.entry, Lane | Pool)]
     base = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*args))]
-    found = Influence([], [])
+    influence = Influence([], [])
     for lane in range(bound.lanes) if lanes is None else lanes:
-        for sources in [[i] for i in own] + [own]:
+        for sources in [[i] for i in inputs] + [inputs]:
             changed = list(leaves)
             for i in sources:
-                axis = bound.inputs[i].entry.axis  # type: ignore[union-attr]  # of a lane or a pool
+                entry: Any = bound.inputs[i].entry
+                axis, random = entry.axis, np.random.default_rng((lane, i))
                 array = np.moveaxis(leaves[i].copy(), axis, 0)
-                array[lane] = change(bound.inputs[i].path, array[lane], np.random.default_rng((lane, i)))
+                for row in rows_of(bound, leaves, entry, lane):
+                    array[row] = change(bound.inputs[i].path, array[row], random)
                 changed[i] = np.moveaxis(array, 0, axis)
             name = bound.inputs[sources[0]].path if len(sources) == 1 else "everything"
             got = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, changed)))]
-            seen = False
-            for output, before, after in zip(bound.outputs, base, got, strict=True):
-                axis = output.entry.axis  # type: ignore[union-attr]  # of a lane or a pool
+            reached = False
+            for output, expected, numbers in zip(bound.outputs, base, got, strict=True):
+                out: Any = output.entry
                 for other in range(bound.lanes):
-                    if row(before, axis, other) != row(after, axis, other):
-                        seen = seen or other == lane
+                    rows = rows_of(bound, leaves, out, other)
+                    if expected.take(rows, out.axis).tobytes() != numbers.take(rows, out.axis).tobytes():
+                        reached = reached or other == lane
                         if other != lane:
-                            found.leaks.append(Leak(lane, name, other, output.path))
-            if not seen:
-                found.inert.append((lane, name))
-    return found
+                            influence.leaks.append(Leak(lane, name, other, output.path))
+            if not reached:
+                influence.inert.append((lane, name))
+    return influence

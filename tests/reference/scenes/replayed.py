@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from paged_caches import by_lane
+from verify_scene import own_table
 
 import hybridlm
 from hybridlm.requests.sampling_operands import sampling_inputs
@@ -37,7 +39,7 @@ class Replayed:
         most: tokens behind each prompt.
     """
 
-    def __init__(self, lm: hybridlm.LM, prompts: Sequence[list[int]], most: int):
+    def __init__(self, lm: hybridlm.LM, prompts: Sequence[list[int]], limit: int):
         self.lm = lm
         self.texts: list[Text] = []
         for number, prompt in enumerate(prompts):
@@ -45,7 +47,7 @@ class Replayed:
             self.texts.append(Text(prompt, settings, []))
         with lm.session(speculate=None) as session:
             for number in range(len(prompts)):
-                self.submit(session, number, most)
+                self.submit(session, number, limit)
             while session.busy:
                 for event in session.step():
                     if event.completion is not None:
@@ -56,11 +58,11 @@ class Replayed:
         for start in range(0, len(prompts), lanes):
             self._replay([text.tokens for text in self.texts[start : start + lanes]])
 
-    def submit(self, session: hybridlm.Session, number: int, most: int, **settings: Any) -> int:
+    def submit(self, session: hybridlm.Session, number: int, limit: int, **settings: Any) -> int:
         """Ask for a text; returns the number of the request. It is sampled by the text's key, whichever that is."""
         text, index = self.texts[number], session._submitted
-        asked: Any = {**text.settings, "max_tokens": most, **settings}
-        request = self.lm.text_model.inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
+        options: Any = {**text.settings, "max_tokens": limit, **settings}
+        request = self.lm.text_model.inputs.request(index, text.prompt, hybridlm.SamplingParams(**options))
         session.add(dataclasses.replace(request, sampling_index=number))
         return index
 
@@ -70,8 +72,8 @@ class Replayed:
         for got, want in zip(of_one, self._states[number][consumed - 1], strict=True):
             np.testing.assert_allclose(got, want, atol=5e-5, rtol=1e-4)
         for (name, got), (_, want) in zip(grown, self._caches[number], strict=True):
-            known = consumed - (".layer" in name)  # a model's own head has a row for every pair of tokens
-            np.testing.assert_allclose(got[:, :known], want[:, :known], atol=5e-5, rtol=1e-4)
+            positions = consumed - (".layer" in name)  # a model's own head has a row for every pair of tokens
+            np.testing.assert_allclose(got[:, :positions], want[:, :positions], atol=5e-5, rtol=1e-4)
 
     def _replay(self, texts: list[list[int]]) -> None:
         engine = self.lm.engine
@@ -80,7 +82,10 @@ class Replayed:
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            inputs = sampling_inputs(Batch.of(feeds, 1, range(engine.lanes)), [None] * engine.lanes, engine.vocab_size)
+            batch = Batch.of(
+                feeds, 1, range(engine.lanes), own_table(engine.lanes, engine.context) if engine.blocks else None
+            )
+            inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):
@@ -95,7 +100,7 @@ def _split(rows: Any, row: int) -> tuple[list[np.ndarray], list[tuple[str, np.nd
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
         name = jax.tree_util.keystr(path)
         if name.endswith((".key", ".value")):
-            grown.append((name, np.array(leaf[row])))
+            grown.append((name, by_lane(leaf, len(rows.token))[row]))
         else:
             fixed.append(np.array(leaf[row]))
     return fixed, grown
@@ -115,10 +120,10 @@ class Scripted:
         self._texts, self._pattern = texts, pattern
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        seen, known = len(token_ids), list(token_ids)
-        number = next(i for i, text in enumerate(self._texts) if text.tokens[:seen] == known)
-        drafts = (self._texts[number].tokens[seen:] + [1] * k)[:k]
-        kind = self._pattern[(seen + number) % len(self._pattern)]
+        length, tokens = len(token_ids), list(token_ids)
+        number = next(i for i, text in enumerate(self._texts) if text.tokens[:length] == tokens)
+        drafts = (self._texts[number].tokens[length:] + [1] * k)[:k]
+        kind = self._pattern[(length + number) % len(self._pattern)]
         if kind < 5:
             return drafts[: kind * k // 4]
         right = (kind - 5) * k // 4
@@ -140,16 +145,16 @@ class Run:
         self._ended: set[int] = set()
         self.checked = 0
 
-    def join(self, number: int, most: int, **settings: Any) -> None:
+    def join(self, number: int, limit: int, **settings: Any) -> None:
         """Ask for a text."""
-        self._replayed.submit(self._session, number, most, **settings)
+        self._replayed.submit(self._session, number, limit, **settings)
         self._numbers.append(number)
 
-    def cancel(self, which: int) -> None:
+    def cancel(self, number: int) -> None:
         """End a request that is alive, if there is any."""
         alive = sorted(self._session._alive)
         if alive:
-            self._session.cancel(alive[which % len(alive)])
+            self._session.cancel(alive[number % len(alive)])
             self.step()
 
     def resize(self) -> None:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import hybridlm
-from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
 
 
@@ -20,9 +19,11 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     assert lm.generate(prompts, **settings) == want
 
     def full_of_nan(count: int) -> None:
-        rows = engine.borrow(count).take()
+        pool = engine.borrow(count)
+        rows = pool.take()
         layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
-        engine.give_back(RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1))))
+        pool.put(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
+        engine.give_back(pool)
 
     full_of_nan(engine.rows)
     assert lm.generate(prompts, **settings) == want

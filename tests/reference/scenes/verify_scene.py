@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paged_caches import by_lane, of_lanes
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
@@ -14,10 +15,22 @@ from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from hybridlm.steps.structure import Rows
+from models.state.pages import own_pages
+from models.state.state import own_page_count
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
 SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
 """Settings with which a model of these scenes is loaded."""
+
+
+def own_table(lanes: int, context: int) -> np.ndarray:
+    """The table of consecutive pages for each lane, behind the null page."""
+    return np.asarray(own_pages(lanes, own_page_count(lanes, context)))
+
+
+def moved(leaf: jax.Array, lanes: int, order: np.ndarray) -> jax.Array:
+    """Rows, or the pages of all lanes behind the null page, in another order of lanes."""
+    return jnp.asarray(of_lanes(leaf, lanes, lambda rows: rows[order]))
 
 
 class Lane:
@@ -31,9 +44,9 @@ class Lane:
     """
 
     def __init__(
-        self, past: Sequence[int], certain: Sequence[int], drafts: Sequence[int] = (), sampled: int | None = None
+        self, history: Sequence[int], certain: Sequence[int], drafts: Sequence[int] = (), sampled: int | None = None
     ):
-        self.past, self.certain, self.drafts, self.sampled = tuple(past), tuple(certain), tuple(drafts), sampled
+        self.past, self.certain, self.drafts, self.sampled = tuple(history), tuple(certain), tuple(drafts), sampled
 
     def but(self, certain: Sequence[int] | None = None, drafts: Sequence[int] | None = None) -> "Lane":
         """The same with other tokens in the step."""
@@ -74,11 +87,9 @@ class Scene(NamedTuple):
 
     @property
     def inputs(self) -> StepInputs:
-        """Inputs of the step that verifies."""
-        batch, owners = (
-            Batch.of([lane.feed for lane in self.lanes], TOKENS, range(len(self.lanes))),
-            [lane.owner for lane in self.lanes],
-        )
+        """Inputs of the step that verifies, on the pages of `own_table`."""
+        feeds, owners = [lane.feed for lane in self.lanes], [lane.owner for lane in self.lanes]
+        batch = Batch.of(feeds, TOKENS, range(len(self.lanes)), own_table(len(self.lanes), CONTEXT))
         return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
 
     @property
@@ -88,7 +99,7 @@ class Scene(NamedTuple):
 
     def in_order(self, order: Sequence[int]) -> "Scene":
         """The same with the lanes in another order."""
-        rows = jax.tree.map(lambda leaf: leaf[np.array(order)], self.rows)
+        rows = jax.tree.map(lambda leaf: moved(leaf, len(self.lanes), np.array(order)), self.rows)
         return Scene(rows, [self.lanes[i] for i in order], [self.accepted[i] for i in order])
 
 
@@ -107,11 +118,12 @@ class Steps:
         owners: Sequence[Any],
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Any, Rows]:
+        shape = self.lm.engine.paged(shape)
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
-        inputs = sampling_inputs(
-            Batch.of(feeds, shape.tokens, range(shape.lanes)), owners, self.lm.engine.vocab_size, drafts
-        )
+        table = own_table(shape.lanes, self.lm.context) if shape.pages else None
+        batch = Batch.of(feeds, shape.tokens, range(shape.lanes), table)
+        inputs = sampling_inputs(batch, owners, self.lm.engine.vocab_size, drafts)
         return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
@@ -154,13 +166,13 @@ class Steps:
 
     def right_drafts(self, rows: Rows, lanes: Sequence[Lane], count: int) -> list[list[int]]:
         """Tokens that each lane samples next, so many times, behind its certain tokens."""
-        found: list[list[int]] = [[] for _ in lanes]
+        drafts: list[list[int]] = [[] for _ in lanes]
         for _ in range(count):
-            longer = [lane.but(certain=(*lane.certain, *known)) for lane, known in zip(lanes, found, strict=True)]
+            longer = [lane.but(certain=(*lane.certain, *tokens)) for lane, tokens in zip(lanes, drafts, strict=True)]
             sampled = self.verify(rows, longer)[1]
-            for lane, known in enumerate(found):
-                known.append(int(sampled[lane, len(longer[lane].certain) - 1]))
-        return found
+            for lane, tokens in enumerate(drafts):
+                tokens.append(int(sampled[lane, len(longer[lane].certain) - 1]))
+        return drafts
 
 
 def wrong(token: int, vocab: int) -> int:
@@ -172,20 +184,20 @@ def scene_of(steps: Steps) -> Scene:
     """Drafts that are right, partly right and wrong, no drafts, a prompt and an idle lane; two lanes are sampled."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(1)
-    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
-    rows = steps.used_rows(past, rng)
+    histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
+    rows = steps.used_rows(histories, rng)
     last = [int(token) for token in rng.integers(3, vocab, 6)]
     begun = [
         Lane(p, (token,), sampled=k if k in (1, 3) else None)
-        for k, (p, token) in enumerate(zip(past, last, strict=True))
+        for k, (p, token) in enumerate(zip(histories, last, strict=True))
     ]
     right = steps.right_drafts(rows, begun, TOKENS - 1)
     prompt = tuple(map(int, rng.integers(3, vocab, TOKENS)))
     until_wrong = (*right[1][:2], wrong(right[1][2], vocab))
-    behind = steps.right_drafts(rows, [one.but(certain=(*one.certain, *until_wrong)) for one in begun], 1)
+    correct = steps.right_drafts(rows, [lane.but(certain=(*lane.certain, *until_wrong)) for lane in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*until_wrong, *behind[1])),  # what is sampled behind a wrong one is no better
+        begun[1].but(drafts=(*until_wrong, *correct[1])),  # what is sampled behind a wrong one is no better
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts
@@ -196,21 +208,21 @@ def scene_of(steps: Steps) -> Scene:
 
 def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
     """A lane's rows, of caches what lies before `end`."""
-    found = []
+    arrays = []
     for leaf in jax.tree.leaves(rows.layers):
-        row = np.asarray(leaf)[lane]
-        found.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
-    return found
+        row = by_lane(leaf, len(rows.token))[lane]
+        arrays.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
+    return arrays
 
 
 def prompts_of(steps: Steps) -> Scene:
     """Prompts that end in unaligned places, one with drafts behind it, beside one that drafts and an idle lane."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(2)
-    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]
+    histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]
     certain = [tuple(map(int, rng.integers(3, vocab, size))) for size in (2, 3, 1, 1, 1, 4)]
-    rows = steps.used_rows(past, rng)
-    begun = [Lane(p, tokens) for p, tokens in zip(past, certain, strict=True)]
+    rows = steps.used_rows(histories, rng)
+    begun = [Lane(p, tokens) for p, tokens in zip(histories, certain, strict=True)]
     right = steps.right_drafts(rows, begun[:5] + [begun[5].but(certain=())], 3)
     lanes = [
         begun[0].but(drafts=(*right[0][:2], wrong(right[0][2], vocab))),  # goes on, and drafts behind its end

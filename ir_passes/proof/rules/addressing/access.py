@@ -53,7 +53,6 @@ class Access:
 
     @property
     def scalar(self) -> bool:
-        """True for a single index."""
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
@@ -81,7 +80,6 @@ class Access:
         )
 
     def whole(self, dim: int) -> bool:
-        """True if the window covers all of a dimension."""
         return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
@@ -129,12 +127,10 @@ class Access:
         return left(view, self.step(dim))
 
     def inside(self, dim: int) -> bool:
-        """True if the range of the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
     def all_inside(self) -> bool:
-        """True if every index is in bounds."""
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
@@ -149,7 +145,6 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """Return the constant value of an index; None if it varies."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
@@ -191,7 +186,6 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
 
 
 def of_gather(site: Site, indices: Value) -> Access:
-    """Return the access of a gather."""
     sizes = tuple(map(int, site.params["slice_sizes"]))
     return _indexed(site, indices, site.params["dimension_numbers"], site.shape, sizes)
 

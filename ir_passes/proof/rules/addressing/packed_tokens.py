@@ -30,16 +30,18 @@ from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.rules.addressing import token_layout, token_windows
+from ir_passes.proof.rules.addressing import token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    AtStart,
     Fact,
     Finite,
     IndexSum,
     Iota,
     IsFinite,
+    LaneBound,
     LaneLimit,
     LaneOfToken,
     LaneStarted,
@@ -49,6 +51,8 @@ from ir_passes.proof.values import (
     NonPadding,
     NotLater,
     Offsets,
+    OneLaneMask,
+    OwnTokens,
     PageEntry,
     PlacedToken,
     RealToken,
@@ -57,12 +61,15 @@ from ir_passes.proof.values import (
     SharedPadding,
     ShiftedIds,
     SlotEntry,
+    TilePlaces,
     TokenBound,
+    TokenOf,
     TokenOfLane,
     TokenPairs,
     TokenSpan,
     Value,
     WithinLane,
+    WithinLength,
 )
 
 _MASK = (
@@ -70,8 +77,8 @@ _MASK = (
     "(segment N), before they are reduced"
 )
 _ALONG_AN_AXIS = (
-    IndexSum, Lengths, NextLane, NonPadding, Offsets, PlacedToken, SegmentIds, SharedPadding, ShiftedIds, TokenBound,
-    TokenSpan, WithinLane,
+    IndexSum, Lengths, NextLane, NonPadding, Offsets, OneLaneMask, PlacedToken, SegmentIds, SharedPadding, ShiftedIds,
+    TilePlaces, TokenBound, TokenSpan, WithinLane, WithinLength,
 )  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
@@ -102,14 +109,17 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         return fact
     if isinstance(fact, TokenOfLane):
         return fact if fact.lane is not None or new_axis_of(0) == 0 else None
-    if isinstance(fact, LaneOfToken):
+    if isinstance(fact, LaneOfToken | LaneBound | TokenOf):
         return fact
-    if isinstance(fact, LaneStarted | LaneLimit | NotLater):
-        pair = (fact.tokens, fact.lanes) if isinstance(fact, LaneStarted) else (fact.rows, fact.columns)
+    if isinstance(fact, OwnTokens):
+        axis = new_axis_of(fact.rows.axis)
+        return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
+    if isinstance(fact, AtStart | LaneStarted | LaneLimit | NotLater):
+        pair = (fact.tokens, fact.lanes) if isinstance(fact, AtStart | LaneStarted) else (fact.rows, fact.columns)
         first, second = map(new_axis_of, pair)
         if first is None or second is None:
             return None
-        if isinstance(fact, LaneStarted):
+        if isinstance(fact, AtStart | LaneStarted):
             return replace(fact, tokens=first, lanes=second)
         if isinstance(fact, NotLater) and first > second:
             return None  # the smaller axis has the rows
@@ -134,6 +144,9 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
         return None
+    own = token_tiles.token_of(rows, axis, index) if access.scalar else None
+    if own is not None:
+        return own
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
@@ -638,7 +651,7 @@ def _literal(site: Site, atom: Any) -> float | None:
 
 
 _REFINED = {
-    "select_n": (_selected, token_windows.selected),
+    "select_n": (_selected, token_windows.selected, token_tiles.selected),
     "dot_general": (_product,),
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),

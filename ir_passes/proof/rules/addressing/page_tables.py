@@ -74,12 +74,11 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """Return the fact of a select between entries of a lane and unowned rows.
 
-    JAX counts negative indices from the end by `where(x < 0, x + length, x)`. This select changes negative numbers
-    only. A number far below row 0 stays below it; there is no fact for other negative numbers. With any other
-    predicate, `entry + size` is past every pool, and a number far below row 0 stays below it.
+    JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
+    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate, `entry
+    + size` is past every pool.
 
     Args:
-        predicate: of the select.
         cases: values, first the value for false.
     """
     facts = [case.fact for case in cases]
@@ -106,10 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`.
-
-    None for a row that a lane may own.
-    """
+    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`; else None."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -154,7 +150,13 @@ def page_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {pages}, which is declared for the opposite"
         return site.mixed(message, "use the table with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    if split or pool.split:
+    if entry.local is not None:
+        count = site.prover.devices.get(entry.local)
+        if count is None or split != pool.split or pool.split != ((entry.local,) if count > 1 else ()):
+            message = f"{pages} counts pages within a device along {entry.local!r}, and is used by lanes of others"
+            remedy = f"use it inside of a shard_map that splits the table and the pages over {entry.local!r}"
+            return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    elif split or pool.split:
         message = (
             f"{pages} or {path} is split over devices along {', '.join(split or pool.split)}, and pages are global"
         )

@@ -1,9 +1,11 @@
 """Reads and writes of pools by slot map or page table."""
 
+from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 from ir_passes.contract.contract import PageTable, SlotMap
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
@@ -89,7 +91,9 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
-    if intact is not None:
+    is_active = isinstance(rows, OneLane) and isinstance(rows.lane, Symbol) and rows.lane.number in site.prover.active
+    # an active lane writes its own row, which is no row of an idle lane
+    if intact is not None and (site.prover.stopped or not (is_active and not rows.split)):
         intact = (
             intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
             if replaces
@@ -212,7 +216,17 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
     else:
-        lane, lanes_of_rows = (owner, (owner.lane, owner.packed)) if isinstance(owner, OneLane) else (None, None)
-    fact = index.fact
-    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
+        lane, lanes_of_rows = (owner, _lanes_of_loop(site, owner)) if isinstance(owner, OneLane) else (None, None)
+    fact: Any = index.fact
+    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else replace(fact, spare=0)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))
+
+
+def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
+    """Return the key of all lanes that a scan over lanes visits, as of rows of all; else of the lane alone.
+
+    An iteration that may skip its access, in a branch or a loop of its own, stands for its lane alone.
+    """
+    depth, key = site.prover.scanned.get(owner.lane, (0, None))
+    skips = any(eqn.primitive.name in ("cond", "while") for eqn in site.prover.callers[depth:])
+    return (owner.lane, owner.packed) if key is None or skips else key

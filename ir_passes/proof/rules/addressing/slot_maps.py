@@ -6,7 +6,7 @@ from ir_passes.contract.contract import BoundContract, SlotMap
 from ir_passes.proof.owners import LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import DeviceOffset, SlotEntry, Value
+from ir_passes.proof.values import DeviceOffset, PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
@@ -101,8 +101,11 @@ def _local(site: Site, fact: SlotEntry) -> str | None:
 
 
 def counts_within(site: Site, index: Value) -> bool:
-    """True if an index has row numbers local to a device."""
-    return isinstance(index.fact, SlotEntry) and _local(site, index.fact) is not None
+    """True if an index has row or page numbers local to a device."""
+    fact = index.fact
+    if not isinstance(fact, SlotEntry | PageEntry):
+        return False
+    return getattr(site.prover.bound.inputs[fact.leaf].entry, "local", None) is not None
 
 
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:

@@ -15,12 +15,15 @@ from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import Common, Symbol
+from ir_passes.proof.rules.addressing import token_tiles
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    AtStart,
     Fact,
     IndexSum,
     Iota,
+    LaneBound,
     LaneLimit,
     LaneStarted,
     Lengths,
@@ -30,23 +33,29 @@ from ir_passes.proof.values import (
     NotLater,
     OffsetCounts,
     Offsets,
+    OneLaneMask,
+    OwnTokens,
     PlusConstant,
     Range,
     SegmentIds,
     ShiftedIds,
+    TilePlaces,
     TokenBound,
+    TokenOf,
     TokenOfLane,
     Value,
     WithinLane,
+    WithinLength,
 )
 
 LAYOUT_FACTS = (
-    IndexSum, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts, Offsets, SegmentIds,
-    ShiftedIds, TokenBound, TokenOfLane, WithinLane,
+    AtStart, IndexSum, LaneBound, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts,
+    Offsets, OneLaneMask, OwnTokens, SegmentIds, ShiftedIds, TilePlaces, TokenBound, TokenOf, TokenOfLane, WithinLane,
+    WithinLength,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-_FLAGS = LaneStarted | LaneLimit | NotLater | NonPadding | WithinLane
+_FLAGS = AtStart | LaneStarted | LaneLimit | NotLater | NonPadding | OneLaneMask | WithinLane | WithinLength
 """Facts about masks, which a negation keeps."""
 _IMPLIED = {
     "ge": (0, True), "gt": (1, True), "lt": (0, False), "le": (1, False), "eq": (0, True), "ne": (0, False),
@@ -91,6 +100,12 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 def _is_representable(site: Site, fact: Fact) -> bool:
     """True if the dtype holds all numbers of a fact, also plus a constant."""
     match fact:
+        case TilePlaces(layout):
+            tokens, width = site.prover.bound.layouts[layout], site.shape[fact.window]
+            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus - width, tokens + fact.plus + width)
+        case LaneBound(layout):
+            tokens = site.prover.bound.layouts[layout]
+            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus - 1, tokens + fact.plus)
         case IndexSum(axis, by):
             ends = [0] if fact.window is None else [0, fact.slope * (site.shape[fact.window] - 1)]
             return fits(site.eqn.outvars[0].aval, by + min(ends), site.shape[axis] + by + max(ends))
@@ -116,8 +131,21 @@ def _sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         if isinstance(start, Offsets) and isinstance(length, Lengths) and _same_entries(site, start, length):
             if start.first == length.first:
                 return replace(start, first=start.first + 1, plus=start.plus + length.plus), None
+        token = token_tiles.token_at(operands[x], operands[y])
+        if token is not None:
+            return token, None
+        counted = _counted(operands[y])
+        if counted is not None and isinstance(start, Offsets) and _full_pair(site, (x, start.axis), (y, counted.axis)):
+            tile = token_tiles.places(site, operands[x], counted, 1)
+            if tile is not None:
+                return tile, None
     longest = max(range(2), key=lambda operand: max(site.shapes[operand], default=0))
     return _two_axes(site, operands[longest], operands[1 - longest], (longest, 1 - longest), 1)
+
+
+def _full_pair(site: Site, first: tuple[int, int | None], second: tuple[int, int | None]) -> bool:
+    """True if two operands have the result's rank and length along one axis each, given as (operand, axis)."""
+    return _has_full_length(site, *first) and _has_full_length(site, *second)
 
 
 def _same_entries(site: Site, x: Offsets | Lengths, y: Offsets | Lengths) -> bool:
@@ -154,8 +182,10 @@ def _plus(site: Site, x: Value, by: int) -> _FactAndBounds | None:
         return SegmentIds(fact.axis, fact.layout, fact.padding), (0, lanes - (fact.padding == "last"))
     if isinstance(fact, SegmentIds) and by == 1:
         return NextLane(fact.axis, fact.layout, fact.padding), (1, lanes + (fact.padding == "past"))
-    if isinstance(fact, Offsets | Lengths | TokenBound):
+    if isinstance(fact, Offsets | Lengths | TokenBound | LaneBound):
         return replace(fact, plus=fact.plus + by), None
+    if isinstance(fact, TilePlaces):
+        return (replace(fact, plus=fact.plus + by), None) if fact.exact else None
     index = _index(x)
     return (replace(index, by=index.by + by), None) if index is not None and index.exact else None
 
@@ -185,6 +215,13 @@ def _difference(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         if isinstance(y.fact, Lengths):
             return replace(x.fact, first=y.fact.first, plus=x.fact.plus - y.fact.plus), None
         return Lengths(y.fact.layout, y.fact.axis, y.fact.first, x.fact.plus - y.fact.plus), None
+    length, counted = token_tiles.length_of(x, y), _counted(y)
+    if length is not None:
+        return length, None
+    if counted is not None and isinstance(x.fact, Offsets) and _full_pair(site, (0, x.fact.axis), (1, counted.axis)):
+        tile = token_tiles.places(site, x, counted, -1)
+        if tile is not None:
+            return tile, None
     fact = _relative(site, operands)
     return _two_axes(site, x, y, (0, 1), -1) if fact is None else (fact, None)
 
@@ -226,6 +263,9 @@ def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[i
         is_index = tokens is not None and constant_of(x) is None and x.range is not None and x.range[0] >= 0
         return _before_padding(name, y.fact, 0, None, Symbol(x.number, tokens or 0)) if is_index else None
     token = _counted(x)
+    own = _tile_masks(site, name, operands, positions)
+    if own is not None:
+        return own
     if token is not None and isinstance(y.fact, Offsets) and _has_full_length(site, positions[0], token.axis):
         return _token_and_offset(site, name, token, y.fact, positions[1])
     if token is not None and token.by == 0 and isinstance(y.fact, Iota) and y.fact.div == 1:
@@ -236,7 +276,9 @@ def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[i
     number = constant_of(y)
     if isinstance(x.fact, TokenBound) and number is not None and _has_full_length(site, positions[0], x.fact.axis):
         return _within(name, replace(x.fact, plus=x.fact.plus - number))
-    if not isinstance(y.fact, TokenBound) or not _has_full_length(site, positions[1], y.fact.axis):
+    if not isinstance(y.fact, TokenBound) or y.fact.axis is None:
+        return None
+    if not _has_full_length(site, positions[1], y.fact.axis):
         return None
     if token is None or not _has_full_length(site, positions[0], token.axis):
         return None
@@ -247,6 +289,25 @@ def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[i
     if y.fact.base == "stop":
         return _within(_FLIPPED[name], replace(y.fact, base="left", plus=y.fact.plus - token.by))
     return None
+
+
+def _tile_masks(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> Fact | None:
+    """Return the mask of comparing tokens of lanes, or tokens, with the bounds of lanes."""
+    x, y = operands
+    token, axes = _counted(x), [getattr(value.fact, "axis", None) for value in operands]
+    if token is not None:
+        axes[0] = token.axis
+    window = getattr(x.fact, "window", None)
+    is_full = site.shapes[positions[1]] == () or _has_full_length(site, positions[1], axes[1])
+    if not is_full or not _has_full_length(site, positions[0], axes[0]):
+        return None
+    if isinstance(x.fact, TilePlaces) and not _has_full_length(site, positions[0], window):
+        return None
+    mask = token_tiles.length_mask(site, name, x, token, y)
+    if mask is not None or token is None or token.axis >= len(site.shape):
+        return mask
+    is_last = isinstance(y.fact, Offsets) and y.fact.first == site.prover.bound.lanes
+    return None if is_last else token_tiles.one_lane_mask(name, token, y)
 
 
 def _windows(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> WithinLane | None:
@@ -267,7 +328,7 @@ def _windows(site: Site, name: str, operands: list[Value], positions: tuple[int,
         layout, axis = y.fact.layout, index.axis
     else:
         x, distance = operands[0].fact, _counted(y)
-        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or distance.axis == x.axis:
+        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or x.axis in (None, distance.axis):
             return None
         if not _has_full_length(site, positions[0], x.axis) or not _has_full_length(site, positions[1], distance.axis):
             return None
@@ -307,6 +368,10 @@ def _order(name: str, x: int, y: int) -> NotLater | None:
 def _token_and_offset(site: Site, name: str, token: IndexSum, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
+    if name in ("eq", "ne") and offset.axis is not None and _has_full_length(site, other, offset.axis):
+        is_all = offset.first == 0 and lead == 0 and site.shape[offset.axis] >= site.prover.bound.lanes
+        is_pair = is_all and offset.axis != token.axis
+        return AtStart(offset.layout, token.axis, offset.axis, name == "eq") if is_pair else None
     if offset.axis is not None and offset.axis != token.axis and _has_full_length(site, other, offset.axis):
         exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
         when = exact.get((name, lead))
@@ -341,7 +406,7 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
     if number <= minimum:
         return None
     distance = number if difference.base == "position" else 1 - number
-    return WithinLane(difference.layout, difference.axis, distance, when)
+    return WithinLane(difference.layout, difference.axis, distance, when, token=difference.token)
 
 
 def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
@@ -382,6 +447,10 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (low or 0) <= 0 and (high is None or high >= tokens - 1):
         return token_of, None
+    if isinstance(fact, TilePlaces) and (low or 0) <= 0:
+        tokens = site.prover.bound.layouts[fact.layout]
+        is_high = high is None or (tokens is not None and high >= tokens - 1)
+        return (replace(fact, exact=False), None) if is_high else None
     index = _index(x)
     if index is None or (low is not None and low > 0):
         return None
@@ -408,6 +477,9 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     mask, x, other = operands
+    own = token_tiles.masked_places(site, mask, [x, other])
+    if own is not None:
+        return own, None
     if isinstance(mask.fact, NonPadding) and mask.fact.exact:
         ids, filler = operands[1 + mask.fact.when].fact, operands[2 - mask.fact.when]
         lanes = site.prover.bound.lanes
@@ -420,7 +492,9 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     token_of = token_of_lane(x.fact)
     if token_of is not None:
         return token_of, None  # negative only for a lane without tokens
-    if isinstance(x.fact, IndexSum) and isinstance(other.fact, PlusConstant | IndexSum):
+    if isinstance(x.fact, OwnTokens | TokenOf):
+        return x.fact, None  # never negative
+    if isinstance(x.fact, IndexSum | TilePlaces) and isinstance(other.fact, PlusConstant | IndexSum | TilePlaces):
         return replace(x.fact, exact=False), None
     return None
 
@@ -429,6 +503,12 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a conjunction or disjunction of masks."""
     masks = [value.fact for k, value in enumerate(operands) if _has_full_shape(site, k, value.fact)]
     when = site.name == "and"
+    one_lane = token_tiles.both_sides(site, masks, when)
+    if one_lane is not None:
+        return one_lane, None
+    lengths = [fact for fact in masks if isinstance(fact, WithinLength) and fact.when == when]
+    if lengths:
+        return max(lengths, key=lambda fact: fact.reach), None
     lane_masks = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
     if lane_masks:
         united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
@@ -457,7 +537,7 @@ def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
 
 def _has_full_shape(site: Site, operand: int, fact: Fact | None) -> bool:
     """True if a mask has the result's length along each of its axes."""
-    if not isinstance(fact, WithinLane | NonPadding):
+    if not isinstance(fact, WithinLane | NonPadding | OneLaneMask | WithinLength):
         return False
     axes = (fact.axis, getattr(fact, "window", None))
     return all(axis is None or _has_full_length(site, operand, axis) for axis in axes)
@@ -477,6 +557,31 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     count = site.shapes[0][fact.lanes]
     axis = fact.tokens - (fact.lanes < fact.tokens)
     return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _dtype_holds(site, count) else None
+
+
+def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of tokens at the start of any lane; other tokens follow a token of their lane."""
+    fact = operands[0].fact
+    starts = isinstance(fact, AtStart) and fact.when == (site.name == "reduce_or")
+    if not starts or tuple(site.params["axes"]) != (fact.lanes,):
+        return None
+    return WithinLane(fact.layout, fact.tokens - (fact.lanes < fact.tokens), 1, not fact.when), None
+
+
+def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of tokens at the start of any lane, from a write at entries of cu_seqlens."""
+    operand, index, updates = operands
+    access = of_scatter(site, index)
+    column = access.columns.get(0)
+    fact = None if column is None else column.fact
+    if not isinstance(fact, Offsets) or fact.axis != 0 or fact.first or fact.plus or len(access.full) != 1:
+        return None
+    tokens, marks = site.prover.bound.layouts[fact.layout], (operand.range, updates.range)
+    is_marked = marks in (((0, 0), (1, 1)), ((1, 1), (0, 0))) and site.eqn.outvars[0].aval.dtype == bool
+    is_whole = access.sizes == (1,) and access.full[0] == tokens and access.index_shape[0] >= site.prover.bound.lanes
+    # a clamped entry marks another token, and marks only separate tokens
+    is_replaced = site.params["update_jaxpr"] is None
+    return (WithinLane(fact.layout, 0, 1, marks[0] == (1, 1)), None) if is_marked and is_whole and is_replaced else None
 
 
 def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -528,6 +633,12 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     number = constant_of(index)
     if number is not None and access.inside(0):
         return replace(fact, axis=None, first=fact.first + number), None
+    counted = token_tiles.entries(fact, index, access.index_axes) if access.inside(0) else None
+    if counted is not None:
+        return counted, None
+    at_lane = token_tiles.bound_at(site, fact, index) if access.scalar and access.inside(0) else None
+    if at_lane is not None:
+        return at_lane, None
     lane = index.fact
     if not isinstance(lane, SegmentIds | NextLane) or lane.axis >= len(access.index_axes):
         return None
@@ -582,10 +693,14 @@ def _slice_from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Fact
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about one entry of cu_seqlens at a constant."""
+    """Return the fact about one entry of cu_seqlens at a constant, or at the lane of a loop."""
     fact, starts = operands[0].fact, [constant_of(value) for value in operands[1:]]
-    if not isinstance(fact, Offsets) or len(starts) != 1 or starts[0] is None or site.shape != (1,):
+    if not isinstance(fact, Offsets) or len(starts) != 1 or site.shape != (1,):
         return None
+    if starts[0] is None:
+        inside = operands[1].range is not None and operands[1].range[1] < site.shapes[0][0]
+        bound = token_tiles.bound_at(site, fact, operands[1]) if inside else None
+        return None if bound is None else (bound, None)
     return _slice_from(site, fact, (min(max(starts[0], 0), site.shapes[0][0] - 1),))
 
 
@@ -636,6 +751,9 @@ _RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
     "not": _negated,
     "reduce_sum": _summed,
     "cumsum": _cumulative_sum,
+    "reduce_or": _any_start,
+    "reduce_and": _any_start,
+    "scatter": _marked_starts,
     "scatter-add": _counted_entries,
     "gather": _gathered,
     "dynamic_slice": _dynamic_slice,

@@ -17,18 +17,14 @@ from dataclasses import replace
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
+from ir_passes.proof.rules.addressing import token_tiles
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import IndexSum, NonPadding, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
-    """Return the token of the previous iteration of a loop over tokens.
-
-    Args:
-        token: the token of this iteration.
-        reverse: True if the loop begins with the last token.
-    """
+    """Return the token of the previous iteration of a loop over tokens; if `reverse`, it begins with the last one."""
     number: Number = site.prover.number(("previous iteration", reverse), token.number)
     return Symbol(number, token.size)
 
@@ -106,12 +102,7 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return the tokens of an array as a fact; None for other arrays.
-
-    Args:
-        axis: required axis of the tokens; None for the axis of the array.
-        length: of this axis.
-    """
+    """Return the tokens of an array of this length along the axis (None: any axis) as a fact; None for other arrays."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -128,11 +119,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
-    """Return a result with its span, or with an owner for one token per element.
-
-    Args:
-        length: of the axis of the tokens.
-    """
+    """Return a result with its span, or with an owner for one token per element."""
     if span is None:
         return result
     span = replace(span, stride=1) if length == 1 else span
@@ -163,6 +150,9 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
     Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`. The operand has every token.
     """
     span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
+    of_lanes = token_tiles.gathered(site, operands[0], access, result)
+    if of_lanes is not result:
+        return of_lanes
     if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
         return result
     (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]
@@ -280,10 +270,7 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:
-    """Return the combination of tokens at single indices with tokens elsewhere.
-
-    The operands are two single tokens, or a single token and tokens at the other indices.
-    """
+    """Return the combination of tokens at single indices with tokens elsewhere."""
     first = placed_facts[0]
     length = site.shape[first.axis]
     spans = [_span(site, value, first.axis, length) for value in other_operands]
@@ -326,10 +313,7 @@ def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def padded(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens with shared elements between them.
-
-    Each index has its token or a shared element.
-    """
+    """Return tokens with shared elements between them."""
     x, filler = operands
     config = [tuple(map(int, amounts)) for amounts in site.params["padding_config"]]
     changed = [axis for axis, amounts in enumerate(config) if any(amounts)]

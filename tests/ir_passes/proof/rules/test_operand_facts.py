@@ -34,12 +34,12 @@ def drawn(operands: list[list[Named]], rng: np.random.Generator) -> Iterator[lis
     """Yield operands: each array with a fact in each place, and any arrays in the other places."""
     for place, arrays in enumerate(operands):
         for array in [array for array in arrays if array[1].fact is not None] or arrays[:1]:
-            chosen = [others[int(rng.integers(len(others)))] for others in operands]
+            chosen = [candidates[int(rng.integers(len(candidates)))] for candidates in operands]
             chosen[place] = array
             yield chosen
 
 
-def faults(world: World, dtypes: Mapping[str, Dtype], form: Form, kept: set[str]) -> Iterator[tuple[Any, ...]]:
+def faults(world: World, dtypes: Mapping[str, Dtype], form: Form, names: set[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the facts, bounds and value numbers of a result contradicted by an execution."""
     shapes = [jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)) for dtype, shape in form.operands]
     program, rng, run = ir.trace(form.run, *shapes), np.random.default_rng(len(form.name)), jax.jit(form.run)
@@ -60,7 +60,7 @@ def faults(world: World, dtypes: Mapping[str, Dtype], form: Form, kept: set[str]
         orders = {fact.order.number for fact in facts if isinstance(fact, Permuted)} - world.orders.keys()
         world.orders |= {number: sorted_rows(operands[0][2]) for number in orders}
         for value, result in zip(results, executed, strict=True):
-            kept.add(type(value.fact).__name__)
+            names.add(type(value.fact).__name__)
             for fault in world.faults(value, np.asarray(result)):
                 yield form.name, form.operands, operands, value, fault
         for number in orders:
@@ -81,23 +81,23 @@ def informative(world: World, value: Value) -> bool:
 )
 def test_facts_of_results(dtype: str, seed: int) -> None:
     """Also bounds and value numbers of results."""
-    kept, primitives = set[str](), set[str]()
+    facts, primitives = set[str](), set[str]()
     with jax.enable_x64(True):
         world = World(dtype, seed)
         dtypes = {name: Dtype(world, name) for name in {dtype, "bool", "int32"}}
         for form in forms(dtype, OFTEN if dtype in OFTEN else tuple(DTYPES)):
             primitives.add(form.name)
-            assert list(faults(world, dtypes, form, kept)) == []
+            assert list(faults(world, dtypes, form, facts)) == []
     assert len(primitives) >= 50
     if dtype in ("int32", "float32"):
-        assert kept >= {*(SEEN_IN_FLOATS if dtype in FLOATS else SEEN_IN_INTEGERS)}
+        assert facts >= {*(SEEN_IN_FLOATS if dtype in FLOATS else SEEN_IN_INTEGERS)}
 
 
 def test_a_page_plus_a_constant_may_wrap_into_another_lanes_page() -> None:
     def step(pool, table, active, x):
         page = table[:, 0].astype(jnp.uint8)
-        past = (page + jnp.full(page.shape, 200, jnp.uint8)).astype(jnp.int32)
-        rows = jnp.where(active > 0, page.astype(jnp.int32), past)
+        beyond_end = (page + jnp.full(page.shape, 200, jnp.uint8)).astype(jnp.int32)
+        rows = jnp.where(active > 0, page.astype(jnp.int32), beyond_end)
         return pool.at[rows].set(x, mode="drop", wrap_negative_indices=False)
 
     contract = LaneContract((Pool("kv"), PageTable("kv", 200), Lane(), Lane()), Pool("kv"))

@@ -54,41 +54,41 @@ def bits_of(array: Any) -> np.ndarray:
     return wide.view(np.uint64) if wide.dtype == np.float64 else wide.astype(np.int64 if wide.itemsize < 8 else None)
 
 
-def converted(before: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """(dtype, values, values of that dtype, back again) by XLA, which may not leave a conversion out."""
-    values = every(before)
+    values = every(source)
 
     def all_of(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        there = [lax.optimization_barrier(lax.convert_element_type(x, after)) for after in DTYPES]
-        return [(each, lax.convert_element_type(each, before)) for each in there]
+        converted_values = [lax.optimization_barrier(lax.convert_element_type(x, target)) for target in DTYPES]
+        return [(each, lax.convert_element_type(each, source)) for each in converted_values]
 
-    for after, (there, back) in zip(DTYPES, jax.device_get(jax.jit(all_of)(values)), strict=True):
-        yield after, values, np.asarray(there), np.asarray(back)
+    for target, (results, returned) in zip(DTYPES, jax.device_get(jax.jit(all_of)(values)), strict=True):
+        yield target, values, np.asarray(results), np.asarray(returned)
 
 
-@pytest.mark.parametrize("before", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
-def test_conversions(before: str) -> None:
+@pytest.mark.parametrize("source", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
+def test_conversions(source: str) -> None:
     """What the table takes for exact, or finite, is so when XLA converts."""
     with jax.enable_x64(True):
-        for after, values, there, back in converted(before):
-            old, new = jnp.dtype(before), jnp.dtype(after)
+        for target, values, results, returned in converted(source):
+            old, new = jnp.dtype(source), jnp.dtype(target)
             if conversions.reversible(old, new):
-                assert (bits_of(values) == bits_of(back)).all(), (before, after)
-            if before in FLOATS and after in FLOATS and conversions.stays_finite(old, new):
+                assert (bits_of(values) == bits_of(returned)).all(), (source, target)
+            if source in FLOATS and target in FLOATS and conversions.stays_finite(old, new):
                 finite = np.isfinite(numbers(values))
-                assert np.isfinite(numbers(there)[finite]).all(), (before, after)
+                assert np.isfinite(numbers(results)[finite]).all(), (source, target)
             for number in NUMBERS:
                 if conversions.holds(old, number) and conversions.holds(new, number):
-                    assert (numbers(there[numbers(values) == number]) == number).all()
+                    assert (numbers(results[numbers(values) == number]) == number).all()
 
 
 def test_conversions_that_lose_nothing_are_known() -> None:
     exact = "bool int8, int8 int32, uint8 int16, int8 bfloat16, int4 float8_e4m3fn, int16 float32, int32 float64"
-    for before, after in (pair.split() for pair in exact.split(", ")):
-        assert conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
+    for source, target in (pair.split() for pair in exact.split(", ")):
+        assert conversions.reversible(jnp.dtype(source), jnp.dtype(target)), (source, target)
     finite = "bfloat16 float32, float16 bfloat16, float8_e4m3fn float16, int16 float16, uint64 bfloat16, float32 int8"
-    for before, after in (pair.split() for pair in finite.split(", ")):
-        assert conversions.stays_finite(jnp.dtype(before), jnp.dtype(after)), (before, after)
+    for source, target in (pair.split() for pair in finite.split(", ")):
+        assert conversions.stays_finite(jnp.dtype(source), jnp.dtype(target)), (source, target)
 
 
 TOKENS, DRAWS = 4, 64
@@ -126,12 +126,12 @@ def applied(fn: Any, arrays: list[Any], values: list[Value], **state: Any) -> li
     return Site(prover, eqn, jaxpr, 0, env, ir.shapes(eqn.invars)).apply(values)
 
 
-def forms(dtype: str, others: tuple[str, ...]) -> Iterator[tuple[str, Any, int]]:
+def forms(dtype: str, other_dtypes: tuple[str, ...]) -> Iterator[tuple[str, Any, int]]:
     """(primitive, function, number of operands) of all primitives that take this dtype."""
     x = jax.ShapeDtypeStruct(OUTSIDE.shape, jnp.dtype(dtype))
     for name in NAMES:
         if name == "convert_element_type":
-            for other in others:
+            for other in other_dtypes:
                 if other == dtype:
                     continue
                 yield name, partial(lax.convert_element_type_p.bind, new_dtype=jnp.dtype(other), weak_type=False,
@@ -167,8 +167,8 @@ def holds(fact: Fact, array: np.ndarray) -> bool:
     result = numbers(array)
     match fact:
         case MaskedOut(_, _, zero):
-            outside = result[OUTSIDE]
-            return bool((np.isnan(outside) | (outside == (0 if zero else -np.inf))).all())
+            padding = result[OUTSIDE]
+            return bool((np.isnan(padding) | (padding == (0 if zero else -np.inf))).all())
         case Finite():
             return bool(np.isfinite(result).all())
         case _:
@@ -185,15 +185,15 @@ def test_facts_of_elementwise_results(dtype: str) -> None:
                 array = holding(fact, dtype, rng)
                 if array is None:
                     continue
-                others = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
-                others = [np.where(OUTSIDE, other[:, :, :1], other) for other in others]
+                operands = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
+                operands = [np.where(OUTSIDE, other[:, :, :1], other) for other in operands]
                 values = applied(
-                    form, [array, *others], [Value(ROWS, Number(1002), fact=fact), *[Value(ROWS)] * (count - 1)]
+                    form, [array, *operands], [Value(ROWS, Number(1002), fact=fact), *[Value(ROWS)] * (count - 1)]
                 )
                 for index, value in enumerate(values):
                     if isinstance(value.fact, MaskedOut | Finite | OneHot):
                         intact.add((label, name))
-                        result = np.asarray(jax.tree.leaves(jax.jit(form)(array, *others))[index])
+                        result = np.asarray(jax.tree.leaves(jax.jit(form)(array, *operands))[index])
                         assert holds(value.fact, result), (label, name, dtype, result.dtype)
     assert len(tried) >= (20 if dtype in FLOATS else 10), tried
     if dtype == "float32":
@@ -209,10 +209,10 @@ def test_kept_rows_are_the_same_bits(dtype: str) -> None:
     array = rng.choice(every(dtype), OUTSIDE.shape)
     with jax.enable_x64(True):
         for name, form, count in forms(dtype, OFTEN):
-            others = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
+            other_arrays = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
             operand = Value(LaneRows(1), Number(1002), intact=row)
             for operands, values in (
-                ([array, *others], [operand, *[Value(LaneRows(1))] * (count - 1)]),
+                ([array, *other_arrays], [operand, *[Value(LaneRows(1))] * (count - 1)]),
                 ([array] * count, [operand] * count),
             ):
                 for value in applied(form, operands, values, idle="length"):
@@ -222,24 +222,27 @@ def test_kept_rows_are_the_same_bits(dtype: str) -> None:
                     if jnp.issubdtype(result.dtype, np.integer):  # equal numbers, in a dtype that has them
                         assert (result.astype(np.int64) == array.astype(np.int64)).all(), (name, dtype)
                         continue
-                    same = bits_of(result) == bits_of(array)
+                    equal = bits_of(result) == bits_of(array)
                     nan = np.isnan(numbers(array)) & (array.itemsize <= 2)
-                    assert result.dtype == array.dtype and (same | nan).all(), (name, dtype)
+                    assert result.dtype == array.dtype and (equal | nan).all(), (name, dtype)
 
 
-@pytest.mark.parametrize("before", DTYPES)
-def test_kept_rows_after_two_conversions(before: str) -> None:
-    array, row = np.zeros((2, 2), jnp.dtype(before)), UnchangedRows(Leaf(2))
+@pytest.mark.parametrize("source", DTYPES)
+def test_kept_rows_after_two_conversions(source: str) -> None:
+    array, row = np.zeros((2, 2), jnp.dtype(source)), UnchangedRows(Leaf(2))
     with jax.enable_x64(True):
-        for after in DTYPES:
-            if after == before:
+        for target in DTYPES:
+            if target == source:
                 continue
-            there = partial(lax.convert_element_type, new_dtype=jnp.dtype(after))
-            back = partial(lax.convert_element_type, new_dtype=jnp.dtype(before))
-            (value,) = applied(there, [array], [Value(LaneRows(0), Number(1002), intact=row)], idle="length")
-            (again,) = applied(back, [np.zeros((2, 2), jnp.dtype(after))], [value], idle="length")
-            assert value.intact != row or (before in INTEGERS and after in INTEGERS)
-            assert (again.intact == row) == conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
+            forward = partial(lax.convert_element_type, new_dtype=jnp.dtype(target))
+            backward = partial(lax.convert_element_type, new_dtype=jnp.dtype(source))
+            (value,) = applied(forward, [array], [Value(LaneRows(0), Number(1002), intact=row)], idle="length")
+            (returned,) = applied(backward, [np.zeros((2, 2), jnp.dtype(target))], [value], idle="length")
+            assert value.intact != row or (source in INTEGERS and target in INTEGERS)
+            assert (returned.intact == row) == conversions.reversible(jnp.dtype(source), jnp.dtype(target)), (
+                source,
+                target,
+            )
 
 
 BOUNDS = (0, 1), (0, 6), (0, 119), (0, 127), (0, 128), (0, 255), (0, 256), (-1, 5)
@@ -253,21 +256,21 @@ WHOLE: tuple[Fact, ...] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", sampled(INTEGERS, "int8"))
-def test_integers_with_facts_are_converted_within_bounds(before: str) -> None:
-    low, high = int(jnp.iinfo(before).min), int(jnp.iinfo(before).max)
+@pytest.mark.parametrize("source", sampled(INTEGERS, "int8"))
+def test_integers_with_facts_are_converted_within_bounds(source: str) -> None:
+    low, high = int(jnp.iinfo(source).min), int(jnp.iinfo(source).max)
     with jax.enable_x64(True):
-        for bounds in (one for one in BOUNDS if low <= one[0] and one[1] <= high):
-            array = np.arange(bounds[0], bounds[1] + 1).astype(jnp.dtype(before))
-            all_of = jax.jit(lambda x: [lax.convert_element_type(x, after) for after in DTYPES])
-            for after, result in zip(DTYPES, jax.device_get(all_of(array)), strict=True):
+        for bounds in (bound for bound in BOUNDS if low <= bound[0] and bound[1] <= high):
+            array = np.arange(bounds[0], bounds[1] + 1).astype(jnp.dtype(source))
+            all_of = jax.jit(lambda x: [lax.convert_element_type(x, target) for target in DTYPES])
+            for target, result in zip(DTYPES, jax.device_get(all_of(array)), strict=True):
                 form = partial(
-                    lax.convert_element_type_p.bind, new_dtype=jnp.dtype(after), weak_type=False, sharding=None
+                    lax.convert_element_type_p.bind, new_dtype=jnp.dtype(target), weak_type=False, sharding=None
                 )
-                for fact in WHOLE if after != before else ():
+                for fact in WHOLE if target != source else ():
                     (value,) = applied(form, [array], [Value(COMMON, Number(1002), bounds, fact)])
                     if value.fact is not None or value.number == 1002:
-                        assert (result.astype(np.int64) == array.astype(np.int64)).all(), (before, after, bounds)
+                        assert (result.astype(np.int64) == array.astype(np.int64)).all(), (source, target, bounds)
 
 
 @pytest.mark.slow
@@ -301,8 +304,8 @@ def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", sampled(["int4", "uint4", "int8", "uint8"], "int4"))
 def test_bounds_of_integers_that_wrap(dtype: str) -> None:
     """Every pair of numbers of the dtype, and of some bounds what the rule makes of them."""
-    rng, known = np.random.default_rng(0), every(dtype).astype(np.int64)
-    x, y = (each.astype(jnp.dtype(dtype)) for each in np.meshgrid(known, known, indexing="ij"))
+    rng, samples = np.random.default_rng(0), every(dtype).astype(np.int64)
+    x, y = (each.astype(jnp.dtype(dtype)) for each in np.meshgrid(samples, samples, indexing="ij"))
     for name, form, count in forms(dtype, tuple(INTEGERS)):
         if count > 2:
             continue
@@ -311,9 +314,9 @@ def test_bounds_of_integers_that_wrap(dtype: str) -> None:
         except Exception:  # XLA's CPU compiler has not every operation in 4 bits
             continue
         for _ in range(8):
-            (a, b), (c, d) = np.sort(rng.integers(0, len(known), (2, 2)))
-            pairs = ((int(known[a]), int(known[b])), (int(known[c]), int(known[d])))
-            (value, *_) = applied(form, [x, y][:count], [Value(LaneRows(0), range=one) for one in pairs][:count])
+            (a, b), (c, d) = np.sort(rng.integers(0, len(samples), (2, 2)))
+            pairs = ((int(samples[a]), int(samples[b])), (int(samples[c]), int(samples[d])))
+            (value, *_) = applied(form, [x, y][:count], [Value(LaneRows(0), range=pair) for pair in pairs][:count])
             part = result[a : b + 1, c : d + 1]
             if value.range is not None:
                 assert value.range[0] <= part.min() and part.max() <= value.range[1], (name, pairs, value.range)

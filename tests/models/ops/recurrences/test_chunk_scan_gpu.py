@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrence_cases import arguments, check_proof
+from recurrence_cases import arguments, check_proof, check_proof_by_slot
 from recurrence_equations import delta_rule_reference, ssd_reference
 
 from models.ops.recurrences.chunk_scan_gpu import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
@@ -78,6 +78,39 @@ def test_lanes_keep_their_bits(form: str) -> None:
         other_lanes = np.arange(LANES) % 2 != bad
         for result, reference in zip(poisoned, expected, strict=True):
             np.testing.assert_array_equal(result[other_lanes], reference[other_lanes])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_by_slot_give_the_same_bits(form: str) -> None:
+    """The idle lane names the row of another lane, which it must not write; foreign rows keep their bits."""
+    operands = inputs(form)
+    slots = jnp.array([2, 7, 0, 5, 3, 2], jnp.int32)
+    busy = jnp.arange(1, LANES)
+    pool = jnp.full((9, *operands.state.shape[1:]), jnp.nan).at[slots[busy]].set(operands.state[busy])
+    by_slot = replace(operands, state=pool, slots=slots)
+    program = str(jax.make_jaxpr(operation(form))(by_slot))
+    assert KERNEL.name in program and "scatter" not in program
+    expected, result = run(form, operands, False), run(form, by_slot, False)
+    np.testing.assert_array_equal(result.output, expected.output)
+    np.testing.assert_array_equal(result.state, pool.at[slots[busy]].set(expected.state[busy]))
+    stored = run(form, by_slot, True)
+    np.testing.assert_array_equal(stored.output, expected.output)
+    assert stored.state is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_by_slot_are_proved(form: str) -> None:
+    state, *args = arguments(inputs(form))
+    pool, slots = jnp.zeros((9, *state.shape[1:])), jnp.array([2, 7, 0, 5, 3, 1], jnp.int32)
+
+    def step(state: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        valid = jnp.arange(TOKENS)[None] < lengths[:, None]
+        devices = Devices(kernels="interpret")
+        return tuple(operation(form)(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices, slots=slots)))
+
+    other_kernels = () if form == "channel" else ("chunk_products_kernel",)
+    check_proof_by_slot(KERNEL, step, (pool, *args, slots), *other_kernels)
 
 
 @pytest.mark.parametrize("form", FORMS)

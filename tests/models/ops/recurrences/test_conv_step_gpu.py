@@ -1,5 +1,6 @@
 """The kernel for short convolutions equals the layer and separates lanes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import Lane, LaneContract, Pool
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.short_conv import layer_conv
@@ -17,6 +18,9 @@ from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 LANES, CHANNELS = 5, 48
+SLOTS, NAMED = 9, (7, 7, 2, 8, 5)
+"""Rows of a pool, and rows of the lanes; lane 1 is idle and names the row of lane 0, which it must not write."""
+BUSY = jnp.array([0, 2, 3, 4])
 CASES = ((1, 4, False), (1, 2, True), (3, 4, True), (5, 3, False))
 """Tokens, taps, bias."""
 
@@ -42,9 +46,11 @@ def operands(tokens: int, taps: int, biased: bool, dtype: Any = jnp.bfloat16) ->
     )
 
 
-def step(state: Any, x: Any, lengths: Any, fresh: Any, weight: Any, bias: Any, kernels: str = "interpret") -> Any:
+def step(
+    state: Any, x: Any, lengths: Any, fresh: Any, weight: Any, bias: Any, slots: Any = None, kernels: str = "interpret"
+) -> Any:
     valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
-    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1)
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, slots=slots)
     y, new = layer_conv(x, weight, state, info, bias, Devices(kernels=kernels))
     return jnp.where(valid[:, :, None], y, 0.0), new
 
@@ -59,6 +65,41 @@ def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
     np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-6)
     np.testing.assert_array_equal(new, updated)
     np.testing.assert_array_equal(new[1], inputs[0][1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
+    """In blocks of channels; foreign rows and rows of idle lanes keep their bits, and no row is gathered."""
+    state, *rest = operands(*case)
+    slots = jnp.asarray(NAMED, jnp.int32)
+    named = slots[BUSY]
+    pool = jnp.full((SLOTS, *state.shape[1:]), jnp.nan, state.dtype).at[named].set(state[BUSY])
+    expected, rows = run(state, *rest)
+    result, new = run(pool, *rest, slots)
+    np.testing.assert_array_equal(result, expected)
+    updated = pool.at[named].set(rows[BUSY])
+    np.testing.assert_array_equal(*(np.asarray(array, np.float32) for array in (new, updated)))
+    program = str(jax.make_jaxpr(step)(pool, *rest, slots))
+    assert KERNEL.name in program and "scatter" not in program and "gather" not in program
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_by_slot_are_proved(case: tuple[int, int, bool]) -> None:
+    state, *lanes, weight, bias = operands(*case)
+    pool, slots = jnp.zeros((SLOTS, *state.shape[1:]), state.dtype), jnp.array([7, 0, 2, 8, 5], jnp.int32)
+    rows = Pool("rows", dims=("row", "tap", "channel"))
+    by_slot = SlotMap("rows", SLOTS, null=False)
+    contract = LaneContract((rows, Lane(), Lane(role="length"), Lane(), by_slot), (Lane(), rows))
+
+    def of_lanes(state: Any, x: Any, lengths: Any, fresh: Any, slots: Any, shift: int = 0) -> Any:
+        return step(state, x, lengths, fresh, weight, bias, jnp.roll(slots, shift))
+
+    args = pool, *lanes, slots
+    proof = prove_isolation(of_lanes, args, contract)
+    assert [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value] == [KERNEL.name]
+    assert {"idle", "frame", "dimensions"} <= {statement.id for statement in proof.proved}
+    with pytest.raises(IsolationError):
+        prove_isolation(partial(of_lanes, shift=1), args, contract)
 
 
 @pytest.mark.parametrize("case", CASES)

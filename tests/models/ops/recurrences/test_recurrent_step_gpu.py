@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from recurrence_cases import (
     FORMS,
     HEADS,
@@ -16,18 +17,26 @@ from recurrence_cases import (
     check,
     check_lanes_keep_their_bits,
     check_proof,
+    check_proof_by_slot,
     inputs,
     several,
     zero_padding,
 )
 
-from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
+from ir_passes.proof.lane_proof import prove_isolation
+from models.ops.gpu_call import gpu_call, store_if
+from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule, delta_rule_step, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrences.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 SIZES = ((8, 4), (64, 16), (2, 32))
+SLOTS, NAMED = 9, (7, 7, 2, 8, 5)
+"""Rows of a pool, and rows of the lanes; lane 1 is idle and names the row of lane 0, which it must not write."""
+BUSY = jnp.array([0, 2, 3, 4])
 
 
 def kernel(operands: RecurrenceInputs) -> Any:
@@ -46,6 +55,181 @@ def test_kernel_computes_the_recurrence(form: str, values: int, keys: int):
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
     check_lanes_keep_their_bits(inputs(form, 64, 16), kernel)
+
+
+def in_pool(operands: RecurrenceInputs) -> tuple[RecurrenceInputs, jax.Array]:
+    """The rows of the lanes in a pool, beside rows of NaN; with their slots."""
+    slots = jnp.asarray(NAMED, jnp.int32)
+    pool = jnp.full((SLOTS, *operands.state.shape[1:]), jnp.nan).at[slots[BUSY]].set(operands.state[BUSY])
+    return replace(operands, state=pool, slots=slots), slots[BUSY]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
+    """In two blocks of values; foreign rows keep their bits, and another batch of lanes takes the rows over."""
+    operands = inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16)
+    by_slot, named = in_pool(operands)
+    output, state = kernel(operands)
+    result, pool = kernel(by_slot)
+    np.testing.assert_array_equal(result, output)
+    np.testing.assert_array_equal(pool, by_slot.state.at[named].set(state[BUSY]))
+    assert np.isnan(np.delete(np.asarray(pool), np.asarray(named), axis=0)).all()
+    turned = by_slot.slots[jnp.array([3, 1, 4, 0, 2])]
+    outputs, rows = kernel(replace(by_slot, state=pool, slots=turned))
+    expected, states = kernel(replace(operands, state=pool[turned]))
+    np.testing.assert_array_equal(outputs, expected)
+    np.testing.assert_array_equal(rows, pool.at[turned[BUSY]].set(states[BUSY]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_are_verified_in_the_rows_of_the_slots(form: str):
+    operands = several(form, 64, 16)
+    by_slot, _ = in_pool(operands)
+    verified = jax.jit(partial(recurrent_step, keep_state=True, interpret=True))
+    np.testing.assert_array_equal(verified(by_slot).output, verified(operands).output)
+    assert verified(by_slot).state is None
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_operations_leave_the_slots_to_the_kernel(form: str, tokens: int):
+    """No row is gathered or scattered, and the numbers are those of the plain form."""
+    clean = zero_padding(inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16))
+    by_slot, named = in_pool(clean)
+    operation = ssd if form.startswith("ssd") else delta_rule
+
+    def run(kernels: str) -> Any:
+        form_by = lambda item: operation(replace(item, devices=Devices(kernels=kernels)))
+        # the plain form writes the rows of idle lanes too, which are distinct in an engine
+        distinct = replace(by_slot, slots=by_slot.slots.at[1].set(0))
+        return str(jax.make_jaxpr(form_by)(distinct)), jax.jit(form_by)(distinct)
+
+    (program, (output, pool)), (_, (expected, rows)) = run("interpret"), run("off")
+    assert KERNEL.name in program and "scatter" not in program and "gather" not in program
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(pool[named], rows[named], rtol=2e-5, atol=2e-6)
+    foreign = np.delete(np.arange(SLOTS), np.asarray(named))
+    np.testing.assert_array_equal(pool[foreign], by_slot.state[foreign])
+
+
+CHANNELS = {"shared keys": (2, HEADS, 16, 8, "head"), "wide values": (HEADS, HEADS, 8, 16, "channel")}
+"""Key heads, value heads, sizes of key and value, form of the decay."""
+
+
+def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tuple[Any, ...]]:
+    """The recurrence of a layer on the outputs of its convolution, by slot: state, lengths, the rest, slots."""
+    key_heads, heads, keys, values, form = CHANNELS[kind]
+    operands = inputs(form, values, keys, heads=heads) if tokens == 1 else several(form, values, keys, tokens)
+    rng = np.random.default_rng(tokens)
+    channels = rng.normal(size=(LANES, tokens, 2 * key_heads * keys + heads * values)).astype(np.float32)
+    channels[~np.asarray(operands.valid)] = np.nan
+    state, _, rest = arguments(operands)
+    slots = jnp.array([7, 0, 2, 8, 5], jnp.int32)
+    pool = jnp.full((SLOTS, *state.shape[1:]), jnp.nan).at[slots].set(state)
+
+    def step(state: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, rest["fresh"], 1, slots=slots)
+        delta_tokens = DeltaTokens(rest["channels"], rest["decay"], rest["beta"])
+        devices = Devices(kernels=kernels)
+        return tuple(run_delta_rule(rest["channels"], key_heads, delta_tokens, info, state, devices))
+
+    operands_by_name = {
+        "channels": jnp.asarray(channels),
+        "decay": rest["log_decay"],
+        "beta": rest["beta"],
+        "fresh": rest["fresh"],
+    }
+    return step, (pool, jnp.sum(operands.valid, axis=1, dtype=jnp.int32), operands_by_name, slots)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_queries_and_keys_are_normalised_inside(kind: str, tokens: int):
+    """By the kernel, of the outputs of the convolution, which has NaN in padding tokens."""
+    (step, args), (plain, _) = layer(kind, tokens), layer(kind, tokens, "off")
+    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim == 3 else x, args[2])
+    output, pool = jax.jit(step)(*args)
+    expected, rows = jax.jit(plain)(*args[:2], clean, args[3])
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(pool, rows, rtol=2e-5, atol=2e-6)
+    idle = args[3][1]
+    np.testing.assert_array_equal(pool[idle], args[0][idle])
+    check_proof_by_slot(KERNEL, step, args)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_by_slot_are_proved(form: str, tokens: int):
+    state, *args = arguments(inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16))
+    pool, slots = jnp.zeros((SLOTS, *state.shape[1:])), jnp.array([7, 0, 2, 8, 5], jnp.int32)
+
+    def step(state: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        return tuple(recurrent_step(RecurrenceInputs(**rest, state=state, valid=valid, slots=slots), interpret=True))
+
+    check_proof_by_slot(KERNEL, step, (pool, *args, slots))
+
+
+def read_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
+    """Copy the row of lane 0 for each lane."""
+    slot, other = slots[pl.program_id(0)], slots[0]
+    out[...] = state[other, :]
+    store_if(valid[pl.program_id(0)] > 0, new.at[slot, :], state[slot, :])
+
+
+def write_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
+    """Write to the row of lane 0 for each lane."""
+    out[...] = state[slots[pl.program_id(0)], :]
+    store_if(valid[pl.program_id(0)] > 0, new.at[slots[0], :], out[...])
+
+
+def write_idle_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
+    """Double the rows of all lanes, also of idle ones."""
+    row = slots[pl.program_id(0)]
+    out[...] = state[row, :]
+    new[row, :] = 2.0 * out[...]
+
+
+def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
+    """Double the rows of busy lanes."""
+    row = slots[pl.program_id(0)]
+    out[...] = jnp.where(valid[pl.program_id(0)] > 0, state[row, :], 0.0)
+    store_if(valid[pl.program_id(0)] > 0, new.at[row, :], 2.0 * state[row, :])
+
+
+@pytest.mark.parametrize(
+    ("body", "proved"),
+    [
+        (double_kernel, True),
+        (read_neighbour_kernel, False),
+        (write_neighbour_kernel, False),
+        (write_idle_kernel, False),
+    ],
+)
+def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
+    array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
+    types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]
+    grid = pl.GridSpec(grid=(LANES,), in_specs=[array] * 3, out_specs=[row, array])
+    call = gpu_call(body, grid, types, aliases={2: 1}, interpret=True)
+
+    def step(pool: Any, lengths: Any, slots: Any) -> Any:
+        return tuple(call(slots, lengths, pool))
+
+    contract = LaneContract(
+        (Pool("rows"), Lane(role="length"), SlotMap("rows", SLOTS, null=False)), (Lane(), Pool("rows"))
+    )
+    args = jnp.zeros((SLOTS, 16)), jnp.ones(LANES, jnp.int32), jnp.arange(LANES, dtype=jnp.int32)
+    if proved:
+        prove_isolation(step, args, contract)
+        return
+    with pytest.raises(IsolationError):
+        prove_isolation(step, args, contract)
 
 
 @pytest.mark.parametrize("form", FORMS)

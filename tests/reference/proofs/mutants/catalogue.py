@@ -33,7 +33,7 @@ from mutants.rows import (
     row_numbers,
     whole_pools,
 )
-from mutants.tokens import token_indices, token_loops, token_scans, token_sums
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums, token_tiles
 
 THEMES = (
     padding,
@@ -71,6 +71,7 @@ THEMES = (
     token_scans,
     token_loops,
     token_sums,
+    token_tiles,
     tenants,
     verification,
     whole_pools,

@@ -10,7 +10,7 @@ SORTED = "sorted experts, argsort of argsort"
 LIST = "JAX"
 
 
-def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, back=None):
+def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, inverse_of=None):
     """The sorted step with one part replaced."""
     x, pool = recur(pool, slots, x)
     chosen, expert = route(w, x)
@@ -19,7 +19,7 @@ def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, back=None)
     selection = x[order // TOP] if order_of is None else order_of(x, order)
     counted = flat if count is None else count(flat, expert)
     y = grouped(w, selection, jnp.bincount(counted, length=EXPERTS).astype(jnp.int32))
-    inverse = jnp.argsort(order) if back is None else back(order)
+    inverse = jnp.argsort(order) if inverse_of is None else inverse_of(order)
     return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen), pool
 
 
@@ -103,9 +103,11 @@ MUTANTS = (
         Kind.CROSS_LANE,
         Kind.CONTROL,
     ),
-    _sorted("permutation-not-inverse", "the permutation in the place of its inverse", back=lambda order: order),
-    _sorted("inverse-of-inverse", "the inverse of the inverse", back=lambda order: jnp.argsort(jnp.argsort(order))),
-    _sorted("inverse-by-minus", "order[::-1] in the place of the inverse", back=lambda order: order[::-1]),
+    _sorted("permutation-not-inverse", "the permutation in the place of its inverse", inverse_of=lambda order: order),
+    _sorted(
+        "inverse-of-inverse", "the inverse of the inverse", inverse_of=lambda order: jnp.argsort(jnp.argsort(order))
+    ),
+    _sorted("inverse-by-minus", "order[::-1] in the place of the inverse", inverse_of=lambda order: order[::-1]),
     _sorted("other-histogram", "groups counted by another key", count=lambda flat, expert: (flat + 1) % EXPERTS),
     _sorted(
         "first-choice-histogram",

@@ -74,16 +74,18 @@ def random_key_of_all(pool, slots, x, w):
     return y + jax.random.normal(key, y.shape), pool
 
 
-def permuted(w: Any, pools: Any, x: Array, lengths: Array, gates_too: bool, back: bool, twice: bool = False) -> Any:
+def permuted(
+    w: Any, pools: Any, x: Array, lengths: Array, gates_too: bool, inverted: bool, repeated: bool = False
+) -> Any:
     """Lanes with a token first, computed in that order, then put back."""
     order = jnp.argsort(lengths, descending=True)
     inverse = jnp.argsort(order)
-    if twice:
+    if repeated:
         order = order[order]
     tree = jax.tree.map(lambda leaf: leaf[order], pools)
     mixed, length = x[order], lengths[order] if gates_too else lengths
     y, new = gated_delta.idle_step(w, tree, mixed, length)
-    return (y[inverse] if back else y), jax.tree.map(lambda leaf: leaf[inverse], new)
+    return (y[inverse] if inverted else y), jax.tree.map(lambda leaf: leaf[inverse], new)
 
 
 def flattened_sums(w, pools, x, lengths, positions):
@@ -191,11 +193,17 @@ MUTANTS = (
     _plain("first-index-for-all", LIST, "the first of the lanes' numbers is stretched", after(_first_index_for_all)),
     _plain("doubled-by-a-branch", LIST, "a branch on lane 0 chooses a pool", doubled_by_a_branch, *BRANCH),
     _plain("doubled-by-a-loop", LIST, "a loop of lane 0's length over a pool", doubled_by_a_loop, *BRANCH),
-    _idle("gates-not-permuted", "vLLM#51812", "inputs are permuted, gates are not", gates_too=False, back=True),
+    _idle("gates-not-permuted", "vLLM#51812", "inputs are permuted, gates are not", gates_too=False, inverted=True),
     _idle(
-        "not-put-back", "vLLM#40766", "lanes are split in one order and joined in another", gates_too=True, back=False
+        "not-put-back",
+        "vLLM#40766",
+        "lanes are split in one order and joined in another",
+        gates_too=True,
+        inverted=False,
     ),
-    _idle("permuted-twice", "vLLM#53919", "permuted twice, put back once", gates_too=True, back=True, twice=True),
+    _idle(
+        "permuted-twice", "vLLM#53919", "permuted twice, put back once", gates_too=True, inverted=True, repeated=True
+    ),
     wrong(
         "chunk at once",
         "sums-over-the-flat-batch",

@@ -8,6 +8,7 @@ from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
 from zoo.tokens.token_neighbours import (
     TOKENS,
+    at_position,
     attention,
     behind_zeros,
     changed,
@@ -70,8 +71,36 @@ def _mixed_ids(x, cu):
     return jnp.where(mask[..., None], x[None], 0.0).sum(1)
 
 
+_MARKS = (
+    _recurrence(
+        "no-first",
+        "the start of lane 1 is no start",
+        recurrence(lambda cu: jnp.isin(index(), cu[jnp.array([0, 2, 3])])),
+    ),
+    _recurrence(
+        "next-any", "the token after each start", recurrence(lambda cu: (index()[:, None] == cu[None] + 1).any(1))
+    ),
+    _recurrence(
+        "all-starts", "at the start of all lanes at once", recurrence(lambda cu: (index()[:, None] == cu[None]).all(1))
+    ),
+    _recurrence("not-start", "where no lane starts", recurrence(lambda cu: (index()[:, None] != cu[None]).all(1))),
+    _recurrence(
+        "marks-late", "marks one token late", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1] + 1].set(True))
+    ),
+    _recurrence(
+        "marks-two", "marks of the first two lanes", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:2]].set(True))
+    ),
+    _recurrence(
+        "marks-cleared",
+        "marks cleared and not inverted",
+        recurrence(lambda cu: jnp.ones(TOKENS, bool).at[cu[:-1]].set(False)),
+    ),
+    _recurrence("position-1", "at the second token", at_position(lambda position: position == 1)),
+    _recurrence("position-even", "at every second token", at_position(lambda position: position == 2)),
+)
 _inner = lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[cu[1:-1] - 1].add(1))  # noqa: E731
 MUTANTS = (
+    *_MARKS,
     _ids("left", "the wrong side of a search", lambda cu: jnp.searchsorted(cu[1:], index(), side="left")),
     _ids("greater", "first tokens of the lane before", lambda cu: (index()[:, None] > cu[None, 1:]).sum(1)),
     _ids("no-minus", "counted from one", lambda cu: jnp.clip((index()[:, None] >= cu[None]).sum(1), 0, LANES - 1)),
@@ -106,11 +135,11 @@ MUTANTS = (
     _recurrence("last", "a reset at the last token", recurrence(lambda cu: index() == stop(cu) - 1)),
     _recurrence("reverse", "in reverse, a reset at the first token", recurrence(lambda cu: index() == start(cu), True)),
     _recurrence("padding", "a reset at padding only", recurrence(lambda cu: index() >= cu[-1])),
-    _recurrence("kept", "a reset everywhere else", recurrence(lambda cu: index() != start(cu), kept=True)),
+    _recurrence("kept", "a reset everywhere else", recurrence(lambda cu: index() != start(cu), masked=True)),
     _recurrence("state", "the state of the last token, used by all", _last_state),
     _recurrence("two-back", "the state before the last is not reset", _two_back),
     wrong("token attention, finite mask", "token-attention-small", "vLLM", "weights outside of the lane are small",
-          attention(same(starts_passed), -3.0, again=False), *BAD),
+          attention(same(starts_passed), -3.0, remasked=False), *BAD),
     wrong("token attention, finite mask", "token-attention-causal", "vLLM", "earlier tokens of all lanes",
           attention(lambda cu: index()[:, None] >= index()[None], -3.0), *BAD),
     wrong("token attention, finite mask", "token-attention-padding", "vLLM", "padding is of the last lane",

@@ -79,7 +79,7 @@ def rows_step(w, pools, positions, x):
     """Row pools; each lane's token goes to its position by a vmapped `dynamic_update_slice`."""
     q, k, v = project(w, x)
     q, k = rotate(q, positions), rotate(k, positions)
-    write = jax.vmap(lambda cache, new, at: lax.dynamic_update_slice(cache, new[None], (at, 0, 0)))
+    write = jax.vmap(lambda cache, new, position: lax.dynamic_update_slice(cache, new[None], (position, 0, 0)))
     pools = {"k": write(pools["k"], k, positions), "v": write(pools["v"], v, positions)}
     mask = jnp.arange(CONTEXT, dtype=jnp.int32)[None] <= positions[:, None]
     return attend(q, pools["k"], pools["v"], mask) @ w["o"].T, pools
@@ -89,17 +89,17 @@ def ring_step(w, pools, positions, x):
     """A sliding window: the cache is a ring, lanes are counted by `arange`, positions modulo its length."""
     q, k, v = project(w, x)
     lanes = jnp.arange(x.shape[0], dtype=jnp.int32)
-    at = positions % WINDOW
-    pools = {"k": pools["k"].at[lanes, at].set(k), "v": pools["v"].at[lanes, at].set(v)}
-    held = positions[:, None] - (at[:, None] - jnp.arange(WINDOW, dtype=jnp.int32)[None]) % WINDOW
-    return attend(q, pools["k"], pools["v"], held >= 0) @ w["o"].T, pools
+    place = positions % WINDOW
+    pools = {"k": pools["k"].at[lanes, place].set(k), "v": pools["v"].at[lanes, place].set(v)}
+    ages = positions[:, None] - (place[:, None] - jnp.arange(WINDOW, dtype=jnp.int32)[None]) % WINDOW
+    return attend(q, pools["k"], pools["v"], ages >= 0) @ w["o"].T, pools
 
 
 def one_hot_step(w, pools, positions, x):
     """The write as a `where` over positions, and the sum over the cache as a sum of products."""
     q, k, v = project(w, x)
-    here = jax.nn.one_hot(positions, CONTEXT, dtype=bool)[:, :, None, None]
-    pools = {"k": jnp.where(here, k[:, None], pools["k"]), "v": jnp.where(here, v[:, None], pools["v"])}
+    place = jax.nn.one_hot(positions, CONTEXT, dtype=bool)[:, :, None, None]
+    pools = {"k": jnp.where(place, k[:, None], pools["k"]), "v": jnp.where(place, v[:, None], pools["v"])}
     mask = jnp.tril(jnp.ones((CONTEXT, CONTEXT), bool)).at[positions].get(mode="fill", fill_value=False)
     return attend(q, pools["k"], pools["v"], mask) @ w["o"].T, pools
 

@@ -60,16 +60,16 @@ def advance(rows: Array, x: Array) -> Array:
 
 def tracked_step(x, pool, slots, tracked):
     """The new running state, and beside it the state that the lane had before."""
-    before = pool[slots]
-    new = advance(before, x)
-    return new, pool.at[slots].set(new).at[tracked].set(before)
+    state = pool[slots]
+    new = advance(state, x)
+    return new, pool.at[slots].set(new).at[tracked].set(state)
 
 
 def restored_step(x, pool, slots, saved):
     """Lanes that have a snapshot begin from it, and take another one."""
     snapshot = pool.at[jnp.where(saved > 0, saved, SLOTS)].get(mode="fill", fill_value=0.0)
-    before = jnp.where((saved > 0)[:, None], snapshot, pool[slots])
-    new = advance(before, x)
+    state = jnp.where((saved > 0)[:, None], snapshot, pool[slots])
+    new = advance(state, x)
     return new, pool.at[slots].set(new).at[saved].set(new)
 
 
@@ -82,8 +82,8 @@ def flat_step(x, pool, slots):
 
 
 def mask_step(x, pool, slots, active):
-    before = pool[slots]
-    new = jnp.where(active[:, None], advance(before, x), before)
+    state = pool[slots]
+    new = jnp.where(active[:, None], advance(state, x), state)
     return new, pool.at[slots].set(new)
 
 
@@ -93,14 +93,14 @@ def mask_dropped_step(x, pool, slots, active):
 
 
 def count_step(x, pool, slots, count):
-    before = pool[slots]
-    new = jnp.where((jnp.arange(LANES) < count)[:, None], advance(before, x), before)
+    state = pool[slots]
+    new = jnp.where((jnp.arange(LANES) < count)[:, None], advance(state, x), state)
     return new, pool.at[slots].set(new)
 
 
 def count_vmapped_step(x, pool, slots, count):
-    def one(lane, x, before):
-        return jnp.where(count > lane, advance(before, x), before)
+    def one(lane, x, state):
+        return jnp.where(count > lane, advance(state, x), state)
 
     new = jax.vmap(one)(jnp.arange(LANES), x, pool[slots])
     return new, pool.at[slots].set(new)

@@ -22,7 +22,7 @@ from zoo import (
 from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
-from zoo.tokens import token_indices, token_loops, token_neighbours, token_scans, token_sums
+from zoo.tokens import token_indices, token_loops, token_neighbours, token_scans, token_sums, token_tiles
 
 THEMES = (
     gated_delta,
@@ -34,6 +34,7 @@ THEMES = (
     token_scans,
     token_loops,
     token_sums,
+    token_tiles,
     attention,
     experts,
     layers,

@@ -25,8 +25,8 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def attended(cache, slots, positions):
     """A sum over the positions so far, in the lane's row."""
-    seen = jnp.arange(CONTEXT)[None] <= positions[:, None]
-    return jnp.where(seen[..., None], cache[slots], 0.0).sum(1)
+    visible = jnp.arange(CONTEXT)[None] <= positions[:, None]
+    return jnp.where(visible[..., None], cache[slots], 0.0).sum(1)
 
 
 def appended(cache, slots, x, lengths, positions):

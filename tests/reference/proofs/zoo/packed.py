@@ -42,12 +42,12 @@ IDS = LaneContract(
 )
 
 
-def layout(rng: np.random.Generator, most: int = TOKENS, empty: bool = True) -> np.ndarray:
+def layout(rng: np.random.Generator, limit: int = TOKENS, empty: bool = True) -> np.ndarray:
     """cu_seqlens of lanes that decode one token or prefill several; the last lanes may have none."""
     lengths = np.ones(LANES, np.int32)
     if empty and rng.random() < 0.5:
         lengths[-1] = 0
-    for _ in range(int(rng.integers(0, most - LANES + 1))):
+    for _ in range(int(rng.integers(0, limit - LANES + 1))):
         lengths[rng.integers(LANES - 1)] += 1
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
@@ -61,7 +61,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
     """Tokens of a lane lie one behind the other from a position in its own pages."""
-    cu = layout(rng, most=LANES + 3, empty=False)
+    cu = layout(rng, limit=LANES + 3, empty=False)
     lane = np.minimum((np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1), LANES - 1)
     begins = rng.integers(PAGE, PAGE + 2, LANES)
     # whatever lane's they are, they lie in pages of its own
@@ -105,8 +105,8 @@ def scanned_step(w, x, cu, pool, slots):
     lane = lanes_of(cu)
     rows = jnp.where(lane < LANES, slots[lane], SLOTS)
 
-    def token(pool, one):
-        x, row = one
+    def token(pool, item):
+        x, row = item
         state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
         return pool.at[row].set(state, mode="drop"), state
 
@@ -119,8 +119,8 @@ def carried_step(w, x, cu, pool, slots):
     lane, begins = lanes_of(cu), jnp.diff(cu) > 1
     states = jnp.where(begins[:, None], 0.0, pool[slots])
 
-    def token(states, one):
-        x, lane = one
+    def token(states, item):
+        x, lane = item
         new = jnp.tanh(0.5 * states[lane] + x @ w)
         return states.at[lane].set(new, mode="drop"), new
 
@@ -136,11 +136,11 @@ def pooled_step(w, x, cu, pool, slots):
     return total + last, pool.at[slots].set(0.5 * pool[slots] + total)
 
 
-def masked(q: jax.Array, k: jax.Array, v: jax.Array, same: jax.Array) -> jax.Array:
+def masked(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """Attention among packed tokens; values are made finite, since a weight of zero makes nan of what is not."""
     q = q.reshape(TOKENS, KV * HEADS, SIZE)
     k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, jnp.where(jnp.isfinite(v), v, 0.0)))
-    scores = jnp.where(same[None], jnp.einsum("thd,shd->hts", q, k) * SIZE**-0.5, -jnp.inf)
+    scores = jnp.where(mask[None], jnp.einsum("thd,shd->hts", q, k) * SIZE**-0.5, -jnp.inf)
     return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1), v).reshape(TOKENS, -1)
 
 
@@ -149,13 +149,13 @@ def paged_step(w, x, positions, cu, pools, tables, temperature):
     lane = lanes_of(cu)
     q, k, v = project(w, x)
     page = tables.at[lane, positions // PAGE].get(mode="fill", fill_value=PAGES)
-    at = positions % PAGE
-    pools = {"k": pools["k"].at[page, at].set(k, mode="drop"), "v": pools["v"].at[page, at].set(v, mode="drop")}
-    same = (lane[:, None] == lane[None, :]) & (positions[:, None] >= positions[None, :])
-    y = x + masked(q, k, v, same) @ w["o"].T
+    offset = positions % PAGE
+    pools = {"k": pools["k"].at[page, offset].set(k, mode="drop"), "v": pools["v"].at[page, offset].set(v, mode="drop")}
+    mask = (lane[:, None] == lane[None, :]) & (positions[:, None] >= positions[None, :])
+    y = x + masked(q, k, v, mask) @ w["o"].T
     old = jnp.where(jnp.isfinite(pools["k"][tables]), pools["k"][tables], 0.0)
-    seen = old.reshape(LANES, WIDE * PAGE, -1).sum(1)
-    return y[cu[1:] - 1] / temperature[:, None] + seen.sum(-1, keepdims=True), y, pools
+    history = old.reshape(LANES, WIDE * PAGE, -1).sum(1)
+    return y[cu[1:] - 1] / temperature[:, None] + history.sum(-1, keepdims=True), y, pools
 
 
 def mapped_step(w, x, cu, pool, tables, rows):
@@ -163,17 +163,17 @@ def mapped_step(w, x, cu, pool, tables, rows):
     read = (tables[:, :, None] * PAGE + jnp.arange(PAGE, dtype=jnp.int32)[None, None]).reshape(LANES, -1)
     for layer in range(2):
         pool = pool.at[layer, rows].set(jnp.tanh(x @ w), mode="drop")
-        seen = pool[layer, read].mean(axis=1)
-        x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+        mean = pool[layer, read].mean(axis=1)
+        x = x + mean.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
     return x[cu[1:] - 1], pool
 
 
 def ids_step(w, x, ids, positions, bias):
     """The lane of each token is given."""
     q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
-    same = (ids[:, None] == ids[None, :]) & (positions[:, None] >= positions[None, :])
-    same = same | jnp.eye(TOKENS, dtype=bool) & (ids[:, None] == ids[None, :])
-    y = x + masked(q, k, v, same) @ w["o"].T
+    mask = (ids[:, None] == ids[None, :]) & (positions[:, None] >= positions[None, :])
+    mask = mask | jnp.eye(TOKENS, dtype=bool) & (ids[:, None] == ids[None, :])
+    y = x + masked(q, k, v, mask) @ w["o"].T
     greatest = jax.ops.segment_max(y, ids, LANES)
     return y, greatest
 
@@ -197,24 +197,24 @@ def draw_channels(rng: np.random.Generator) -> tuple[Any, ...]:
 def local_sums(w, x, cu, pool, slots):
     """A sum of each lane's tokens into its state, which each of its tokens sees before."""
     lane = lanes_of(cu)
-    before = pool[slots]
-    y = jnp.tanh(x + before.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")
-    return y, pool.at[slots].set(0.5 * before + jax.ops.segment_sum(x, lane, LANES))
+    states = pool[slots]
+    y = jnp.tanh(x + states.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")
+    return y, pool.at[slots].set(0.5 * states + jax.ops.segment_sum(x, lane, LANES))
 
 
 def cross_step(q, k, queries, keys, bias):
     """Attention of packed queries to packed keys, with other lengths; and each lane's last key."""
-    same = lanes_of(queries)[:, None] == jnp.searchsorted(keys[1:], jnp.arange(KEYS), side="right")[None]
-    weights = jax.nn.softmax(jnp.where(same, q @ k.T, -jnp.inf), axis=-1)
+    mask = lanes_of(queries)[:, None] == jnp.searchsorted(keys[1:], jnp.arange(KEYS), side="right")[None]
+    weights = jax.nn.softmax(jnp.where(mask, q @ k.T, -jnp.inf), axis=-1)
     return q + weights @ jnp.where(jnp.isfinite(k), k, 0.0), k[keys[1:] - 1] + bias
 
 
 def draw_cross(rng: np.random.Generator) -> tuple[Any, ...]:
     """Every lane has queries, and as many keys or one more."""
     queries = layout(rng, empty=False)
-    more = rng.integers(0, 2, LANES)
-    more = more * (np.cumsum(more) <= KEYS - TOKENS)
-    keys = np.concatenate([[0], np.cumsum(np.diff(queries) + more)]).astype(np.int32)
+    extra = rng.integers(0, 2, LANES)
+    extra = extra * (np.cumsum(extra) <= KEYS - TOKENS)
+    keys = np.concatenate([[0], np.cumsum(np.diff(queries) + extra)]).astype(np.int32)
     return normal(rng, TOKENS, HIDDEN), normal(rng, KEYS, HIDDEN), queries, keys, normal(rng, LANES, HIDDEN)
 
 

@@ -32,14 +32,14 @@ def table(rng: np.random.Generator) -> np.ndarray:
 
     In half of the draws all pages are the lane's own, so that it may write to any of them.
     """
-    found, free = np.zeros((LANES, WIDE), np.int32), 1 + rng.permutation(PAGES - 1)
+    table, free = np.zeros((LANES, WIDE), np.int32), 1 + rng.permutation(PAGES - 1)
     if rng.random() < 0.5:
         return free[: LANES * WIDE].reshape(LANES, WIDE).astype(np.int32)
-    found[:, :3] = free[: 3 * LANES].reshape(LANES, 3)
+    table[:, :3] = free[: 3 * LANES].reshape(LANES, 3)
     sharing = rng.random(LANES) < 0.6
-    found[sharing, 0] = free[3 * LANES]
-    found[0, 3] = free[3 * LANES + 1] * rng.integers(0, 2)
-    return found
+    table[sharing, 0] = free[3 * LANES]
+    table[0, 3] = free[3 * LANES + 1] * rng.integers(0, 2)
+    return table
 
 
 def positions_of(rng: np.random.Generator, chunk: int = 1) -> np.ndarray:
@@ -94,9 +94,9 @@ def decode_step(w, pools, tables, positions, x):
 def chosen_step(w, pools, tables, positions, x):
     """The page chosen by `where`, read before it is written, the new token beside what is read."""
     q, k, v = project(w, x)
-    at, page = positions // PAGE, tables[:, WIDE - 1]
+    number, page = positions // PAGE, tables[:, WIDE - 1]
     for place in reversed(range(WIDE - 1)):
-        page = jnp.where(at == place, tables[:, place], page)
+        page = jnp.where(number == place, tables[:, place], page)
     old = visible(positions - 1)
     mask = jnp.concatenate([old, jnp.ones((LANES, 1), bool)], axis=1)
     keys = jnp.concatenate([of_lane(pools["k"], tables), k[:, None]], axis=1)
@@ -108,14 +108,14 @@ def chosen_step(w, pools, tables, positions, x):
 def chunk_step(w, pools, tables, positions, x, lengths):
     """Several tokens of each lane; those behind its length are sent past the last page, where they are dropped."""
     q, k, v = project(w, x.reshape(-1, HIDDEN))
-    at = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
+    columns = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
     real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
-    page = tables.at[jnp.arange(LANES)[:, None], at // PAGE].get(mode="clip")
+    page = tables.at[jnp.arange(LANES)[:, None], columns // PAGE].get(mode="clip")
     page = jnp.where(real, page, PAGES)
     k, v = (new.reshape(LANES, CHUNK, KV, SIZE) for new in (k, v))
     pools = {
-        "k": pools["k"].at[page, at % PAGE].set(k, mode="drop"),
-        "v": pools["v"].at[page, at % PAGE].set(v, mode="drop"),
+        "k": pools["k"].at[page, columns % PAGE].set(k, mode="drop"),
+        "v": pools["v"].at[page, columns % PAGE].set(v, mode="drop"),
     }
     last = q.reshape(LANES, CHUNK, *q.shape[1:])[:, 0]
     mask = visible(positions) & (lengths > 0)[:, None]

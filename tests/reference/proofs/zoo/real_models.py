@@ -16,6 +16,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.rows.parts import PartShape
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import flatten
@@ -50,15 +51,17 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
         name: of the model.
         all_lanes: for every number of lanes that is compiled, not for the largest alone.
     """
-    found = all_shapes(engine(name), drafts=True)
+    shapes = all_shapes(engine(name), drafts=True)
     with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
-    return [*(shape for shape in found if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
+    with_logprobs = [engine(name).paged(shape) for shape in with_logprobs]
+    return [*(shape for shape in shapes if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
 
 
 def _rows(shape: AnyShape) -> set[int]:
     if isinstance(shape, Shape):
         return {shape.lanes}
-    return {getattr(shape, field) for field in ("source", "target", "pool") if hasattr(shape, field)}
+    # Of a move the rows of the pool, or a page for each of them and the null page.
+    return {shape.pool if isinstance(shape, PartShape) and shape.part == "state" else LANES}
 
 
 def program(name: str, shape: AnyShape) -> Program:
@@ -69,24 +72,24 @@ def program(name: str, shape: AnyShape) -> Program:
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
         if not isinstance(shape, Shape):
-            return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, one) for one in bound.inputs])
-        params, rows = jax.tree.map(lambda one: _drawn(rng, one), types[:2])
+            return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, spec) for spec in bound.inputs])
+        params, rows = jax.tree.map(lambda leaf: _drawn(rng, leaf), types[:2])
         return params, rows, _inputs(rng, shape, engine(name).vocab_size)
 
     return Program(f"{name}, {shape}", step, contract, draw)
 
 
-def _drawn(rng: np.random.Generator, one: Any) -> np.ndarray:
-    if np.issubdtype(one.dtype, np.integer):
-        return rng.integers(0, 53, one.shape).astype(one.dtype)
-    return rng.normal(size=one.shape, scale=0.3).astype(one.dtype)
+def _drawn(rng: np.random.Generator, leaf: Any) -> np.ndarray:
+    if np.issubdtype(leaf.dtype, np.integer):
+        return rng.integers(0, 53, leaf.shape).astype(leaf.dtype)
+    return rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype)
 
 
-def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
+def _moved(rng: np.random.Generator, spec: Bound) -> np.ndarray:
     """Draw arguments of a step that copies or keeps a row: any row, or arrays."""
-    if isinstance(one.entry, SlotMap):
-        return rng.integers(0, one.entry.size, one.shape).astype(np.int32)
-    return _drawn(rng, one)
+    if isinstance(spec.entry, SlotMap):
+        return rng.integers(0, spec.entry.size, spec.shape).astype(np.int32)
+    return _drawn(rng, spec)
 
 
 def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
@@ -95,7 +98,11 @@ def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
     lengths = rng.integers(0, tokens + 1, lanes).astype(np.int32)
     positions = rng.integers(0, CONTEXT - tokens - 8, lanes).astype(np.int32)
     slots = rng.permutation(shape.rows)[:lanes].astype(np.int32)
-    batch = Batch(ids, lengths, positions, slots, np.int32(kv_blocks(CONTEXT)))
+    table = None
+    if shape.pages:
+        pages = 1 + rng.permutation(shape.pages - 1)[: lanes * shape.blocks].reshape(lanes, shape.blocks)
+        table = np.where((lengths > 0)[:, None], pages, 0).astype(np.int32)
+    batch = Batch(ids, lengths, positions, slots, np.int32(kv_blocks(CONTEXT)), table)
     if shape.step == "score":
         return StepInputs(batch, targets=rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
     sampling = Sampling(

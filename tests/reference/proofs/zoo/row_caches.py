@@ -20,9 +20,9 @@ RINGS = LaneContract(inputs=(Shared(), RING, Shared(), Lane(), Lane()), outputs=
 
 def cache(rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Keys and values of as many positions as the segments say."""
-    held = np.arange(CONTEXT)[None] < rng.integers(1, CONTEXT + 1, LANES)[:, None]
+    mask = np.arange(CONTEXT)[None] < rng.integers(1, CONTEXT + 1, LANES)[:, None]
     rows = {name: normal(rng, LANES, CONTEXT, KV, SIZE) for name in ("k", "v")}
-    return {**rows, "segment": held.astype(np.int32)}
+    return {**rows, "segment": mask.astype(np.int32)}
 
 
 def draw_prefill(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -55,18 +55,18 @@ def within(q: Array, k: Array, v: Array, mask: Array) -> Array:
 def prefill(w: Any, x: Array, segments: Array) -> tuple[Array, Array, Array]:
     """Results, keys and values of prompts: a token sees those before it of its own segment."""
     q, k, v = (each.reshape(LANES, TOKENS, *each.shape[1:]) for each in project(w, x.reshape(-1, HIDDEN)))
-    q, at = q.reshape(LANES, TOKENS, KV * HEADS, SIZE), jnp.arange(TOKENS, dtype=jnp.int32)
-    q, k = (rotate(each, jnp.broadcast_to(at, (LANES, TOKENS))) for each in (q, k))
-    same = (segments[:, :, None] == segments[:, None, :]) & (at[:, None] >= at[None, :])[None]
-    return x + within(q, k, v, same) @ w["o"].T, k, v
+    q, offsets = q.reshape(LANES, TOKENS, KV * HEADS, SIZE), jnp.arange(TOKENS, dtype=jnp.int32)
+    q, k = (rotate(each, jnp.broadcast_to(offsets, (LANES, TOKENS))) for each in (q, k))
+    mask = (segments[:, :, None] == segments[:, None, :]) & (offsets[:, None] >= offsets[None, :])[None]
+    return x + within(q, k, v, mask) @ w["o"].T, k, v
 
 
 def prefill_step(w, pools, x, segments):
     """The new rows begin with the prompt; behind it they hold zeros of segment 0."""
     y, k, v = prefill(w, x, segments)
-    behind = CONTEXT - TOKENS
+    padding = CONTEXT - TOKENS
     rows = {"k": k, "v": v, "segment": segments}
-    return y, {name: jnp.pad(row, ((0, 0), (0, behind), *[(0, 0)] * (row.ndim - 2))) for name, row in rows.items()}
+    return y, {name: jnp.pad(row, ((0, 0), (0, padding), *[(0, 0)] * (row.ndim - 2))) for name, row in rows.items()}
 
 
 def put_by_lane(pool: Array, new: Array, positions: Array) -> Array:
@@ -88,21 +88,21 @@ def decode_step(w, pools, positions, x):
     return attend(q, pools["k"], pools["v"], pools["segment"] == 1) @ w["o"].T, pools
 
 
-def seen(at: Array, began: Array) -> Array:
+def seen(position: Array, began: Array) -> Array:
     """The places of a ring that a lane has written since it began."""
-    ago = (at - jnp.arange(WINDOW, dtype=jnp.int32)) % WINDOW
+    ago = (position - jnp.arange(WINDOW, dtype=jnp.int32)) % WINDOW
     return ago[None] <= began[:, None]
 
 
 def ring_step(w, pools, steps, began, x):
     """All lanes write at one place of the ring, which the number of steps says."""
     q, k, v = project(w, x)
-    at = steps % WINDOW
+    place = steps % WINDOW
     pools = {
-        "k": lax.dynamic_update_slice_in_dim(pools["k"], k[:, None], at, axis=1),
-        "v": lax.dynamic_update_index_in_dim(pools["v"], v, at, 1),
+        "k": lax.dynamic_update_slice_in_dim(pools["k"], k[:, None], place, axis=1),
+        "v": lax.dynamic_update_index_in_dim(pools["v"], v, place, 1),
     }
-    return attend(q, pools["k"], pools["v"], seen(at, began)) @ w["o"].T, pools
+    return attend(q, pools["k"], pools["v"], seen(place, began)) @ w["o"].T, pools
 
 
 PROGRAMS = (

@@ -82,16 +82,16 @@ def vmapped_step(w, pool, slots, accepted, drafts):
 
 def replay_step(w, pools, slots, accepted, drafts):
     """State and inputs are kept; the accepted inputs are replayed before the new ones are tried."""
-    states, kept = pools
+    states, saved = pools
 
     def replay(state, inputs):
         i, x = inputs
         return jnp.where((i < accepted)[:, None, None], token(w, state, x)[0], state), None
 
     tokens = jnp.arange(DRAFTS, dtype=jnp.int32)
-    state, _ = lax.scan(replay, states[slots], (tokens, kept[slots].transpose(1, 0, 2)))
+    state, _ = lax.scan(replay, states[slots], (tokens, saved[slots].transpose(1, 0, 2)))
     _, y = lax.scan(lambda state, x: token(w, state, x), state, drafts.transpose(1, 0, 2))
-    return y.transpose(1, 0, 2), (states.at[slots].set(state), kept.at[slots].set(drafts))
+    return y.transpose(1, 0, 2), (states.at[slots].set(state), saved.at[slots].set(drafts))
 
 
 PROGRAMS = (

@@ -21,7 +21,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 
 def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
     def sampling(lanes: Sequence[ActiveSequence | None]) -> Any:
-        first = [one for one in lanes if one is not None]
+        first = [lane for lane in lanes if lane is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
     for module in (sampling_operands, decoding):
@@ -34,8 +34,8 @@ def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
 
     def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
         if self._steady is not None:
-            held = [one is None for one in self._steady[0]]
-            if len(held) == len(lanes) and (not by_lane or held == [one is None for one in lanes]):
+            idle = [lane is None for lane in self._steady[0]]
+            if len(idle) == len(lanes) and (not by_lane or idle == [lane is None for lane in lanes]):
                 self._steady = (lanes, *self._steady[1:])
         return right(self, pool, lanes, *rest)
 
@@ -54,8 +54,8 @@ def duplicate_after_condensing(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._fit_decode_lanes
 
     def fit(self: Scheduler, pool: RowPool) -> int:
-        before, lanes = self._decode_lanes, right(self, pool)
-        if lanes != before and len(self.decoding) > 1:
+        previous, lanes = self._decode_lanes, right(self, pool)
+        if lanes != previous and len(self.decoding) > 1:
             self.decoding[-1].slot = self.decoding[0].slot
         return lanes
 
@@ -109,11 +109,11 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **about: Any) -> Any:
         assert isinstance(self.runner, Sanitizer)
-        before, labels = jax.tree.map(jnp.copy, pool.look().layers[0]), self.runner.shadow_labels(pool)
+        states, labels = jax.tree.map(jnp.copy, pool.look().layers[0]), self.runner.shadow_labels(pool)
         outputs = right(self, shape, pool, *arguments, **about)
         if next(steps) == 4:
-            after = pool.take()
-            pool.put(after._replace(layers=(before, *after.layers[1:])))
+            rows = pool.take()
+            pool.put(rows._replace(layers=(states, *rows.layers[1:])))
             self.runner._shadow_labels[pool] = (*labels[:2], *self.runner._shadow_labels[pool][2:])
         return outputs
 
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     EngineMutant(
         "operands-kept-for-the-shape", "ik#2260", "operands on the device are used again for a step of the same shape",
-        Finder.ALONE, kept_for_the_shape,
+        Finder.OWNER, kept_for_the_shape,
     ),
     EngineMutant(
         "operands-kept-for-the-lanes", "SGLang#39342", "the same, where the same lanes are taken by other sequences",

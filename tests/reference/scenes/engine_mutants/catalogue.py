@@ -9,6 +9,7 @@ from engine_mutants import (
     lifecycle,
     ordering,
     padding,
+    pages,
     prefixes,
     slots,
     verified,
@@ -23,6 +24,8 @@ HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS
 """Mutants of speculation: in the step that verifies drafts (`STEPS`), and on the host."""
 KEPT: dict[str, EngineMutant] = {mutant.id: mutant for mutant in prefixes.MUTANTS}
 """Mutants of the prefix cache."""
+PAGED: dict[str, EngineMutant] = {mutant.id: mutant for mutant in pages.MUTANTS}
+"""Mutants of the pages of the KV cache."""
 COMMITTED: dict[str, EngineMutant] = {mutant.id: mutant for mutant in committed.MUTANTS}
 """Mutants of the state that layers commit when drafts have been verified."""
 LAYERS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in layers.MUTANTS}

@@ -36,8 +36,8 @@ def every_chunk_begins(patch: pytest.MonkeyPatch) -> None:
 
 def last_token_left_out(patch: pytest.MonkeyPatch) -> None:
     def prefilling(self: ActiveSequence) -> bool:
-        left = len(self.request.prompt) - self.consumed
-        return left > (1 if self.consumed else 0)
+        remaining = len(self.request.prompt) - self.consumed
+        return remaining > (1 if self.consumed else 0)
 
     patch.setattr(ActiveSequence, "prefilling", property(prefilling))
 

@@ -26,9 +26,9 @@ def _all_tokens(info: LaneInfo) -> LaneInfo:
 
 def _shifted(by: int) -> Fault:
     def fault(patch: pytest.MonkeyPatch) -> None:
-        def commit(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
+        def commit(self: Recurrent, record: Any, info: LaneInfo, state: Any) -> Any:
             lengths = jnp.clip(info.lengths + by, 0, info.valid.shape[1])
-            return _COMMIT(self, kept, _with_lengths(info, jnp.where(info.lengths > 0, lengths, 0)), state)
+            return _COMMIT(self, record, _with_lengths(info, jnp.where(info.lengths > 0, lengths, 0)), state)
 
         patch.setattr(Recurrent, "commit", commit)
 
@@ -40,14 +40,14 @@ def final_state(patch: pytest.MonkeyPatch) -> None:
         return _RECURRENT(self, x, info._replace(verifying=False), state)
 
     patch.setattr(Recurrent, "__call__", call)
-    patch.setattr(Recurrent, "commit", lambda self, kept, info, state: kept)
+    patch.setattr(Recurrent, "commit", lambda self, record, info, state: record)
 
 
 def _array_of_all_tokens(array: str) -> Fault:
     def fault(patch: pytest.MonkeyPatch) -> None:
-        def commit(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
-            right = _COMMIT(self, kept, info, state)
-            return right._replace(**{array: getattr(_COMMIT(self, kept, _all_tokens(info), state), array)})
+        def commit(self: Recurrent, record: Any, info: LaneInfo, state: Any) -> Any:
+            right = _COMMIT(self, record, info, state)
+            return right._replace(**{array: getattr(_COMMIT(self, record, _all_tokens(info), state), array)})
 
         patch.setattr(Recurrent, "commit", commit)
 
@@ -55,7 +55,7 @@ def _array_of_all_tokens(array: str) -> Fault:
 
 
 def state_before_the_step(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Recurrent, "commit", lambda self, kept, info, state: state)
+    patch.setattr(Recurrent, "commit", lambda self, record, info, state: state)
 
 
 def _attention(change: Callable[[Array, LaneInfo], Array]) -> Fault:

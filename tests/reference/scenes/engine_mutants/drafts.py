@@ -19,16 +19,18 @@ from hybridlm.steps.operands import StepInputs
 class PartlyRight:
     """Knows what the requests of the traffic give alone: proposes none of it, some or all, or errs on the way."""
 
-    def __init__(self, alone: Many[Alone]):
-        self._texts = [[*asked.prompt, *one.token_ids] for asked, one in zip(REQUESTS, alone, strict=True)]
+    def __init__(self, completions: Many[Alone]):
+        self._texts = [
+            [*request.prompt, *completion.token_ids] for request, completion in zip(REQUESTS, completions, strict=True)
+        ]
 
     def propose(self, token_ids: Many[int], k: int) -> list[int]:
-        seen, known = len(token_ids), list(token_ids)
-        number = next((i for i, text in enumerate(self._texts) if text[:seen] == known), None)
+        length, tokens = len(token_ids), list(token_ids)
+        number = next((i for i, text in enumerate(self._texts) if text[:length] == tokens), None)
         if number is None:
             return []
-        drafts = self._texts[number][seen : seen + k]
-        kind = (3 * seen + number) % 7
+        drafts = self._texts[number][length : length + k]
+        kind = (3 * length + number) % 7
         if kind in (1, 2, 3) and len(drafts) > kind - 1:
             drafts[kind - 1] = 1 + drafts[kind - 1] % 90
         return drafts[: 2 * kind - 6] if kind > 3 else drafts if kind else []
@@ -98,13 +100,13 @@ def drafted_lanes_alone_move(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
-    before: dict[int, np.ndarray] = {}
+    previous: dict[int, np.ndarray] = {}
 
     def change(session: Session, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
         drafted = np.array(session._scheduler._decoding._drafted) > 0
-        kept = before.get(accepted.size, accepted)
-        before[accepted.size] = accepted
-        return np.where(drafted | (accepted == 0), accepted, np.maximum(kept, 1))
+        last = previous.get(accepted.size, accepted)
+        previous[accepted.size] = accepted
+        return np.where(drafted | (accepted == 0), accepted, np.maximum(last, 1))
 
     taken(patch, change)
 
@@ -127,13 +129,13 @@ def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
 
 def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
     """The bookkeeping knows what was accepted; whoever asked is given all that was sampled."""
-    right, kept = Decoding.settle, []
+    right, history = Decoding.settle, []
 
     def settle(self: Decoding, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        right(self, pool, dispatched, kept.pop())
+        right(self, pool, dispatched, history.pop())
 
     def change(session: Session, dispatched: DispatchedStep, accepted: np.ndarray) -> np.ndarray:
-        kept.append(accepted)
+        history.append(accepted)
         return np.where(accepted > 0, 1 + np.array(session._scheduler._decoding._drafted, np.int32), 0)
 
     patch.setattr(Decoding, "settle", settle)
@@ -141,11 +143,11 @@ def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def drafts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
-    before: list[np.ndarray] = []
+    history: list[np.ndarray] = []
 
     def change(drafts: np.ndarray) -> np.ndarray:
-        before.append(drafts)
-        return before[-2] if len(before) > 1 and before[-2].size == drafts.size else drafts
+        history.append(drafts)
+        return history[-2] if len(history) > 1 and history[-2].size == drafts.size else drafts
 
     drafts_told(patch, change)
 

@@ -15,7 +15,7 @@ from ir_passes.host.slot_owner import Slot, SlotOwner
 def row_by_request_number(patch: pytest.MonkeyPatch) -> None:
     numbers = itertools.count()
 
-    def by_number(self: SlotOwner) -> Slot:
+    def by_number(self: SlotOwner, number: int | None = None) -> Slot:
         return self._issue(next(numbers) % self.size)
 
     patch.setattr(SlotOwner, "acquire", by_number)
@@ -52,17 +52,17 @@ def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
     """A sequence that was put back reads its prompt from the start, in the row as it was."""
-    again: dict[ActiveSequence, int] = {}
+    consumed: dict[ActiveSequence, int] = {}
     right = Scheduler._prefill
 
     def prefill(self: Scheduler) -> object:
         for sequence in self.prefilling:
-            if sequence.consumed and sequence not in again:
-                again[sequence], sequence.consumed = sequence.consumed, 0
+            if sequence.consumed and sequence not in consumed:
+                consumed[sequence], sequence.consumed = sequence.consumed, 0
         return right(self)
 
     def feed(tokens: tuple[int, ...], position: int) -> Feed:
-        return Feed(tokens, next(reversed(again.values())) if again and position == 0 else position)
+        return Feed(tokens, next(reversed(consumed.values())) if consumed and position == 0 else position)
 
     patch.setattr(Scheduler, "_prefill", prefill)
     patch.setattr(scheduler, "Feed", feed)

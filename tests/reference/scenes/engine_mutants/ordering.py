@@ -30,12 +30,12 @@ def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
         pool, count = scheduler._pool, len(sampled.token)
         if pool is None or count != scheduler._decode_lanes or len(scheduler.decoding) > count:
             return dispatched, sampled
-        if any(one.prefilling for one, _ in dispatched.sequences):
+        if any(sequence.prefilling for sequence, _ in dispatched.sequences):
             return dispatched, sampled
         now, _ = scheduler._by_lane(pool, scheduler.decoding, count)
-        known = [one for one, _ in dispatched.sequences]
+        sequences = [sequence for sequence, _ in dispatched.sequences]
         return dispatched._replace(
-            sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]
+            sequences=[(sequence, lane) for lane, sequence in enumerate(now) if sequence and sequence in sequences]
         ), sampled
 
     taken(patch, change)
@@ -43,7 +43,7 @@ def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
 
 def lanes_close_ranks(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
-        alive = [one for one, _ in dispatched.sequences if one.finish_reason is None]
+        alive = [sequence for sequence, _ in dispatched.sequences if sequence.finish_reason is None]
         lanes = [lane for _, lane in dispatched.sequences]
         return dispatched._replace(sequences=list(zip(alive, lanes, strict=False))), sampled
 
@@ -53,7 +53,7 @@ def lanes_close_ranks(patch: pytest.MonkeyPatch) -> None:
 def last_lane_for_all(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
         return dispatched._replace(
-            sequences=[(one, len(sampled.token) - 1) for one, _ in dispatched.sequences]
+            sequences=[(sequence, len(sampled.token) - 1) for sequence, _ in dispatched.sequences]
         ), sampled
 
     taken(patch, change)
@@ -61,18 +61,20 @@ def last_lane_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def tokens_of_the_step_after(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
-        after = session._in_flight[0].sampled if session._in_flight else None
-        return dispatched, sampled if after is None or len(after.token) != len(sampled.token) else jax.device_get(after)
+        newest = session._in_flight[0].sampled if session._in_flight else None
+        return dispatched, sampled if newest is None or len(newest.token) != len(sampled.token) else jax.device_get(
+            newest
+        )
 
     taken(patch, change)
 
 
 def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
-    kept: dict[int, np.ndarray] = {}
+    positions_by_lanes: dict[int, np.ndarray] = {}
     right = Engine.run
 
     def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: Any, **about: Any) -> Any:
-        positions = kept.setdefault(shape.lanes, np.zeros(shape.lanes, np.int32))
+        positions = positions_by_lanes.setdefault(shape.lanes, np.zeros(shape.lanes, np.int32))
         positions[:] = inputs.batch.positions
         inputs = inputs._replace(batch=inputs.batch._replace(positions=positions))
         return right(self, shape, pool, rows, inputs, **about)

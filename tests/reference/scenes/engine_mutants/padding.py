@@ -59,10 +59,10 @@ def parked_rows_are_free(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._admit
 
     def admit(self: Scheduler) -> None:
-        before = list(self.prefilling)
+        previous = list(self.prefilling)
         right(self)
         for sequence in self.prefilling:
-            if sequence not in before and self.decoding and self._pool is not None and sequence.slot is not None:
+            if sequence not in previous and self.decoding and self._pool is not None and sequence.slot is not None:
                 self._pool.owner.release(sequence.slot)
                 sequence.slot = self.decoding[0].slot
 

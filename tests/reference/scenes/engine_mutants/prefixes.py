@@ -16,29 +16,25 @@ from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes.host.slot_owner import SlotOwner
 
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:
-    """Something else is done with what was taken out of a row: `change(part, CachedBuffers) -> CachedBuffers`."""
+    """Something else is done with what was taken out of a row: `change(part, CachedBuffers)`."""
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, *arguments: Any) -> CachedBuffers:
-        return change(part, right(self, part, *arguments))
+    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, *arguments: Any) -> None:
+        right(self, buffers, part, *arguments)
+        change(part, buffers)
 
     patch.setattr(RowMoves, "_keep", keep)
 
 
 def restored(patch: pytest.MonkeyPatch, change) -> None:
-    """A part is put back otherwise: `change(put_back, part, CachedBuffers, operands)`."""
+    """A part is put back otherwise: `change(put_back, part, CachedBuffers, maps)`."""
     right = RowMoves._restore
 
-    def restore(
-        self: RowMoves, buffers: CachedBuffers, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
-    ) -> None:
-        change(
-            lambda buffers, operands: right(self, buffers, part, pool, slot, operands, mark), part, buffers, operands
-        )
+    def restore(self: RowMoves, buffers: CachedBuffers, part: Any, pool: Any, maps: Any, mark: Any = None) -> None:
+        change(lambda buffers, maps: right(self, buffers, part, pool, maps, mark), part, buffers, maps)
 
     patch.setattr(RowMoves, "_restore", restore)
 
@@ -47,11 +43,9 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
     """The row of a state is that of the step's first lane."""
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> CachedBuffers:
-        bind = SlotOwner.bind
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(SlotOwner, "bind", lambda *given: bind(*given) * 0)
-            return right(self, part, pool, *arguments)
+    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
+        row, *rest = maps
+        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
 
     patch.setattr(RowMoves, "_keep", keep)
 
@@ -82,8 +76,8 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
     gone_on_from: dict[Any, CachedBuffers] = {}
     take, restore = RowMoves.take, RowMoves.restore
 
-    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, known: Any = ()) -> Snapshot:
-        snapshot = take(self, pool, slot, tokens, owner, known)
+    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, spans: Any = ()) -> Snapshot:
+        snapshot = take(self, pool, slot, tokens, owner, spans)
         if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].on_device:
             gone_on_from[owner].arrays = snapshot.state.arrays
         return snapshot
@@ -98,21 +92,21 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_without_the_state(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda put, part, buffers, operands: put(buffers, operands) if part == "span" else None)
+    restored(patch, lambda put, part, buffers, maps: put(buffers, maps) if part == "span" else None)
 
 
 def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda put, part, buffers, operands: put(buffers, operands) if part == "state" else None)
+    restored(patch, lambda put, part, buffers, maps: put(buffers, maps) if part == "state" else None)
 
 
 def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
     """Places are counted in spans of another size."""
 
-    def change(put: Any, part: Any, buffers: CachedBuffers, operands: tuple[int, ...]) -> None:
+    def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            first, count, to = operands
-            operands = first, count, to // 8 * 8
-        put(buffers, operands)
+            *others, to = maps
+            maps = *others, to // 8 * 8
+        put(buffers, maps)
 
     restored(patch, change)
 
@@ -120,8 +114,11 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
     """Read the second part of an edge that was cut like the first."""
 
-    def change(put: Any, part: Any, buffers: CachedBuffers, operands: tuple[int, ...]) -> None:
-        put(buffers, (0, *operands[1:]) if part == "span" else operands)
+    def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
+        if part == "span":
+            read, write, first, *others = maps
+            maps = read, write, first * 0, *others
+        put(buffers, maps)
 
     restored(patch, change)
 
@@ -130,8 +127,8 @@ def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
     """The prompt is read on from the last whole chunk, on the state of a later token."""
     right = RowMoves.restore
 
-    def restore(self: RowMoves, *arguments: Any, **more: Any) -> int:
-        return right(self, *arguments, **more) // 5 * 5
+    def restore(self: RowMoves, *arguments: Any, **options: Any) -> int:
+        return right(self, *arguments, **options) // 5 * 5
 
     patch.setattr(RowMoves, "restore", restore)
 
@@ -140,12 +137,11 @@ def ring_of_four(patch: pytest.MonkeyPatch) -> None:
     """States lie in a ring, and the fifth is where the first still is."""
     ring: list[CachedBuffers] = []
 
-    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
+    def change(part: Any, buffers: CachedBuffers) -> None:
         if part == "state":
             for older in ring[-4:-3]:
                 older.arrays = buffers.arrays if older.on_device else older.arrays
             ring.append(buffers)
-        return buffers
 
     kept(patch, change)
 
@@ -154,10 +150,9 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
     """The move into what is kept is left out for every second state, and it is handed on all the same."""
     count = iter(range(10**9))
 
-    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
+    def change(part: Any, buffers: CachedBuffers) -> None:
         if part == "state" and next(count) % 2:
             buffers.arrays = tuple(jnp.zeros_like(array) for array in buffers.arrays)
-        return buffers
 
     kept(patch, change)
 
@@ -165,30 +160,29 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
 def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
     """Keep states with their heads in another order than the rows, unmarked."""
 
-    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
+    def change(part: Any, buffers: CachedBuffers) -> None:
         buffers.arrays = tuple(
             array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in buffers.arrays
         )
-        return buffers
 
     kept(patch, change)
 
 
 def before_the_step(patch: pytest.MonkeyPatch) -> None:
     """A state is taken of the rows as they were before the step that its label counts."""
-    before: dict[RowPool, Any] = {}
+    pools: dict[RowPool, Any] = {}
     run, look = Engine.run, RowPool.look
 
-    def wrong_run(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **more: Any) -> Any:
-        before[pool] = jax.tree.map(jnp.copy, look(pool))
-        return run(self, shape, pool, *arguments, **more)
+    def wrong_run(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **options: Any) -> Any:
+        pools[pool] = jax.tree.map(jnp.copy, look(pool))
+        return run(self, shape, pool, *arguments, **options)
 
     right = RowMoves._keep
 
-    def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> CachedBuffers:
+    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, *arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(RowPool, "look", lambda pool: before[pool])
-            return right(self, part, pool, *arguments)
+            inner.setattr(RowPool, "look", lambda pool: pools[pool])
+            right(self, buffers, part, pool, *arguments)
 
     patch.setattr(Engine, "run", wrong_run)
     patch.setattr(RowMoves, "_keep", keep)
@@ -197,18 +191,18 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     """Page in what was paged out last, whichever state is asked for."""
     last: list[tuple[Any, ...]] = []
-    put, evict_one = CacheMemory.page_in, CacheMemory.evict_one
+    restore, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
     def page_in(self: CacheMemory, buffers: CachedBuffers) -> None:
         if buffers in self._host:
-            same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
-            buffers.arrays = same[-1] if same else buffers.arrays
-        put(self, buffers)
+            similar = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
+            buffers.arrays = similar[-1] if similar else buffers.arrays
+        restore(self, buffers)
 
     def noted(self: CacheMemory) -> bool:
-        done = evict_one(self)
+        evicted = evict_one(self)
         last.extend(buffers.arrays for buffers in list(self._host)[-1:])
-        return done
+        return evicted
 
     patch.setattr(CacheMemory, "page_in", page_in)
     patch.setattr(CacheMemory, "evict_one", noted)
@@ -219,8 +213,8 @@ def any_tokens(patch: pytest.MonkeyPatch) -> None:
     right = PrefixCache.pinned
 
     def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:
-        found = [place for place in self._nodes.values() if place.position < len(prompt)]
-        deepest = max(found, key=lambda place: place.position, default=None)
+        nodes = [place for place in self._nodes.values() if place.position < len(prompt)]
+        deepest = max(nodes, key=lambda place: place.position, default=None)
         return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 
     patch.setattr(PrefixCache, "pinned", pinned)

@@ -17,7 +17,7 @@ from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
@@ -35,13 +35,13 @@ class DraftCounts(NamedTuple):
         accepted: tokens that count.
         lengths: tokens that it was given.
         drafts: how many of these are drafts.
-        most: T.
+        width: T.
     """
 
     accepted: Array
     lengths: Array
     drafts: Array
-    most: int
+    width: int
 
 
 Accept = Callable[[Array, Array, Array, Array], Array]
@@ -53,11 +53,11 @@ def accepted(draft_counts: DraftCounts) -> Array:
     return draft_counts.accepted
 
 
-def behind_accepted(sampled: Array, draft_counts: DraftCounts, before: Array) -> Array:
+def behind_accepted(sampled: Array, draft_counts: DraftCounts, previous: Array) -> Array:
     """The right tokens to carry to the next step: [N, 1]."""
     last = jnp.where(draft_counts.accepted > 0, draft_counts.accepted - 1, 0)[:, None]
     token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
-    return jnp.where(draft_counts.accepted[:, None] > 0, token, before)
+    return jnp.where(draft_counts.accepted[:, None] > 0, token, previous)
 
 
 @dataclass(frozen=True)
@@ -91,43 +91,43 @@ class StepMutant:
     goes_on: bool = False
     same_key: bool = False
     carry: Callable[[Array, DraftCounts, Array], Array] = behind_accepted
-    kept: Callable[[Any], Any] | None = None
+    record: Callable[[Any], Any] | None = None
 
 
 def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[..., Any]:
     """`step(which, params, rows, inputs)`: the step as one of these has it."""
 
-    def step(which: Array, params: Any, rows: Any, inputs: StepInputs) -> Any:
+    def step(mutant: Array, params: Any, rows: Any, inputs: StepInputs) -> Any:
         tokens, lengths, drafts = inputs.batch.tokens, inputs.batch.lengths, jnp.asarray(inputs.drafts)
         with pytest.MonkeyPatch.context() as patch:
-            _put_in(patch, mutants, which, lambda counts: DraftCounts(counts, lengths, drafts, tokens.shape[1]))
-            (counts, sampled), after = verify_step(structure, None, None)(params, rows, inputs)
+            _put_in(patch, mutants, mutant, lambda counts: DraftCounts(counts, lengths, drafts, tokens.shape[1]))
+            (counts, sampled), rows_now = verify_step(structure, None, None)(params, rows, inputs)
         if any(mutant.carry is not behind_accepted for mutant in mutants):
             draft_counts = DraftCounts(counts, lengths, drafts, tokens.shape[1])
             slots = inputs.batch.slots
             carries, carried = [mutant.carry for mutant in mutants], take_rows(rows.token, slots)
-            token = lax.switch(which, carries, sampled.token, draft_counts, carried)
-            after = after._replace(token=put_rows(rows.token, slots, token))
-        return (counts, sampled), after
+            token = lax.switch(mutant, carries, sampled.token, draft_counts, carried)
+            rows_now = rows_now._replace(token=put_rows(rows.token, slots, token))
+        return (counts, sampled), rows_now
 
     return step
 
 
 def _put_in(
-    patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], DraftCounts]
+    patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], mutant_index: Array, tell: Callable[[Array], DraftCounts]
 ) -> None:
     """Put the faults in until the step has been traced."""
     commit, sample_with_logprobs = Decoder.commit, verify.sample_with_logprobs
 
     def is_true(name: str) -> Array:
-        return jnp.array([getattr(mutant, name) for mutant in mutants])[which]
+        return jnp.array([getattr(mutant, name) for mutant in mutants])[mutant_index]
 
     def wrong_accept(*about: Array) -> Array:
-        return lax.switch(which, [mutant.accept for mutant in mutants], *about)
+        return lax.switch(mutant_index, [mutant.accept for mutant in mutants], *about)
 
     def wrong_commit(
         self: Decoder,
-        kept: Any,
+        accepted: Any,
         tokens: Array,
         counts: Array,
         positions: Array,
@@ -136,30 +136,30 @@ def _put_in(
         *slots: Any,
     ) -> Any:
         for mutant in mutants:
-            kept = kept if mutant.kept is None else mutant.kept(kept)
+            accepted = accepted if mutant.record is None else mutant.record(accepted)
         draft_counts = tell(counts)
         begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
 
         def replay(counts: Array, state: Any) -> Any:
-            return commit(self, kept, tokens, counts, begins, state, kv_blocks, *slots)
+            return commit(self, accepted, tokens, counts, begins, state, kv_blocks, *slots)
 
-        conv = lax.switch(which, [mutant.conv for mutant in mutants], draft_counts)
+        conv = lax.switch(mutant_index, [mutant.conv for mutant in mutants], draft_counts)
         if any(mutant.on_top for mutant in mutants):
-            after = replay(draft_counts.lengths, state)
-            state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), after, state)
+            replayed = replay(draft_counts.lengths, state)
+            state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), replayed, state)
         if all(mutant.conv is mutant.recurrent for mutant in mutants):
             return replay(conv, state)
-        recurrent = lax.switch(which, [mutant.recurrent for mutant in mutants], draft_counts)
+        recurrent = lax.switch(mutant_index, [mutant.recurrent for mutant in mutants], draft_counts)
         return jax.tree_util.tree_map_with_path(
             lambda path, of_conv, other: of_conv if jax.tree_util.keystr(path).endswith(".conv") else other,
             replay(conv, state),
             replay(recurrent, state),
         )
 
-    def wrong_keys(logits: Array, last: Array, behind: Array, *rest: Any) -> Any:
-        first = behind.reshape((-1, tell(behind).most))[:, :1]
-        same = jnp.broadcast_to(first, (first.shape[0], tell(behind).most)).reshape(-1)
-        return sample_with_logprobs(logits, last, jnp.where(is_true("same_key"), same, behind), *rest)
+    def wrong_keys(logits: Array, last: Array, keys: Array, *rest: Any) -> Any:
+        first = keys.reshape((-1, tell(keys).width))[:, :1]
+        repeated = jnp.broadcast_to(first, (first.shape[0], tell(keys).width)).reshape(-1)
+        return sample_with_logprobs(logits, last, jnp.where(is_true("same_key"), repeated, keys), *rest)
 
     patch.setattr(verify, "accept", wrong_accept)
     patch.setattr(Decoder, "commit", wrong_commit)
@@ -196,9 +196,9 @@ class Faulty:
 
     def wrong(self, id: str) -> str:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
-        which = jnp.int32(self._ids.index(id))
+        mutant = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
-        self._steps._programs[shape] = lambda *args: self._program(which, *args)
+        self._steps._programs[self._steps.lm.engine.paged(shape)] = lambda *args: self._program(mutant, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
     def _difference(self, wanted: Wanted) -> str:
@@ -219,11 +219,12 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = Shape("verify", steps.lanes, steps.tokens, steps.lanes)
+    shape = steps.lm.engine.paged(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        contract = step_contract(True, slot_map(shape.rows))
+        pages = page_table(shape.pages) if shape.pages else None
+        contract = step_contract(True, steps.lm.engine.programs.structure.arrays, slot_map(shape.rows), pages)
         prove_isolation(lambda *args: step(jnp.int32(0), *args), args, contract)
     except IsolationError as error:
         return {violation.kind for violation in error.violations}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
+from hybridlm.engine import scheduler
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sequence import ActiveSequence
@@ -45,8 +46,8 @@ def one_row_for_two(patch: pytest.MonkeyPatch) -> None:
 
 def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     """Slots stay on the device for all steps of as many lanes."""
-    kept: dict[int, np.ndarray] = {}
-    mapped(patch, lambda slots, pool: kept.setdefault(len(slots), slots))
+    first_slots: dict[int, np.ndarray] = {}
+    mapped(patch, lambda slots, pool: first_slots.setdefault(len(slots), slots))
 
 
 def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,8 @@ def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
-    """Idle lanes read a token, in rows of sequences whose prompts are not finished."""
+    """Idle lanes read a token, in rows of sequences whose prompts are not finished: between all of their chunks."""
+    patch.setattr(scheduler, "MAX_PREFILL_RUN", 1)
     right = Engine.run
 
     def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: Any, **about: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, STEPS
+from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, PAGED, STEPS
 from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.prefix_reports import PREFIXES
@@ -49,6 +49,12 @@ right.
 ### Reports of drafts that are taken back
 
 {_reports(ROLLBACK)}
+## Pages of the KV cache
+
+{len(PAGED)} faults of pages and of sequences that are preempted: {_counts(PAGED.values())}.
+Seven requests share five pages.
+
+{_mutants(PAGED.values())}
 ## Prefix cache
 
 {len(KEPT)} faults of the states that are kept of prompts: {_counts(KEPT.values())}.
@@ -80,7 +86,7 @@ def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:
 
 def _mutants(mutants: Iterable[EngineMutant | StepMutant]) -> str:
     text = "| mutant | after | what is wrong | found by the |\n|---|---|---|---|\n"
-    return text + "".join(_row(one.id, one.source, one.description, one.finder) for one in mutants)
+    return text + "".join(_row(mutant.id, mutant.source, mutant.description, mutant.finder) for mutant in mutants)
 
 
 def _mechanisms() -> str:

@@ -3,7 +3,8 @@
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
 early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
 decode steps get fewer lanes. With a prefix cache others run: conversations that go on,
-prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
+prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host. With few
+pages of KV cache long ones run, of which some are preempted.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from engine_mutants.mutant import Finder
 import hybridlm
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Drafter
+from hybridlm.engine import admission
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -30,18 +32,18 @@ LANES = {9: 1, 47: 2, 52: 1}
 
 
 class Asked(NamedTuple):
-    """One request: it joins before step `at`; its prompt has `tokens` tokens, or is given."""
+    """One request: it joins before `step`; its prompt has `tokens` tokens, or is `token_ids`."""
 
-    at: int
+    step: int
     tokens: int
     settings: dict[str, Any]
-    given: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
     @property
     def prompt(self) -> list[int]:
-        if self.given:
-            return list(self.given)
-        return [3 + (7 * i * i + 11 * self.tokens + 5 * self.at) % 90 for i in range(self.tokens)]
+        if self.token_ids:
+            return list(self.token_ids)
+        return [3 + (7 * i * i + 11 * self.tokens + 5 * self.step) % 90 for i in range(self.tokens)]
 
 
 STOPS = list(range(3, 97, 4))
@@ -61,8 +63,8 @@ REQUESTS = (
 STEMS = tuple(tuple(3 + (5 * i * i + 17 * i + 7 * stem) % 90 for i in range(40)) for stem in range(4))
 A, B = (*STEMS[0][:11], 40), (*STEMS[1][:8], 41)
 WITH_CACHE = tuple(
-    Asked(at, len(prompt), settings, prompt)
-    for at, prompt, settings in (
+    Asked(step, len(prompt), settings, prompt)
+    for step, prompt, settings in (
         (0, A, {"max_tokens": 12}),
         (0, B, {"max_tokens": 6}),
         (0, STEMS[2][:16], {"max_tokens": 4}),
@@ -80,11 +82,22 @@ WITH_CACHE = tuple(
         (44, (*A, *STEMS[3][:14]), {"max_tokens": 8}),
     )
 )
+IN_FEW_PAGES = (
+    Asked(0, 122, {"max_tokens": 30}),
+    Asked(0, 120, {"max_tokens": 30}),
+    Asked(0, 125, {"max_tokens": 25, "temperature": 1.0, "seed": 4}),
+    Asked(3, 100, {"max_tokens": 40}),
+    Asked(8, 250, {"max_tokens": 12}),
+    Asked(10, 5, {"max_tokens": 20}),
+    Asked(20, 126, {"max_tokens": 20, "temperature": 0.8, "seed": 1, "priority": 1}),
+)
+PAGES = 5
 BUDGET = CacheBudget(device=90_000, host=400_000)
 CANCELLED = {17: 8, 42: 5}
 """Cancelled requests by step: one while it waits, one while it decodes."""
 CANCELLED_WITH_DRAFTS = {4: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
+CANCELLED_IN_FEW_PAGES = {60: 3}
 CANCELLED_WITH_CACHE = {1: 2, 21: 5}
 """Cancelled requests by step: one while its prompt is read, one while it decodes."""
 
@@ -105,23 +118,25 @@ class Alone(NamedTuple):
 
 
 def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
-    """The traffic of a model: whether it has a prefix cache decides."""
+    """The traffic of a model: whether it has few pages or a prefix cache decides."""
+    if lm.engine.page_limit is not None:
+        return IN_FEW_PAGES
     return REQUESTS if lm.engine.prefix_cache is None else WITH_CACHE
 
 
 def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone]:
     """Every request of a traffic in a session of its own."""
-    found = []
-    for index, asked in enumerate(asked_of):
-        settings: Any = _free(asked.settings)
+    results = []
+    for index, request in enumerate(asked_of):
+        settings: Any = _free(request.settings)
         with lm.session() as session:
             priority = settings.pop("priority", 0)
             session.add(
-                lm.text_model.inputs.request(index, asked.prompt, hybridlm.SamplingParams(**settings), priority)
+                lm.text_model.inputs.request(index, request.prompt, hybridlm.SamplingParams(**settings), priority)
             )
             ended = [event.completion for _ in range(MOST_STEPS) for event in session.step() if event.completion]
-        found += [Alone(one.token_ids, one.finish_reason) for one in ended]
-    return found
+        results += [Alone(completion.token_ids, completion.finish_reason) for completion in ended]
+    return results
 
 
 def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
@@ -134,38 +149,42 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     Raises:
         SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: what is wrong with the run.
     """
-    found: dict[int, Alone] = {}
+    results: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
     engine._idle_pool = None  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
+    if engine.page_limit is not None:
+        cancelled = CANCELLED_IN_FEW_PAGES
     with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
         patch.setattr(Speculation, "always", True)
+        if engine.page_limit is not None:
+            patch.setattr(admission, "ROOM", 3)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
-            for asked in asked_of:
-                if asked.at == step:
-                    session.submit(asked.prompt, **_free(asked.settings))
+            for request in asked_of:
+                if request.step == step:
+                    session.submit(request.prompt, **_free(request.settings))
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step in LANES and scheduler.decoding:
+            if step in LANES and scheduler.decoding and engine.page_limit is None:
                 scheduler._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:
-                    found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
+                    results[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
             session.check_integrity()
-            if len(found) == len(asked_of):
+            if len(results) == len(asked_of):
                 watch.check()
-                return found
-    raise NeverEnded(f"requests {sorted(set(range(len(asked_of))) - set(found))} have not ended")
+                return results
+    raise NeverEnded(f"requests {sorted(set(range(len(asked_of))) - set(results))} have not ended")
 
 
 def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
     """Name of the check that finds something wrong with the traffic; None for a right run."""
     try:
-        found = run(lm, speculate)
+        results = run(lm, speculate)
     except (SlotError, hybridlm.RowsLost):
         return Finder.OWNER
     except (SanitizerError, LedgerError):
@@ -178,7 +197,7 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.ARRAYS
     except (NeverEnded, hybridlm.NumericalError):
         return Finder.ALONE
-    return None if all(_agree(found[index], one) for index, one in enumerate(want)) else Finder.ALONE
+    return None if all(_agree(results[index], expected) for index, expected in enumerate(want)) else Finder.ALONE
 
 
 def _agree(got: Alone, want: Alone) -> bool:
@@ -205,6 +224,6 @@ class _Arrays:
         patch.setattr(Placement, "put", watched)
 
     def check(self) -> None:
-        for array, held in self._seen:
-            if not np.array_equal(array, held):
-                raise Changed(f"held {held.tolist()} when a step was dispatched, holds {array.tolist()} now")
+        for array, copy in self._seen:
+            if not np.array_equal(array, copy):
+                raise Changed(f"held {copy.tolist()} when a step was dispatched, holds {array.tolist()} now")

@@ -32,7 +32,7 @@ def _one_less(counts: DraftCounts) -> Array:
 
 
 def _placeholders(counts: DraftCounts) -> Array:
-    return jnp.where(counts.accepted > 0, counts.most, 0)
+    return jnp.where(counts.accepted > 0, counts.width, 0)
 
 
 def _clamped(counts: DraftCounts) -> Array:
@@ -78,20 +78,20 @@ def _drafts_alone(tokens: Array, sampled: Array, lengths: Array, drafts: Array) 
     return accept(tokens, sampled, lengths, drafts) - 1
 
 
-def _behind_the_last_draft(sampled: Array, counts: DraftCounts, before: Array) -> Array:
+def _behind_the_last_draft(sampled: Array, counts: DraftCounts, previous: Array) -> Array:
     last = jnp.where(counts.lengths > 0, counts.lengths - 1, 0)[:, None]
     token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
-    return jnp.where(counts.accepted[:, None] > 0, token, before)
+    return jnp.where(counts.accepted[:, None] > 0, token, previous)
 
 
-def _at_minus_one(sampled: Array, counts: DraftCounts, before: Array) -> Array:
+def _at_minus_one(sampled: Array, counts: DraftCounts, previous: Array) -> Array:
     """Take the token at index -1 of a lane that accepts nothing."""
     return jnp.take_along_axis(sampled, counts.accepted[:, None] - 1, axis=1)
 
 
-def _gates_reversed(kept: Any) -> Any:
+def _gates_reversed(record: Any) -> Any:
     """The tokens' own gates stay in the order of another list of lanes."""
-    return tree_map_with_path(lambda path, x: x[::-1] if keystr(path).endswith((".decay", ".beta")) else x, kept)
+    return tree_map_with_path(lambda path, x: x[::-1] if keystr(path).endswith((".decay", ".beta")) else x, record)
 
 
 def _found_by_proof(id: str, source: str, description: str, kind: Kind, **fault: Any) -> StepMutant:
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     _found_by_proof(
         "gates-of-another-order", "vLLM#51812", "inputs of the recurrence are permuted, gates are not",
-        Kind.CROSS_LANE, kept=_gates_reversed,
+        Kind.CROSS_LANE, record=_gates_reversed,
     ),
     _found_by_proof(
         "prompts-first", "vLLM#40766", "counts are in order of size, lanes are not", Kind.CROSS_LANE,

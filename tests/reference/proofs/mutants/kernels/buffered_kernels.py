@@ -31,7 +31,7 @@ def _next(lane: Any) -> Any:
 
 MUTANTS = (
     _two("next-lane", "pages of the next lane", LEAK, page=lambda table, lane, number: table[_next(lane), number]),
-    _two("no-first", "the first page is never copied", LEAK, before=lambda blocks: blocks > 1),
+    _two("no-first", "the first page is never copied", LEAK, condition=lambda blocks: blocks > 1),
     _two("no-next", "the next page is copied too seldom", LEAK, while_=lambda n, blocks: n + 2 < blocks),
     _two("first-place", "the first page is copied to the second place", LEAK, first=1),
     _two("no-wait", "no wait", waits=False),
@@ -42,7 +42,7 @@ MUTANTS = (
     _two("same-page", "the same page again", next_number=lambda n: n),
     _two("after-last", "a page after the last is copied", while_=lambda n, blocks: n < blocks),
     _two("always", "the next page is always copied", while_=lambda n, blocks: n >= 0),
-    _two("before-none", "a page is copied for lanes without tokens", before=lambda blocks: blocks >= 0),
+    _two("before-none", "a page is copied for lanes without tokens", condition=lambda blocks: blocks >= 0),
     _two("stuck", "the carried place stays", carried=lambda place: place),
     _two("inner-other", "the other place is read token by token", LEAK, inner=True, read=lambda place: 1 - place),
     _two("three", "a third place", place=lambda n: lax.rem(n, 3), following=lambda n, place: lax.rem(n + 1, 3)),

@@ -33,27 +33,27 @@ def _prefill(segments: Change = _unchanged, rows: Change = _unchanged, change: C
     return step
 
 
-def _decode(at: Change = _unchanged, new: Change = _unchanged, contents: Change = _unchanged) -> Any:
+def _decode(position: Change = _unchanged, new: Change = _unchanged, contents: Change = _unchanged) -> Any:
     """Other positions, other entries, other segments of the rows."""
 
     def step(w, pools, positions, x):
         q, k, v = project(w, x)
         q, k = rotate(q, positions), rotate(k, positions)
         news = {"k": new(k), "v": v, "segment": jnp.ones(LANES, jnp.int32)}
-        pools = {name: put_by_lane(pools[name], new, at(positions)) for name, new in news.items()}
+        pools = {name: put_by_lane(pools[name], new, position(positions)) for name, new in news.items()}
         return attend(q, pools["k"], pools["v"], contents(pools["segment"]) == 1) @ w["o"].T, pools
 
     return step
 
 
 def _ring(
-    began: Change = _unchanged, new: Change = _unchanged, at: Callable[[Array, Array], Array] = lambda i, _: i
+    began: Change = _unchanged, new: Change = _unchanged, place_of: Callable[[Array, Array], Array] = lambda i, _: i
 ) -> Any:
     """Other beginnings, other entries, another place of the ring."""
 
     def step(w, pools, steps, settings, x):
         q, k, v = project(w, x)
-        place = at(steps % WINDOW, settings)
+        place = place_of(steps % WINDOW, settings)
         pools = {
             name: lax.dynamic_update_slice_in_dim(pools[name], item[:, None], place, axis=1)
             for name, item in (("k", new(k)), ("v", v))
@@ -81,9 +81,9 @@ MUTANTS = (
     _one(PREFILL, "row-prefill-rows", "keys and values go to the rows of lanes in reverse",
          _prefill(rows=lambda new: new[::-1])),
     _one(PREFILL, "row-prefill-rest", "behind a prompt lies what another row held there", _prefill(change=_rolled)),
-    _one(DECODE, "row-decode-first", "all lanes write at the position of lane 0", _decode(at=_first)),
+    _one(DECODE, "row-decode-first", "all lanes write at the position of lane 0", _decode(position=_first)),
     _one(DECODE, "row-decode-longest", "all lanes write at the greatest position",
-         _decode(at=lambda array: jnp.minimum(jnp.broadcast_to(array.max(), array.shape), CONTEXT - 1))),
+         _decode(position=lambda array: jnp.minimum(jnp.broadcast_to(array.max(), array.shape), CONTEXT - 1))),
     _one(DECODE, "row-decode-new", "the key of the lane before is written", _decode(new=_rolled)),
     _one(DECODE, "row-decode-held", "a lane sees what another row holds", _decode(contents=_rolled)),
     _one(RING, "ring-began-first", "what lane 0 may see is shown to all", _ring(began=_first), "JAX-LLM-examples"),
@@ -92,11 +92,11 @@ MUTANTS = (
     _one(RING, "ring-new", "keys are written to the rows of lanes in reverse", _ring(new=lambda new: new[::-1]),
          "JAX-LLM-examples"),
     _one(RING, "ring-place", "the place of the ring depends on when lanes began",
-         _ring(at=lambda place, began: (place + began.max()) % WINDOW), "JAX-LLM-examples"),
-    _one(EXPERTS, "expert-rows-sorted", "results stay in the order of experts", _experts(back=lambda order: order),
+         _ring(place_of=lambda place, began: (place + began.max()) % WINDOW), "JAX-LLM-examples"),
+    _one(EXPERTS, "expert-rows-sorted", "results stay in the order of experts", _experts(inverse=lambda order: order),
          "JAX-LLM-examples"),
     _one(EXPERTS, "expert-rows-taken", "experts get the rows of a batch that is not sorted by them",
-         _experts(taken=lambda order: jnp.arange(order.shape[0])), "JAX-LLM-examples"),
+         _experts(selected=lambda order: jnp.arange(order.shape[0])), "JAX-LLM-examples"),
     _one(EXPERTS, "expert-sizes-all", "the sizes of groups count another device's experts too",
          _experts(sizes=lambda keys, expert: expert % 2), "JAX-LLM-examples"),
     _one(EXPERTS, "expert-sum-of-lanes", "results are summed over the devices that split lanes",

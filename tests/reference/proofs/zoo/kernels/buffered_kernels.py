@@ -28,7 +28,7 @@ def buffered(
     *,
     place: Callable[[Any], Any] = _parity,
     following: Callable[[Any, Any], Any] = lambda number, place: 1 - place,
-    before: Callable[[Any], Any] = lambda blocks: blocks > 0,
+    condition: Callable[[Any], Any] = lambda blocks: blocks > 0,
     while_: Callable[[Any, Any], Any] = lambda number, blocks: number + 1 < blocks,
     page: Callable[[Any, Any, Any], Any] = lambda table, lane, number: table[lane, number],
     next_number: Callable[[Any], Any] = lambda number: number + 1,
@@ -60,29 +60,31 @@ def buffered(
         waits: wait for the copy of a page.
     """
 
-    def body(table: Any, lengths: Any, pages: Any, out: Any, held: Any, done: Any) -> None:
+    def body(table: Any, lengths: Any, pages: Any, out: Any, buffer: Any, signals: Any) -> None:
         lane = pl.program_id(0)
         length = lengths[lane]
         blocks = WIDE if static else jnp.minimum(lax.div(length + PAGE - 1, PAGE), WIDE)
 
         def copy(number: Any, place: Any) -> Any:
-            return pltpu.make_async_copy(pages.at[page(table, lane, number)], held.at[place], done.at[signal(place)])
+            return pltpu.make_async_copy(
+                pages.at[page(table, lane, number)], buffer.at[place], signals.at[signal(place)]
+            )
 
-        pl.when(before(blocks))(lambda: copy(0, first).start())
+        pl.when(condition(blocks))(lambda: copy(0, first).start())
 
         def block(number: Any, state: Any) -> Any:
             now, total = state if carried else (place(number), state)
             pl.when(while_(number, blocks))(lambda: copy(next_number(number), following(number, now)).start())
             if early:
-                total = total + held[read(now), 0]
+                total = total + buffer[read(now), 0]
             if waits:
                 copy(number, now).wait()
             if inner:
                 total = lax.fori_loop(0, jnp.minimum(PAGE, length - number * PAGE),
-                                      lambda token, total: total + held[read(now), token], total)  # fmt: skip
+                                      lambda token, total: total + buffer[read(now), token], total)  # fmt: skip
             else:
                 token = number * PAGE + lax.broadcasted_iota(jnp.int32, (PAGE, VALUE), 0)
-                total = total + jnp.sum(jnp.where(token < length, held[read(now)], 0.0), axis=0)
+                total = total + jnp.sum(jnp.where(token < length, buffer[read(now)], 0.0), axis=0)
             return (carried(now), total) if carried else total
 
         total = jnp.zeros(VALUE)
@@ -122,13 +124,13 @@ def by_lane(semaphore: Callable[[Any], Any] = _parity, place: Callable[[Any], An
         other: semaphore of the first wait; None for the semaphore of the copy.
     """
 
-    def body(slots: Any, x: Any, old: Any, new: Any, held: Any, done: Any) -> None:
+    def body(slots: Any, x: Any, old: Any, new: Any, buffer: Any, signals: Any) -> None:
         lane = pl.program_id(0)
-        row, here = new.at[slots[lane]], held.at[place(lane)]
-        pltpu.make_async_copy(row, here, done.at[semaphore(lane)]).start()
-        pltpu.make_async_copy(row, here, done.at[(other or semaphore)(lane)]).wait()
-        here[...] = here[...] * 0.5 + x[...]
-        copied(here, row, done.at[semaphore(lane)])
+        row, target = new.at[slots[lane]], buffer.at[place(lane)]
+        pltpu.make_async_copy(row, target, signals.at[semaphore(lane)]).start()
+        pltpu.make_async_copy(row, target, signals.at[(other or semaphore)(lane)]).wait()
+        target[...] = target[...] * 0.5 + x[...]
+        copied(target, row, signals.at[semaphore(lane)])
 
     def step(pool: Array, slots: Array, x: Array) -> Any:
         spec = pltpu.PrefetchScalarGridSpec(

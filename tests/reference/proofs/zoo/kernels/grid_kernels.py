@@ -34,10 +34,10 @@ def counted(
     row = row or (lambda lane, slots: (slots[lane], 0))
 
     def step(count: Array, pool: Array, slots: Array, x: Array) -> Any:
-        mine = pl.BlockSpec((1, VALUE), lambda lane, slots: (lane, 0))
+        block = pl.BlockSpec((1, VALUE), lambda lane, slots: (lane, 0))
         picked = pl.BlockSpec((1, VALUE), row)
         spec = pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1, grid=(steps(count, x),), in_specs=[mine, picked], out_specs=picked
+            num_scalar_prefetch=1, grid=(steps(count, x),), in_specs=[block, picked], out_specs=picked
         )
         call = pl.pallas_call(
             update_body, grid_spec=spec, out_shape=like(pool)[0], input_output_aliases={2: 0} if alias else {},

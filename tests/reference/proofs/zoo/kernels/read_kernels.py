@@ -31,7 +31,7 @@ WINDOW = LaneContract(inputs=(Pool("rows"), Lane(), Shared()), outputs=(Lane(), 
 
 
 def like(*arrays: Array) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in arrays]
+    return [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
 
 def delta_body(slots: Any, q: Any, k: Any, v: Any, pool: Any, out: Any, new: Any) -> None:
@@ -52,7 +52,7 @@ def by_slot(
     write = write or read
 
     def step(pool: Array, slots: Array, q: Array, k: Array, v: Array) -> Any:
-        tokens = [pl.BlockSpec((ONE, ONE, one.shape[-1]), row) for one in (q, k, v)]
+        tokens = [pl.BlockSpec((ONE, ONE, array.shape[-1]), row) for array in (q, k, v)]
         block = (ONE, ONE, KEY, VALUE)
         spec = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -89,13 +89,13 @@ def in_place(body: Kernel = in_place_body, params: Any = None) -> Callable[..., 
     """Triton's way: each lane finds its row by itself, and works in the pool's memory."""
 
     def step(pool: Array, slots: Array, x: Array, lengths: Array) -> Any:
-        whole = pl.BlockSpec(memory_space=pl.ANY)
-        mine = pl.BlockSpec((ONE, VALUE), lambda lane: (lane, 0))
+        full = pl.BlockSpec(memory_space=pl.ANY)
+        row = pl.BlockSpec((ONE, VALUE), lambda lane: (lane, 0))
         call = pl.pallas_call(
             body,
             grid=(LANES,),
-            in_specs=[whole, whole, mine, whole],
-            out_specs=[mine, whole],
+            in_specs=[full, full, row, full],
+            out_specs=[row, full],
             out_shape=like(x, pool),
             input_output_aliases={3: 1},
             compiler_params=plgpu.CompilerParams() if params is None else params,
@@ -140,11 +140,11 @@ def prefill(
     def step(rows: Array, x: Array) -> Any:
         tokens = pl.BlockSpec((ONE, CHUNK, VALUE), turned(lambda lane, chunk: (lane, chunk, 0)))
         row = pl.BlockSpec((ONE, VALUE), turned(lambda lane, chunk: (lane, 0)))
-        taken = pl.BlockSpec((ONE, CHUNK, VALUE), turned(read)) if read else tokens
+        states = pl.BlockSpec((ONE, CHUNK, VALUE), turned(read)) if read else tokens
         call = pl.pallas_call(
             body,
             grid=(CHUNKS, LANES) if lanes_inside else (LANES, CHUNKS),
-            in_specs=[taken, row],
+            in_specs=[states, row],
             out_specs=[tokens, row],
             out_shape=like(x, rows),
             scratch_shapes=[pltpu.VMEM((VALUE,), jnp.float32)],
@@ -174,13 +174,13 @@ def attend_body(lengths: Any, q: Any, keys: Any, out: Any, best: Any, total: Any
     @pl.when(block * BLOCK < lengths[lane])
     def _() -> None:
         scores = jnp.sum(keys[...] * q[...][None], axis=1)
-        at = block * BLOCK + lax.broadcasted_iota(jnp.int32, (BLOCK,), 0)
-        scores = jnp.where(at < lengths[lane], scores, -1e30)
+        positions = block * BLOCK + lax.broadcasted_iota(jnp.int32, (BLOCK,), 0)
+        scores = jnp.where(positions < lengths[lane], scores, -1e30)
         highest = jnp.maximum(best[...], jnp.max(scores))
-        weights, before = jnp.exp(scores - highest[0]), jnp.exp(best[...] - highest)
+        weights, scale = jnp.exp(scores - highest[0]), jnp.exp(best[...] - highest)
         best[...] = highest
-        total[...] = total[...] * before + jnp.sum(weights)
-        mixed[...] = mixed[...] * before + jnp.sum(weights[:, None] * keys[...], axis=0)
+        total[...] = total[...] * scale + jnp.sum(weights)
+        mixed[...] = mixed[...] * scale + jnp.sum(weights[:, None] * keys[...], axis=0)
 
     @pl.when(block == pl.num_programs(1) - 1)
     def _() -> None:
@@ -192,12 +192,12 @@ def attend(body: Kernel = attend_body, keys: Callable[..., Any] | None = None) -
     keys = keys or (lambda lane, block, lengths: (lane, block, 0))
 
     def step(rows: Array, q: Array, lengths: Array) -> Any:
-        mine = pl.BlockSpec((ONE, VALUE), lambda lane, block, lengths: (lane, 0))
+        row = pl.BlockSpec((ONE, VALUE), lambda lane, block, lengths: (lane, 0))
         spec = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(LANES, CONTEXT // BLOCK),
-            in_specs=[mine, pl.BlockSpec((ONE, BLOCK, VALUE), keys)],
-            out_specs=mine,
+            in_specs=[row, pl.BlockSpec((ONE, BLOCK, VALUE), keys)],
+            out_specs=row,
             scratch_shapes=[
                 pltpu.VMEM((1,), jnp.float32),
                 pltpu.VMEM((1,), jnp.float32),
@@ -227,12 +227,12 @@ def tiles(body: Kernel = norm_body, index: Callable[..., Any] | None = None, row
 
     def step(x: Array, w: Array) -> Any:
         spec = pl.BlockSpec((rows, VALUE), index)
-        whole = pl.BlockSpec((1, VALUE), lambda tile: (0, 0))
+        full = pl.BlockSpec((1, VALUE), lambda tile: (0, 0))
         out = pl.BlockSpec((rows, VALUE), lambda tile: (tile, 0))
         call = pl.pallas_call(
             body,
             grid=(pl.cdiv(LANES, rows),),
-            in_specs=[spec, whole],
+            in_specs=[spec, full],
             out_specs=out,
             out_shape=like(x)[0],
             interpret=True,

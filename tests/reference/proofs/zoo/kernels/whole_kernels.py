@@ -61,29 +61,29 @@ def copied(source: Any, target: Any, semaphore: Any) -> None:
     copy.wait()
 
 
-def copies_body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+def copies_body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, buffer: Any, signals: Any) -> None:
     """A lane's row comes to the core and goes back by copies; an idle lane's does not go back."""
     lane = pl.program_id(0)
     row = new.at[pl.ds(slots[lane], 1)]
-    copied(row, held, done.at[0])
-    out[...] = held[...] * x[...]
+    copied(row, buffer, signals.at[0])
+    out[...] = buffer[...] * x[...]
 
     @pl.when(lengths[lane] > 0)
     def _() -> None:
-        held[...] = held[...] * 0.5 + x[...]
-        copied(held, row, done.at[1])
+        buffer[...] = buffer[...] * 0.5 + x[...]
+        copied(buffer, row, signals.at[1])
 
 
 def copies(body: Kernel = copies_body) -> Callable[..., Any]:
     """A TPU's way: the pool stays in the device's memory."""
 
     def step(pool: Array, slots: Array, x: Array, lengths: Array) -> Any:
-        mine = pl.BlockSpec((1, VALUE), lambda lane, *_: (lane, 0))
+        row = pl.BlockSpec((1, VALUE), lambda lane, *_: (lane, 0))
         spec = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(LANES,),
-            in_specs=[mine, WHOLE],
-            out_specs=[mine, WHOLE],
+            in_specs=[row, WHOLE],
+            out_specs=[row, WHOLE],
             scratch_shapes=[pltpu.VMEM((1, VALUE), jnp.float32), pltpu.SemaphoreType.DMA((2,))],
         )
         call = pl.pallas_call(
@@ -101,11 +101,11 @@ def copies(body: Kernel = copies_body) -> Callable[..., Any]:
 
 def masked_body(x: Any, out: Any) -> None:
     """A softmax over a row that is shorter than the block that works on it."""
-    at = jnp.arange(8)
-    mask = at < VALUE
-    row = plgpu.load(x.at[at], mask=mask, other=-jnp.inf)
+    columns = jnp.arange(8)
+    mask = columns < VALUE
+    row = plgpu.load(x.at[columns], mask=mask, other=-jnp.inf)
     weights = jnp.exp(row - jnp.max(row))
-    plgpu.store(out.at[at], weights / jnp.sum(weights), mask=mask)
+    plgpu.store(out.at[columns], weights / jnp.sum(weights), mask=mask)
 
 
 def masked(body: Kernel = masked_body) -> Callable[..., Any]:
@@ -130,8 +130,8 @@ def turns_body(lengths: Any, keys: Any, out: Any) -> None:
     blocks = jnp.minimum(lax.div(length + BLOCK - 1, BLOCK), CONTEXT // BLOCK)
 
     def block(number: Any, total: Any) -> Any:
-        at = number * BLOCK + lax.broadcasted_iota(jnp.int32, (BLOCK, VALUE), 0)
-        return total + jnp.sum(jnp.where(at < length, keys[pl.ds(number * BLOCK, BLOCK)], 0.0), axis=0)
+        positions = number * BLOCK + lax.broadcasted_iota(jnp.int32, (BLOCK, VALUE), 0)
+        return total + jnp.sum(jnp.where(positions < length, keys[pl.ds(number * BLOCK, BLOCK)], 0.0), axis=0)
 
     out[...] = lax.fori_loop(0, blocks, block, jnp.zeros(VALUE))
 

@@ -68,14 +68,14 @@ def scattered_rows(w, state, x, lengths):
 
 
 def next_device(count: int) -> list[tuple[int, int]]:
-    return [(here, (here + 1) % count) for here in range(count)]
+    return [(device, (device + 1) % count) for device in range(count)]
 
 
 def sent_rows(w, state, x, lengths):
     """Each device lets the next one compute what comes before its own recurrence, and has it back."""
     count = lax.axis_size("data")
-    there = jnp.tanh(lax.ppermute(x, "data", next_device(count)))
-    x = lax.ppermute(there, "data", [(there, here) for here, there in next_device(count)])
+    moved = jnp.tanh(lax.ppermute(x, "data", next_device(count)))
+    x = lax.ppermute(moved, "data", [(target, source) for source, target in next_device(count)])
     pieces = lax.all_to_all(x, "data", 0, 0, tiled=True)
     x = lax.all_to_all(jnp.sin(pieces), "data", 0, 0, tiled=True)
     return local_rows(w, state, x, lengths)

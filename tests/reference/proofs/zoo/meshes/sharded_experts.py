@@ -49,20 +49,20 @@ def of_experts(
     x: Array,
     expert: Array,
     *,
-    back: Callable[[Array], Array] = jnp.argsort,
-    taken: Callable[[Array], Array] = lambda order: order,
+    inverse: Callable[[Array], Array] = jnp.argsort,
+    selected: Callable[[Array], Array] = lambda order: order,
     sizes: Callable[[Array, Array], Array] = lambda keys, expert: keys,
     along: str | tuple[str, ...] = "model",
 ) -> Array:
     """Each device has some experts whole: the rows of the others come last, and count as zeros."""
-    here = w["up"].shape[0]
+    experts = w["up"].shape[0]
     flat = expert.reshape(-1)
     # `flat - first` may be negative, which `bincount` takes for 0
-    keys = jnp.where(flat // here == lax.axis_index("model"), flat % here, here)
+    keys = jnp.where(flat // experts == lax.axis_index("model"), flat % experts, experts)
     order = jnp.argsort(keys)
-    counts = jnp.bincount(sizes(keys, flat), length=here).astype(jnp.int32)
-    y = jnp.where((keys[order] < here)[:, None], grouped(w, x[taken(order) // TOP], counts), 0.0)
-    return lax.psum(y[back(order)].reshape(-1, TOP, HIDDEN), along)
+    counts = jnp.bincount(sizes(keys, flat), length=experts).astype(jnp.int32)
+    y = jnp.where((keys[order] < experts)[:, None], grouped(w, x[selected(order) // TOP], counts), 0.0)
+    return lax.psum(y[inverse(order)].reshape(-1, TOP, HIDDEN), along)
 
 
 def parallel(w: Any, state: Array, x: Array, among: Callable[..., Array] = of_experts) -> tuple[Array, Array]:

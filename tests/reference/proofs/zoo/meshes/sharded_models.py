@@ -38,7 +38,7 @@ def sharded_model(name: str, axes: Axes, tokens: int, **fields: Any) -> Program:
     params = [spread(np.asarray(value[...]), cuts.get(path, ()), devices) for path, value in flat]
     places = [spec(cuts.get(path, ()), devices) for path in paths]
     arrays = jax.tree.leaves(model.state_arrays())
-    split = [() if one.sharded_dim is None else (one.sharded_dim,) for one in arrays]
+    split = [() if array.sharded_dim is None else (array.sharded_dim,) for array in arrays]
     tree = jax.tree.structure(model.state_arrays())
     rows = [spread(leaf, cut, devices) for leaf, cut in zip(jax.tree.leaves(used_rows(model)), split, strict=True)]
     pools = [spec(cut, devices, data) for cut in split]
@@ -46,7 +46,7 @@ def sharded_model(name: str, axes: Axes, tokens: int, **fields: Any) -> Program:
 
     def step(params, rows, ids, lengths, positions, blocks):
         merged = nnx.merge(
-            graph, nnx.from_flat_state([(path, nnx.Param(one)) for path, one in zip(paths, params, strict=True)])
+            graph, nnx.from_flat_state([(path, nnx.Param(array)) for path, array in zip(paths, params, strict=True)])
         )
         hidden, new = merged(ids, lengths, positions, jax.tree.unflatten(tree, rows), blocks)
         return hidden, jax.tree.leaves(new)

@@ -91,13 +91,13 @@ def local_copy(target, source, read, write):
     return (put(target, write, gathered(source, read)),)
 
 
-def local_keep(kept, source, read, write):
+def local_keep(snapshots, source, read, write):
     """Keep a row whole on every device along `data`."""
-    return (kept.at[write].set(gathered(source, read)),)
+    return (snapshots.at[write].set(gathered(source, read)),)
 
 
-def local_restore(target, kept, read, write):
-    return (put(target, write, kept[read]),)
+def local_restore(target, snapshots, read, write):
+    return (put(target, write, snapshots[read]),)
 
 
 def local_advance(pool, slots, x, lengths):

@@ -125,9 +125,9 @@ def counted(stop: Step, row: Step) -> Step:
 
         def token(t, carry):
             pool, y = carry
-            own = slots[lane[t]]
-            state = jnp.tanh(pool[own] + x[t])
-            return pool.at[row(t, own, cu[-1])].set(state, mode="drop"), y.at[t].set(state)
+            slot = slots[lane[t]]
+            state = jnp.tanh(pool[slot] + x[t])
+            return pool.at[row(t, slot, cu[-1])].set(state, mode="drop"), y.at[t].set(state)
 
         pool, y = lax.fori_loop(0, stop(cu), token, (pool, jnp.zeros((TOKENS, HIDDEN))))
         return y, pool

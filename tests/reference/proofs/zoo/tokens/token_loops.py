@@ -53,9 +53,9 @@ def rows_of_a_pool(
 
         def token(t, carry):
             pool, out = carry
-            here = row(slots, ids, t)
-            new = 0.5 * pool[here] + x[t]
-            return pool.at[here].set(new), out.at[t].set(new)
+            place = row(slots, ids, t)
+            new = 0.5 * pool[place] + x[t]
+            return pool.at[place].set(new), out.at[t].set(new)
 
         pool, out = lax.fori_loop(0, end(cu), token, (pool, jnp.zeros((TOKENS, HIDDEN))))
         return out, pool

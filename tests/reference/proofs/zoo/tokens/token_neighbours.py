@@ -110,7 +110,7 @@ WINDOWS = {
 """Windows of tokens that end at the bounds of a lane."""
 
 
-def recurrence(first: Mask, reverse: bool = False, kept: bool = False) -> Any:
+def recurrence(first: Mask, reverse: bool = False, masked: bool = False) -> Any:
     """Return a recurrence over all tokens that begins anew where a mask is true.
 
     Args:
@@ -123,7 +123,7 @@ def recurrence(first: Mask, reverse: bool = False, kept: bool = False) -> Any:
         def token(state, now):
             x, first, real = now
             new = jnp.tanh(0.5 * jnp.where(first, 0.0, state) + x)
-            return jnp.where(real, new, state) if kept else new, new
+            return jnp.where(real, new, state) if masked else new, new
 
         masks = first(cu), index() < cu[-1]
         return lax.scan(token, jnp.zeros(HIDDEN), (x, *masks), reverse=reverse)[1]
@@ -131,23 +131,42 @@ def recurrence(first: Mask, reverse: bool = False, kept: bool = False) -> Any:
     return step
 
 
+def at_position(begins: Callable[[Array], Array] = lambda position: position == 0) -> Any:
+    """Return a recurrence that begins anew at positions of each lane."""
+
+    def step(x, cu):
+        def token(state, now):
+            x, position = now
+            new = jnp.tanh(0.5 * jnp.where(begins(position), 0.0, state) + x)
+            return new, new
+
+        return lax.scan(token, jnp.zeros(HIDDEN), (x, index() - start(cu)))[1]
+
+    return step
+
+
 RECURRENCES = {
     "at starts": recurrence(lambda cu: index() == start(cu)),
-    "at position 0": recurrence(lambda cu: index() - start(cu) < 1, kept=True),
+    "at position 0": recurrence(lambda cu: index() - start(cu) < 1, masked=True),
+    "at a number of cu_seqlens": recurrence(lambda cu: jnp.isin(index(), cu[:-1])),
+    "at any start": recurrence(lambda cu: (index()[:, None] == cu[None]).any(1)),
+    "at marks": recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1]].set(True)),
+    "at marks, cleared": recurrence(lambda cu: ~jnp.ones(TOKENS, bool).at[cu[:-1]].set(False)),
+    "at position 0, in the loop": at_position(),
     "where ids change": recurrence(lambda cu: changed(ends_passed(cu))),
     "at ends, in reverse": recurrence(lambda cu: index() == stop(cu) - 1, reverse=True),
 }
 """Recurrences over packed tokens with the state reset between lanes."""
 
 
-def attention(mask: Mask, outside: float, again: bool = True) -> Any:
+def attention(mask: Mask, fill: float, remasked: bool = True) -> Any:
     """Return attention among tokens with a finite mask, applied to the weights again."""
 
     def step(x, cu):
-        seen = mask(cu)
-        scores = jnp.where(seen, x @ x.T, outside)
+        visible = mask(cu)
+        scores = jnp.where(visible, x @ x.T, fill)
         weights = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-        weights = jnp.where(seen, weights, 0.0) if again else weights
+        weights = jnp.where(visible, weights, 0.0) if remasked else weights
         return weights / weights.sum(axis=1, keepdims=True) @ jnp.where(jnp.isfinite(x), x, 0.0)
 
     return step

@@ -23,14 +23,14 @@ def draw_rows(rng: np.random.Generator) -> tuple[Any, ...]:
     return normal(rng, ROWS, HIDDEN), normal(rng, ROWS)
 
 
-def sums(left: Any, right: Any) -> Any:
-    return left[0] | right[0], jnp.where(right[0], right[1], 0.5 * left[1] + right[1])
+def sums(first: Any, right: Any) -> Any:
+    return first[0] | right[0], jnp.where(right[0], right[1], 0.5 * first[1] + right[1])
 
 
-def decays(left: Any, right: Any) -> Any:
+def decays(first: Any, right: Any) -> Any:
     flag, decay, state = right
-    new = decay * left[2] + state
-    return left[0] | flag, jnp.where(flag, decay, left[1] * decay), jnp.where(flag, state, new)
+    new = decay * first[2] + state
+    return first[0] | flag, jnp.where(flag, decay, first[1] * decay), jnp.where(flag, state, new)
 
 
 def scanned(

@@ -39,8 +39,8 @@ def real(cu: Array) -> Array:
     return index() < cu[-1]
 
 
-def blank(x: Array, mask: Array, outside: float = 0.0) -> Array:
-    return jnp.where(mask[:, None], x, outside)
+def blank(x: Array, mask: Array, fill: float = 0.0) -> Array:
+    return jnp.where(mask[:, None], x, fill)
 
 
 def between(cu: Array) -> Array:

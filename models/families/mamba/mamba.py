@@ -86,7 +86,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     return backbone_weights(config, _describe)
 
 

@@ -6,13 +6,7 @@ CHECKS = ("jax_debug_nans", "jax_debug_infs")
 
 
 class SettingError(ValueError):
-    """A setting of JAX prevents certification.
-
-    Args:
-        name: the setting.
-        effect: the reason.
-        advice: the remedy.
-    """
+    """A setting of JAX prevents certification."""
 
     def __init__(self, name: str, effect: str, advice: str):
         super().__init__(f"{name} is on, and {effect}: {advice}")
@@ -20,7 +14,7 @@ class SettingError(ValueError):
 
 
 def require_programs() -> None:
-    """Raise SettingError if JAX compiles no programs, because `jax_disable_jit` is on."""
+    """Raise SettingError if `jax_disable_jit` is on: JAX compiles nothing."""
     if jax_private.setting("jax_disable_jit"):
         raise SettingError(
             "jax_disable_jit",
@@ -30,7 +24,7 @@ def require_programs() -> None:
 
 
 def require_donation() -> None:
-    """Raise SettingError if JAX donates no buffers, because `jax_debug_nans` or `jax_debug_infs` is on."""
+    """Raise SettingError if `jax_debug_nans` or `jax_debug_infs` is on: JAX donates nothing."""
     for name in CHECKS:
         if jax_private.setting(name):
             raise SettingError(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from models.config.reader import ConfigReader
@@ -17,7 +18,7 @@ HYBRID_FIELDS = {
     "kernel": "mamba_d_conv",
     "conv_bias": "mamba_conv_bias",
 }
-"""Names of the fields in granitemoehybrid, bamba and falcon_h1."""
+"""Fields of granitemoehybrid, bamba and falcon_h1."""
 # Tokens per kernel call, initialisation of time steps, dtype of the residual stream.
 _UNUSED = """chunk_size mamba_chunk_size expand mamba_expand time_step_min time_step_max time_step_floor time_step_rank
     rescale_prenorm_residual residual_in_fp32 use_mamba_kernels num_logits_to_keep""".split()
@@ -31,16 +32,7 @@ def read_mamba2(
     default_groups: int = 1,
     **variant: Any,
 ) -> Mamba2Config:
-    """Read the sizes and limits of the Mamba2 layers.
-
-    Args:
-        reader: config.json.
-        fields: names of the fields, by the names in `HYBRID_FIELDS`.
-        eps: of the gated norm.
-        width: inner width, heads times their size; None for configs without such a field.
-        default_groups: groups without such a field, as in transformers.
-        variant: further options of `Mamba2Config`.
-    """
+    """Read the sizes and limits of the Mamba2 layers."""
     heads = reader.integer(fields["heads"])
     if width is not None and reader.get(fields["head_size"]) in (None, "auto"):
         head_size = max(width // heads, 1)
@@ -65,6 +57,14 @@ def read_mamba2(
         step_limits=reader.limits("time_step_limit", (0.0, math.inf)),
         **variant,
     )
+
+
+def with_floor(reader: ConfigReader, mixer: Mamba2Config) -> Mamba2Config:
+    """Return a layer with transformers' floor of prompt time steps, if `hf_compat_dt_floor` asks."""
+    if not reader.flag("hf_compat_dt_floor", False):
+        return mixer
+    low, high = mixer.step_limits
+    return replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
 
 
 def mamba2_weights(c: Mamba2Config, hidden: int, path: Path, name: str) -> list[Weight]:

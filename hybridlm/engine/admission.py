@@ -1,0 +1,82 @@
+"""Admission by pages of the KV cache: sequences that join, and sequences that are preempted.
+
+A sequence joins if pages are free for its prompt and for some tokens more, and gets another page when the last is full.
+If no page is free, the last of the joined sequences in the order of the queue is preempted: it gives back its row and
+all pages, waits again in its old place, and then reads its prompt and its tokens once more (recomputation).
+
+The first sequence of a device is never preempted, and a request that needs more pages than a device has is refused at
+submission. So one sequence can always go on.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.speculation import Speculation
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.rows.pool import RowPool
+from models import KV_BLOCK
+
+ROOM = KV_BLOCK
+"""Reserved positions behind the prompt of a sequence that joins; fewer if it samples fewer tokens."""
+
+
+class Admission:
+    """The pages of the sequences of one run.
+
+    Args:
+        engine: runs the steps.
+        speculation: the choice of drafts; None never drafts.
+    """
+
+    def __init__(self, engine: Engine, speculation: Speculation | None):
+        self._engine, self._speculation, self._warned = engine, speculation, False
+
+    def positions_to_join(self, sequence: ActiveSequence, pool: RowPool) -> int:
+        """Return the positions to reserve for a waiting sequence: prompt and `ROOM`."""
+        tokens = len(sequence.request.prompt) + len(sequence.generated)
+        return min(tokens + ROOM, self._limit(sequence, pool))
+
+    def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
+        """Reserve pages for the next decode step of a sequence; False without free pages."""
+        assert sequence.slot is not None
+        positions = self._positions_to_decode(sequence, pool)
+        if not pool.can_reserve(sequence.slot, positions):
+            return False
+        pool.reserve(sequence.slot, positions)
+        return True
+
+    def last(self, sequence: ActiveSequence, joined: Sequence[ActiveSequence], pool: RowPool) -> ActiveSequence:
+        """Return the sequence to preempt for another one: the last of its device.
+
+        Raises:
+            SlotsExhausted: no other sequence is on this device; its request should have been refused.
+        """
+        assert sequence.slot is not None
+        device = pool.device_of(sequence.slot)
+        neighbours = [other for other in joined if other.slot is not None and pool.device_of(other.slot) == device]
+        if len(neighbours) == 1:
+            pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
+        return max(neighbours, key=lambda other: other.order)
+
+    def count(self, sequence: ActiveSequence) -> None:
+        """Count a preemption, and warn of the first one of the run."""
+        self._engine.stats["preemptions"] += 1
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"request {sequence.request.index} was preempted after {len(sequence.generated)} tokens, because all "
+                f"{self._engine.cache_positions:,} positions of the KV cache are in use: it waits, and its tokens are "
+                "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
+                stacklevel=2,
+            )
+
+    def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
+        """Return the positions of a decoding sequence after its next step, with all drafts."""
+        ahead = 0 if self._speculation is None else self._speculation.ahead
+        return min(sequence.consumed + 1 + ahead, self._limit(sequence, pool))
+
+    def _limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
+        """Return the most positions that steps of a sequence write."""
+        behind = 0 if self._speculation is None else self._speculation.head_drafts
+        return min(sequence.request.positions(self._engine.context) + behind, pool.blocks * KV_BLOCK)

@@ -1,0 +1,138 @@
+"""Pages of a pool's rows: KV cache for the positions of their sequences."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ir_passes.host.page_owner import Page, PageOwner
+from ir_passes.host.slot_owner import SlotError, SlotFault, frozen_copy
+from models import KV_BLOCK
+
+
+class RowPages:
+    """The pages of each row, in the order of its positions.
+
+    Args:
+        rows: rows of the pool.
+        size: pages of the pool on all devices, with a null page on each; 0 without a KV cache.
+        blocks: most pages of a row: those of a whole context.
+        devices: devices that rows and pages are split over, in equal parts.
+
+    Attributes:
+        owner: holder of each page; None without a KV cache.
+    """
+
+    def __init__(self, rows: int, size: int, blocks: int, devices: int):
+        self.owner = PageOwner(size, "pages", parts=devices) if size else None
+        self._blocks, self._row_part, self._page_part = blocks, rows // devices, size // devices
+        self._pages: list[list[Page]] = [[] for _ in range(rows)]
+        self._table, self._counts = np.zeros((rows, blocks), np.int32), np.zeros(rows, np.int32)
+
+    def needed(self, positions: int) -> int:
+        """Return the number of pages for `positions` positions."""
+        return 0 if self.owner is None else -(-positions // KV_BLOCK)
+
+    def missing(self, row: int, positions: int) -> int:
+        """Return the number of missing pages of a row's first `positions` positions."""
+        return max(0, self.needed(positions) - len(self._pages[row]))
+
+    def free_in(self, device: int) -> int:
+        """Return the number of free pages of a device."""
+        return 0 if self.owner is None else self.owner.free_in(device)
+
+    def reserve(self, row: int, positions: int) -> None:
+        """Give a row the missing pages of its first `positions` positions.
+
+        Raises:
+            SlotError: a context has fewer positions.
+            SlotsExhausted: fewer pages of the row's device are free; the row gets none.
+        """
+        if self.owner is None or not (count := self.missing(row, positions)):
+            return
+        pages = self._pages[row]
+        if len(pages) + count > self._blocks:
+            message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        pages += self.owner.acquire(count, row // self._row_part)
+        self._table[row, : len(pages)] = self._local(self.owner.bind([pages], 1, len(pages)))[0]
+        self._counts[row] = len(pages)
+
+    def release(self, row: int) -> None:
+        """Give back all pages of a row."""
+        if self.owner is not None:
+            for page in self._pages[row]:
+                self.owner.release(page)
+            self._pages[row], self._table[row], self._counts[row] = [], 0, 0
+
+    def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
+
+        Numbers are those on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
+
+        Args:
+            rows: row of each lane.
+            used: whether a sequence has the lane.
+        """
+        if self.owner is None:
+            return None
+        table = self._table[list(rows)]
+        table[~np.array(used, bool)] = 0
+        return frozen_copy(table)
+
+    def page(self, row: int, block: int) -> int:
+        """Return the number of a row's page of a block of positions, over all devices.
+
+        Raises:
+            SlotError: the row has no such page.
+        """
+        if block >= self._counts[row]:
+            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        return row // self._row_part * self._page_part + int(self._table[row, block])
+
+    def require(self, rows: np.ndarray, ends: np.ndarray) -> None:
+        """Check that rows have the pages of all positions before `ends`, int [lane] both.
+
+        Raises:
+            SlotError: a page is missing, so that keys and values would be lost.
+        """
+        if self.owner is None:
+            return
+        covered = self._counts[rows].astype(np.int64) * KV_BLOCK
+        wrong = np.flatnonzero(np.minimum(ends, self._blocks * KV_BLOCK) > covered)
+        if len(wrong):
+            messages = [
+                (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
+                for lane in wrong
+            ]
+            raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """Check that each page is free or has one holder, and that tables name it.
+
+        Args:
+            held: rows with a sequence.
+
+        Raises:
+            SlotError: with everything that is wrong.
+        """
+        if self.owner is None:
+            return
+        self.owner.check_integrity()
+        table = self.owner.bind(self._pages, len(self._pages), self._blocks)
+        named = len({page for page in table.ravel().tolist() if page})
+        counts = np.array([len(pages) for pages in self._pages])
+        wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
+        wrong += np.flatnonzero((self._local(table) != self._table).any(axis=1) | (counts != self._counts)).tolist()
+        total = int(counts.sum())
+        taken = self.owner.size - self.owner.parts - self.owner.free
+        if wrong or not total == named == taken:
+            message = (
+                f"rows {wrong} are free and have pages, or have others than their tables name; {total} pages of rows, "
+                f"{named} different ones in tables, {taken} that are not free"
+            )
+            raise SlotError(SlotFault.STATES.fault("", message), where="pages")
+
+    def _local(self, table: np.ndarray) -> np.ndarray:
+        """Return page numbers on their devices; null pages are 0 everywhere."""
+        return table % np.int32(self._page_part)

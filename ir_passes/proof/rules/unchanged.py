@@ -1,0 +1,85 @@
+"""Integer arithmetic that changes nothing: `s + 0`, `s >> 0`, `-(-s)`, `s + 1 - 1`."""
+
+import jax.numpy as jnp
+
+from ir_passes.jaxpr.dtypes import is_integer, limits
+from ir_passes.proof.rules.addressing.access import constant_of
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import Value
+
+_SHIFTS = ("shift_left", "shift_right_arithmetic", "shift_right_logical")
+_NEUTRAL = {"add": 0, "sub": 0, "xor": 0, "or": 0, "mul": 1, "div": 1, **dict.fromkeys(_SHIFTS, 0)}
+"""Operation -> number that changes no other operand."""
+_ORDERED = ("sub", "div", *_SHIFTS)
+"""Operations with the neutral number as second operand only."""
+_WIDE_FLOATS = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
+_INVERSE = {"add": "sub", "sub": "add", "div": "mul"}
+
+
+def unchanged(site: Site, *operands: Value) -> Value | None:
+    """Return the integer operand that an operation does not change, None for other operations."""
+    dtype = site.eqn.outvars[0].aval.dtype
+    if not is_integer(dtype):
+        return None
+    if len(operands) == 2:
+        return _by_neutral(site, *operands) or _by_mask(site, *operands) or _undone(site, *operands)
+    (x,) = operands
+    if site.name == "abs":
+        return x if x.range is not None and x.range[0] >= 0 else None
+    return _twice(site, x) if site.name in ("neg", "not") else None
+
+
+def _by_neutral(site: Site, x: Value, y: Value) -> Value | None:
+    neutral = _NEUTRAL.get(site.name)
+    if neutral is None:
+        return None
+    if constant_of(y) == neutral and site.shapes[0] == site.shape:
+        return x
+    return y if site.name not in _ORDERED and constant_of(x) == neutral and site.shapes[1] == site.shape else None
+
+
+def _by_mask(site: Site, x: Value, y: Value) -> Value | None:
+    """Return the operand of `and` with ones in all its bits."""
+    least, greatest = limits(site.eqn.outvars[0].aval.dtype)
+    for k, (value, mask) in enumerate(((x, y), (y, x)) if site.name == "and" else ()):
+        ones, bounds = constant_of(mask), value.range
+        if ones is None or site.shapes[k] != site.shape:
+            continue
+        if ones == (-1 if least else greatest):
+            return value
+        if ones > 0 and ones & (ones + 1) == 0 and bounds is not None and 0 <= bounds[0] and bounds[1] <= ones:
+            return value
+    return None
+
+
+def _undone(site: Site, x: Value, y: Value) -> Value | None:
+    """Return the integer before an operation that this equation undoes by the same constant."""
+    by, inverse = constant_of(y), _INVERSE.get(site.name)
+    eqn = None if by is None or inverse is None else site.maker(site.eqn.invars[0])
+    if eqn is None or eqn.primitive.name != inverse or site.shapes[0] != site.shape:
+        return None
+    first, second = (site.prover.read(site.env, atom) for atom in eqn.invars)
+    if constant_of(second) != by or eqn.invars[0].aval.shape != site.shape:
+        return None
+    # sums wrap forth and back; a product that wraps is not undone
+    return first if site.name != "div" or (by and x.range is not None) else None
+
+
+def _twice(site: Site, x: Value) -> Value | None:
+    """Return the integer that is negated twice."""
+    eqn = site.maker(site.eqn.invars[0])
+    return site.prover.read(site.env, eqn.invars[0]) if eqn is not None and eqn.primitive.name == site.name else None
+
+
+def converted_back(site: Site) -> Value | None:
+    """Return the integers that were converted to a float with all their digits, and back."""
+    target, eqn = site.eqn.outvars[0].aval.dtype, site.maker(site.eqn.invars[0])
+    if eqn is None or eqn.primitive.name != "convert_element_type" or not is_integer(target):
+        return None
+    source, float_type = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    x = site.prover.read(site.env, eqn.invars[0])
+    if not is_integer(source) or float_type not in _WIDE_FLOATS or x.range is None:
+        return None
+    exact, ends = 2 ** (jnp.finfo(float_type).nmant + 1), limits(target)
+    is_exact = -exact <= x.range[0] and x.range[1] <= exact and x.range[1] <= float(jnp.finfo(float_type).max)
+    return x if is_exact and ends[0] <= x.range[0] and x.range[1] <= ends[1] else None

@@ -1,0 +1,150 @@
+"""Scans over layers with their pools as carries.
+
+XLA writes the stacked results of a scan outside the bytes of its `xs`. It updates a carry in place.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+
+from ir_passes.contract.contract import Pool
+from ir_passes.jaxpr import ir
+from ir_passes.rewrites.graph import Graph
+from ir_passes.rewrites.pool_access import WRITES
+
+
+@dataclass(frozen=True)
+class StackedPool:
+    """A pool that is operand `xs` of a scan; its successor is result `ys`."""
+
+    xs: int
+    ys: int
+
+
+def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
+    """Return the graph with stacked pools as carries of their scans, and the number of these pools."""
+    stacked = _stacked_pools(graph)
+    if not stacked:
+        return graph, 0
+    eqns: list[ir.JaxprEqn] = []
+    names: dict[ir.Var, ir.Atom] = {}
+    consts: dict[ir.Var, Any] = {}
+    for eqn in graph.program.jaxpr.eqns:
+        eqn = ir.renamed(eqn, names)
+        if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
+            eqns.append(eqn)
+            continue
+        new, results, more = ir.emit(_CarriedScan(eqn, tuple(stacked[eqn.outvars[0]])), eqn.invars, eqn)
+        eqns += new
+        consts |= more
+        names.update(zip(eqn.outvars, results, strict=True))
+    outvars = [ir.rename(atom, names) for atom in graph.program.jaxpr.outvars]
+    program = ir.with_eqns(graph.program, eqns, outvars, consts)
+    return graph.with_program(program), sum(map(len, stacked.values()))
+
+
+def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
+    """Return the stacked pools of each scan, by the scan's first result."""
+    jaxpr = graph.program.jaxpr
+    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    stacked: dict[Any, list[StackedPool]] = {}
+    for pool, successor in graph.bound.successors.items():
+        entry, version = graph.bound.inputs[pool].entry, jaxpr.outvars[successor]
+        while isinstance(entry, Pool) and not isinstance(version, ir.Literal) and version in made_by:
+            eqn = made_by[version]
+            if eqn.primitive.name in WRITES:
+                version = eqn.invars[0]
+                continue
+            if eqn.primitive.name != "scan" or eqn.effects:
+                break
+            result, (consts, carry) = eqn.outvars.index(version), ir.scan_counts(eqn)
+            if result < carry:
+                version = eqn.invars[consts + result]
+                continue
+            operand = _source(eqn, result, consts + carry)
+            if operand is None or entry.axis == 0:  # lanes along axis 0: a scan over lanes
+                break
+            version = eqn.invars[operand]
+            stacked.setdefault(eqn.outvars[0], []).append(StackedPool(operand, result))
+    return stacked
+
+
+def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
+    """Return the `xs` operand that the body updates to a result; None without one.
+
+    Args:
+        result: number of a stacked result.
+        first: number of the first `xs` operand.
+    """
+    body = eqn.params["jaxpr"].jaxpr
+    made_by = {var: inner for inner in body.eqns for var in inner.outvars}
+    atom = body.outvars[result]
+    while not isinstance(atom, ir.Literal) and atom in made_by and made_by[atom].primitive.name in WRITES:
+        atom = made_by[atom].invars[0]
+    operands = range(first, len(eqn.invars))
+    by_write = [operand for operand in operands if body.invars[operand] is atom]
+    if by_write:
+        return by_write[0]
+    carry = ir.scan_counts(eqn)[1]
+    kind = ir.types([eqn.outvars[result]])
+    sources = [operand for operand in operands if ir.types([eqn.invars[operand]]) == kind]
+    results = [other for other in range(carry, len(eqn.outvars)) if ir.types([eqn.outvars[other]]) == kind]
+    return sources[0] if len(sources) == len(results) == 1 else None
+
+
+@dataclass(frozen=True)
+class _CarriedScan:
+    """A scan as a function of its operands, with pools as carries."""
+
+    eqn: ir.JaxprEqn
+    pools: tuple[StackedPool, ...]
+
+    def __call__(self, *operands: jax.Array) -> list[jax.Array]:
+        """Run the scan; each iteration reads and writes its layer of the pools."""
+        params = self.eqn.params
+        count, carries = ir.scan_counts(self.eqn)
+        body, first = ir.as_function(params["jaxpr"]), count + carries
+        place_of = {pool.xs: place for place, pool in enumerate(self.pools)}
+        successors = [pool.ys for pool in self.pools]
+        others = [result for result in range(carries, len(self.eqn.outvars)) if result not in successors]
+
+        def run(state: Any, slices: Any) -> Any:
+            carry, pools = state
+            layer, rest = slices[0], iter(slices[1])
+            xs = [
+                _layer(pools[place_of[operand]], layer) if operand in place_of else next(rest)
+                for operand in range(first, len(operands))
+            ]
+            results = body(*operands[:count], *carry, *xs)
+            updated = [
+                _with_layer(pool, results[successor], layer) for pool, successor in zip(pools, successors, strict=True)
+            ]
+            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in others)
+
+        pools = tuple(operands[pool.xs] for pool in self.pools)
+        sliced = tuple(operands[operand] for operand in range(first, len(operands)) if operand not in place_of)
+        layers = jnp.arange(params["length"], dtype=jnp.int32)
+        (carry, pools), ys = lax.scan(
+            run,
+            (tuple(operands[count:first]), pools),
+            (layers, sliced),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(others, ys, strict=True))
+        return [*carry, *(by_result[result] for result in range(carries, len(self.eqn.outvars)))]
+
+
+def _layer(pool: jax.Array, layer: jax.Array) -> jax.Array:
+    starts = [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]
+    part = lax.dynamic_slice(pool, starts, (1, *pool.shape[1:]), allow_negative_indices=False)
+    return lax.squeeze(part, (0,))
+
+
+def _with_layer(pool: jax.Array, rows: jax.Array, layer: jax.Array) -> jax.Array:
+    starts = [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]
+    return lax.dynamic_update_slice(pool, rows[None], starts, allow_negative_indices=False)

@@ -1,0 +1,113 @@
+"""What kernels take of a GPU, and errors of kernels that ask for more.
+
+XLA says how much of which memory a program instance asked for, and names no kernel. Registers and threads are those
+that ptxas reports of a dumped program.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+
+from ir_passes.targets.gpus import GPUS
+from ir_passes.targets.target import TargetError
+
+EXCEEDED = re.compile(r"([\w ]+?)(?: size)? limit exceeded: requested (\d+), available:? (\d+)")
+"""XLA's message of a Triton kernel that is too large."""
+KERNEL_NAME = re.compile(r'@__gpu\$xla\.gpu\.triton\([^\n]*?\bname = "(\w+)"')
+"""Name of a Triton kernel in a call of a lowered program."""
+REGISTERS_OF_A_BLOCK, REGISTERS_OF_A_THREAD, THREADS_OF_A_BLOCK = 65_536, 255, 1024
+"""The same on all GPUs from compute capability 5.0 on (CUDA C++ Programming Guide, technical specifications)."""
+
+
+class KernelLimitError(RuntimeError):
+    """A kernel of a step asks for more memory than a program instance of the GPU has; the cause is XLA's error."""
+
+
+@contextmanager
+def kernel_limits(lowered: jax.stages.Lowered) -> Iterator[None]:
+    """Turn XLA's error of a kernel that is too large into `KernelLimitError`."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        exceeded = EXCEEDED.search(str(error))
+        if exceeded is None:
+            raise
+        memory, requested, available = exceeded[1].rpartition(":")[2].strip().lower(), *map(int, exceeded.group(2, 3))
+        names = ", ".join(sorted(set(KERNEL_NAME.findall(lowered.as_text())))) or "only those of XLA"
+        raise KernelLimitError(
+            f"a kernel asks for {requested:,} of {memory} for each program instance, the GPU has {available:,}; "
+            f"kernels of the program: {names}. Give your kernel smaller blocks or fewer stages, or load the model with "
+            "kernels='off'"
+        ) from error
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one kernel takes of a GPU.
+
+    Attributes:
+        name: of its function.
+        threads: of a program instance.
+        registers: of a thread.
+        spilled: bytes of each thread's registers that are stored to memory.
+    """
+
+    name: str
+    threads: int
+    registers: int
+    spilled: int
+
+    def faults(self) -> tuple[str, ...]:
+        """Return the limits of every GPU that it exceeds."""
+        numbers = (
+            ("threads of a program instance", self.threads, THREADS_OF_A_BLOCK),
+            ("registers of a thread", self.registers, REGISTERS_OF_A_THREAD),
+            ("registers of a program instance", self.threads * self.registers, REGISTERS_OF_A_BLOCK),
+        )
+        exceeded = [number for number in numbers if number[1] > number[2]]
+        return tuple(f"{self.name}: {count:,} {kind}, expected at most {most:,}" for kind, count, most in exceeded)
+
+
+def kernel_resources(folder: Path, target: str) -> Iterator[KernelResources]:
+    """Yield what each Pallas kernel of a program takes; their names end in "_kernel".
+
+    Args:
+        folder: that XLA has dumped the program to.
+        target: name of the GPU.
+
+    Raises:
+        TargetError: ptxas is not installed.
+    """
+    major, minor = GPUS[target].capability
+    architecture = f"sm_{major}{minor}{'a' if GPUS[target].accelerated else ''}"
+    for file in sorted(folder.glob("*.ptx")):
+        threads = dict(re.findall(r"\.entry (\w+_kernel)\b[^{]*?\.(?:req|max)ntid (\d+)", file.read_text("utf-8")))
+        # XLA splits a program, and some of the parts are no complete programs
+        if not threads:
+            continue
+        command = [_ptxas(), "-v", f"-arch={architecture}", file, "-o", os.devnull]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        for entry in output.split("Compiling entry function")[1:]:
+            name = re.match(r" '(\w+)'", entry)
+            if name is None or name[1] not in threads:
+                continue
+            used, spilled = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
+            assert used is not None and spilled is not None, entry
+            yield KernelResources(name[1], int(threads[name[1]]), int(used[1]), int(spilled[1]))
+
+
+def _ptxas() -> Path:
+    """Return the path of ptxas in NVIDIA's packages."""
+    spec = find_spec("nvidia")
+    places = [] if spec is None else map(Path, spec.submodule_search_locations or ())
+    files = [file for place in places for file in place.glob("*/bin/ptxas")]
+    if not files:
+        raise TargetError("ptxas is not installed: pip install 'hybridlm[target-cuda]'")
+    return files[0]

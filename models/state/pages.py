@@ -1,0 +1,61 @@
+"""Pages of KV caches: the places of tokens, the pages of the lanes.
+
+A cache is a pool of pages of `KV_BLOCK` positions. Entry b of a lane's row of the page table is the page of positions
+from b * KV_BLOCK on. Page 0 is the null page: entries behind a lane's last page name it, and no token is written to it.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Int32, Shaped
+
+from models.state.state import KV_BLOCK
+
+Pages = Int32[Array, "lane block"]
+
+
+def own_pages(lanes: int, pages: int) -> Pages:
+    """Return the table of a pool of `pages` pages with consecutive pages for each lane, behind the null page."""
+    each = (pages - 1) // lanes
+    return 1 + jnp.arange(lanes * each, dtype=jnp.int32).reshape((lanes, each))
+
+
+def token_places(
+    table: Pages, positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], pages: int
+) -> tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]]:
+    """Return page and place within the page of each token.
+
+    Padding and tokens without a page get distinct pages past the end, which a scatter drops.
+
+    Args:
+        table: pages of the lanes.
+        positions: of the tokens.
+        valid: mask of the real tokens.
+        pages: of the pool.
+    """
+    block = lax.div(positions, jnp.int32(KV_BLOCK))
+    page = jnp.take_along_axis(table, block, axis=1, mode="clip")
+    past = pages + jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape)
+    written = valid & (positions >= 0) & (block < table.shape[1]) & (page > 0)
+    return jnp.where(written, page, past), lax.rem(positions, jnp.int32(KV_BLOCK))
+
+
+def put_tokens(
+    pool: Shaped[Array, "page head place size"],
+    places: tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]],
+    new: Shaped[Array, "lane token head size"],
+) -> Shaped[Array, "page head place size"]:
+    """Return the pool with new tokens at their places (`token_places`)."""
+    page, place = places
+    return pool.at[page, :, place].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
+
+
+def take_pages(
+    pool: Shaped[Array, "page head place size"], pages: Int32[Array, "lane block"]
+) -> Shaped[Array, "lane head position size"]:
+    """Return the positions of some pages of each lane, one page after another."""
+    lanes, count = pages.shape
+    _, heads, places, size = pool.shape
+    dims = lax.GatherDimensionNumbers(offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,))
+    sizes, mode = (1, heads, places, size), lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    blocks = lax.gather(pool, pages[:, :, None], dims, sizes, mode=mode)
+    return blocks.reshape((lanes, heads, count * places, size))

@@ -1,0 +1,114 @@
+"""Prove right, wrong, changed and outside programs, and write the table of "How the proof works".
+
+    python scripts/write_proof_figures.py [--part 0] [--programs 12]
+
+Also write the lines and consequences of the trusted base to docs/verification.md. Ten minutes on two cores. The exit
+status is 1 if a program that leaks is proved.
+"""
+
+import argparse
+import os
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, CHECKS = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/verification.md"
+REFERENCE = ROOT / "tests/reference"
+
+
+def replaced(page: Path, mark: str, lines: Iterable[str]) -> None:
+    """Replace the lines between two marks of a page."""
+    first, last = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    head, rest = page.read_text().split(first)
+    _, tail = rest.split(last)
+    page.write_text(f"{head}{first}" + "".join(f"{line}\n" for line in lines) + f"{last}{tail}")
+
+
+def trusted_base() -> list[str]:
+    """Return the table of trusted files: lines without blank lines, and the consequence of a bug."""
+    entries = tomllib.loads((REFERENCE / "proofs/trusted_base.toml").read_text())
+    rows, total = [], 0
+    for name, consequence in entries.items():
+        lines = [line for line in (ROOT / "ir_passes" / name).read_text().splitlines() if line.strip()]
+        total += len(lines)
+        rows.append(f"| `{name}` | {len(lines)} | {consequence} |")
+    head = ["| file of ir_passes | lines | a bug may |", "|---|---:|---|"]
+    return [f"{len(rows)} files, {total:,} lines without blank lines.", "", *head, *rows]
+
+
+def proved(step: object, args: tuple, contract: object) -> bool:
+    """Whether a step is proved."""
+    from hybridlm.compiler import IsolationError, prove_isolation
+
+    try:
+        prove_isolation(step, args, contract)
+    except IsolationError:
+        return False
+    return True
+
+
+def line(name: str, counts: Counter[str]) -> str:
+    """Return a row of the table."""
+    total = sum(counts.values())
+    right = counts["clean, proved"] + counts["leaking, refused"]
+    cells = (total, right, counts["leaking, refused"], counts["clean, refused"], counts["leaking, proved"])
+    return f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |"
+
+
+def figures(part: int, programs: int) -> tuple[list[str], bool]:
+    """Return the table, and whether a leak was proved."""
+    from mutants.catalogue import MUTANTS
+    from mutants.mutant import Tier
+    from outside_steps import STEPS
+    from zoo.catalogue import PROGRAMS
+
+    right = Counter[str](
+        "clean, proved" if proved(program.step, program.args(), program.contract) else "clean, refused"
+        for program in PROGRAMS.values()
+    )
+    wrong = Counter[str](
+        "leaking, proved" if proved(m.program.step, m.program.args(), m.program.contract) else "leaking, refused"
+        for m in MUTANTS.values()
+        if m.tier is Tier.PROOF and m.program is not None
+    )
+    verdicts = [("leaking" if step.leaks else "clean", proved(step.run, step.args, step.contract)) for step in STEPS]
+    outside = Counter[str](f"{truth}, {'proved' if is_proved else 'refused'}" for truth, is_proved in verdicts)
+    changed = Counter[str]()
+    from test_random_mutants import RUN, tally
+
+    for name in RUN[part % len(RUN) :: max(1, len(RUN) // programs)]:
+        changed += tally(name, part)
+    kept = {"clean, proved", "clean, refused", "leaking, refused", "leaking, proved"}
+    changed = Counter({key: count for key, count in changed.items() if key in kept})
+    head = [
+        "| programs | number | right | of these leak, refused | false alarms | leak, proved |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    rows = [("right steps (zoo)", right), ("wrong steps (mutants)", wrong), ("one random change", changed)]
+    rows += [("outside code", outside)]
+    return head + [line(*row) for row in rows], any(counts["leaking, proved"] for _, counts in rows)
+
+
+def main() -> int:
+    """Write both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
+    parser.add_argument("--programs", type=int, default=12, help="programs to change")
+    parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
+    options = parser.parse_args()
+    replaced(CHECKS, "trusted base", trusted_base())
+    if options.base_only:
+        return 0
+    lines, leaked = figures(options.part, options.programs)
+    replaced(PAGE, "figures", lines)
+    return int(leaked)
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/")), str(ROOT / "tests/ir_passes/proof")]
+    sys.exit(main())

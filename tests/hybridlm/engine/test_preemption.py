@@ -1,0 +1,308 @@
+"""Sequences that share too few pages wait, are preempted and computed again: their tokens are those of solo runs."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from text_checkpoint import write_text_checkpoint
+
+import hybridlm
+from hybridlm.engine import admission
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.engine.speculation import Speculation
+from hybridlm.requests.results import Completion
+from models import KV_BLOCK
+
+PAGES = 5
+SETTINGS: dict[str, Any] = {
+    "lanes": 4,
+    "context": 512,
+    "dtype": "float32",
+    "chunk": 32,
+    "certify": "off",
+    "cache": PAGES * KV_BLOCK,
+}
+FULL = "was preempted after"
+pytestmark = [pytest.mark.usefixtures("stored_steps"), pytest.mark.filterwarnings(f"ignore:.*{FULL}")]
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
+    """Four lanes of four pages each, and five pages for all of them."""
+    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("preemption")), **SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences join with hardly more than their prompts, so that they soon need more."""
+    monkeypatch.setattr(admission, "ROOM", 3)
+
+
+Asked = tuple[list[int], dict[str, Any]]
+
+
+FEW: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, {"frequency_penalty": 0.5, "repetition_penalty": 1.3})
+"""Settings with few compiled steps; the last one depends on all tokens that were sampled."""
+MANY: tuple[dict[str, Any], ...] = (
+    *FEW, {"temperature": 0.8, "top_p": 0.9, "logprobs": 2}, {"allowed_token_ids": list(range(10, 40))},
+    {"bad_words": [[11]], "temperature": 0.7}, {"stop": list(range(3, 97, 9))}, {"logprobs": 0},
+    {"structured_outputs": hybridlm.StructuredOutputs(regex="[a-f ]{40}"), "ignore_eos": False},
+)  # fmt: skip
+
+
+def request_of(rng: random.Random, kinds: tuple[dict[str, Any], ...]) -> Asked:
+    """A request that probably crosses the end of a page."""
+    prompt = [rng.randrange(3, 97) for _ in range(rng.choice((1, 90, 115, 120, 126, 128, 240, 250, 370)))]
+    settings = {"max_tokens": rng.choice((1, 2, 25, 40)), "seed": rng.randrange(99), "ignore_eos": True}
+    return prompt, settings | rng.choice(kinds)
+
+
+def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, request: Asked, priority: int = 0) -> None:
+    prompt, settings = request
+    session.add(lm.text_model.inputs.request(index, prompt, hybridlm.SamplingParams(**settings), priority))
+
+
+def alone(lm: hybridlm.LM, requests: list[Asked]) -> list[Completion]:
+    """Every request in a session with no other, under its number."""
+    preemptions, completions = lm.stats["preemptions"], []
+    for index, request in enumerate(requests):
+        with lm.session(speculate=None) as session:
+            submit(lm, session, index, request)
+            while session.busy:
+                completions += [event.completion for event in session.step() if event.completion is not None]
+    assert lm.stats["preemptions"] == preemptions
+    return completions
+
+
+def traffic(
+    lm: hybridlm.LM, requests: list[Asked], rng: random.Random, arrivals: float = 0.3, **options: Any
+) -> tuple[dict[int, Completion], int]:
+    """Let requests join at random steps, cancel some; return completions and the number of preemptions."""
+    preemptions, completions = lm.stats["preemptions"], dict[int, Completion]()
+    events: dict[int, list[int]] = {}
+    with lm.session(**options) as session:
+        waiting = list(enumerate(requests))
+        while waiting or session.busy:
+            while waiting and rng.random() < arrivals:
+                index, request = waiting.pop(0)
+                submit(lm, session, index, request, priority=rng.choice((0, 0, 0, 1)))
+            if session._alive and rng.random() < 0.02:
+                session.cancel(rng.choice(list(session._alive)))
+            for event in session.step():
+                events.setdefault(event.index, []).extend([] if event.token is None else [event.token])
+                if event.completion is not None:
+                    completions[event.index] = event.completion
+            session.check_integrity()
+    for index, completion in completions.items():
+        assert events.get(index, []) == completion.token_ids, "each token is an event, once"
+    return completions, lm.stats["preemptions"] - preemptions
+
+
+def compare(completions: dict[int, Completion], want: list[Completion]) -> None:
+    assert sorted(completions) == list(range(len(want)))
+    for index, expected in enumerate(want):
+        got = completions[index]
+        if got.finish_reason == "cancelled":
+            assert got.token_ids == expected.token_ids[: len(got.token_ids)]
+            continue
+        assert (got.token_ids, got.finish_reason, got.text) == (
+            expected.token_ids, expected.finish_reason, expected.text,
+        ), index  # fmt: skip
+        if expected.logprobs is not None:
+            np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-4)
+            assert len(got.top_logprobs or ()) == len(expected.top_logprobs or ())
+
+
+def run(lm: hybridlm.LM, seed: int, count: int = 20, kinds: tuple[dict[str, Any], ...] = FEW, **options: Any) -> int:
+    """Compare random traffic with solo runs; return the number of preemptions."""
+    rng = random.Random(seed)
+    requests = [request_of(rng, kinds) for _ in range(count)]
+    completions, preempted = traffic(lm, requests, rng, **options)
+    compare(completions, alone(lm, requests))
+    return preempted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (0, 2, 7))
+def test_random_traffic_equals_solo_runs(lm: hybridlm.LM, seed: int) -> None:
+    assert run(lm, seed) >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8, 30))
+def test_more_random_traffic_equals_solo_runs(lm: hybridlm.LM, seed: int) -> None:
+    run(lm, seed, count=30, kinds=MANY)
+
+
+PLAIN: dict[str, Any] = {"ignore_eos": True}
+
+
+def prompt(count: int, first: int = 3) -> list[int]:
+    return [3 + (first + 7 * i * i) % 90 for i in range(count)]
+
+
+class Known:
+    """Drafts two right tokens and a wrong one of completions that are known."""
+
+    def __init__(self, completions: list[Completion]):
+        self._texts = [completion.prompt_token_ids + completion.token_ids for completion in completions]
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        """Return the next tokens of the text that begins with these."""
+        count = len(token_ids)
+        right = next(text[count : count + 2] for text in self._texts if text[:count] == list(token_ids))
+        return [*right, 3][:k]
+
+
+@pytest.mark.slow
+def test_drafts_survive_preemptions(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts need pages, too; how many were accepted is known before a sequence is preempted."""
+    monkeypatch.setattr(Speculation, "always", True)
+    requests: list[Asked] = [(prompt(122 - i, i), {"max_tokens": 30, **PLAIN}) for i in range(5)]
+    want, initial_stats = alone(lm, requests), lm.stats
+    completions, preempted = traffic(lm, requests, random.Random(1), arrivals=1.0, speculate=Known(want))
+    compare(completions, want)
+    drafted, accepted = (lm.stats[name] - initial_stats[name] for name in ("drafted_tokens", "accepted_tokens"))
+    assert preempted >= 1 and 0 < accepted < drafted
+
+
+def finished(session: hybridlm.Session) -> list[int]:
+    """Run a session to its end; return the requests in the order of their ends."""
+    order: list[int] = []
+    while session.busy:
+        order += [event.index for event in session.step() if event.completion is not None]
+        session.check_integrity()
+    return order
+
+
+def test_the_youngest_is_preempted_and_keeps_its_place(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three with two pages each at last, the third goes; it comes back before a later one joins."""
+    preempted, right = list[int](), Scheduler._preempt
+
+    def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
+        preempted.append(sequence.request.index)
+        right(self, sequence, pool)
+
+    monkeypatch.setattr(Scheduler, "_preempt", recorded)
+    with lm.session() as session:
+        for i in range(3):
+            session.submit(prompt(122, i), max_tokens=20 + i, **PLAIN)
+        while not preempted:
+            session.step()
+        session.submit(prompt(5), max_tokens=18, **PLAIN)  # one page, which is free
+        assert finished(session) == [0, 1, 2, 3]
+    assert preempted == [2]
+
+
+def test_a_high_priority_is_preempted_last(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    preempted, right = list[int](), Scheduler._preempt
+
+    def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
+        preempted.append(sequence.request.index)
+        right(self, sequence, pool)
+
+    monkeypatch.setattr(Scheduler, "_preempt", recorded)
+    with lm.session() as session:
+        for i in range(3):
+            session.submit(prompt(122, i), priority=i, max_tokens=20, **PLAIN)
+        finished(session)
+    assert preempted == [0]
+
+
+def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> None:
+    """Rows are free for the others, and pages for the last; the large one is first in the queue."""
+    with lm.session() as session:
+        session.submit(prompt(370), max_tokens=3, **PLAIN)
+        session.submit(prompt(270), max_tokens=2, **PLAIN)
+        session.submit(prompt(5), max_tokens=2, **PLAIN)
+        session.step()
+        scheduler = session._scheduler
+        assert [len(sequence.prompt) for sequence in scheduler.joined] == [370]
+        assert [entry[2].request.index for entry in sorted(scheduler.waiting)] == [1, 2]
+        assert finished(session)[0] == 0
+
+
+def test_one_warning_for_a_run_says_how_to_get_more(lm: hybridlm.LM) -> None:
+    preemptions = lm.stats["preemptions"]
+    with pytest.warns(UserWarning, match=r"all 640 positions of the KV cache .* load\(cache=\)") as caught:
+        lm.generate([prompt(122, i) for i in range(4)], max_tokens=30, **PLAIN)
+    assert lm.stats["preemptions"] > preemptions + 1
+    assert len([warning for warning in caught if FULL in str(warning.message)]) == 1
+
+
+def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
+    """Cancelled while it waits after a preemption, and while it decodes."""
+    with lm.session() as session:
+        for i in range(3):
+            session.submit(prompt(122, i), max_tokens=25, **PLAIN)
+        scheduler = session._scheduler
+        while not (scheduler.waiting and scheduler.decoding):
+            session.step()
+        waiting = scheduler.waiting[0][2]
+        assert waiting.generated and waiting.slot is None
+        session.cancel(waiting.request.index)
+        session.cancel(scheduler.decoding[0].request.index)
+        finished(session)
+        pool = scheduler._pool
+        assert pool is not None and pool.row_pages.owner is not None and pool.row_pages.owner.free == PAGES
+        assert pool.owner.held == []
+
+
+@pytest.mark.slow
+def test_a_preempted_sequence_continues_from_its_cached_state(lm: hybridlm.LM) -> None:
+    cached = hybridlm.load(lm.path, prefix_cache="2MB", **SETTINGS)
+    requests: list[Asked] = [(prompt(122, i), {"max_tokens": 25, **PLAIN}) for i in range(4)]
+    completions, preempted = traffic(cached, requests, random.Random(0))
+    compare(completions, alone(lm, requests))
+    assert preempted >= 1 and cached.stats["prefix_hits"] >= preempted
+
+
+@pytest.mark.slow
+def test_reads_and_changes_inside_the_model_survive_preemptions(lm: hybridlm.LM) -> None:
+    """Each position is read once; changes are made again."""
+    change = hybridlm.Intervention.scale_state(layer=0, factor=0.5, positions=[4, 125])
+    options: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": "all", "interventions": [change]}
+
+    def run_all(batched: bool) -> list[Completion]:
+        results = dict[int, Completion]()
+        for group in ([0, 1, 2],) if batched else ([0], [1], [2]):
+            with lm.session(speculate=None) as session:
+                numbers = {session.submit(prompt(122, i), max_tokens=20, **PLAIN, **options): i for i in group}
+                while session.busy:
+                    for event in session.step():
+                        if event.completion is not None:
+                            results[numbers[event.index]] = event.completion
+        return [results[i] for i in range(3)]
+
+    preemptions = lm.stats["preemptions"]
+    want, got = run_all(False), run_all(True)
+    assert lm.stats["preemptions"] > preemptions
+    for completion, expected in zip(got, want, strict=True):
+        assert completion.token_ids == expected.token_ids and completion.captured is not None
+        assert expected.captured is not None
+        np.testing.assert_array_equal(completion.captured.positions, expected.captured.positions)
+        np.testing.assert_allclose(
+            completion.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-4, rtol=1e-4
+        )
+        for name, states in expected.captured.states.items():
+            np.testing.assert_allclose(completion.captured.states[name], states, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_on_a_mesh_a_sequence_of_the_same_device_is_preempted(lm: hybridlm.LM) -> None:
+    """Four rows and three pages on each of two devices."""
+    split = hybridlm.load(lm.path, mesh=hybridlm.mesh(data=2), **SETTINGS | {"cache": 6 * KV_BLOCK, "lanes": 8})
+    requests: list[Asked] = [(prompt(122, i), {"max_tokens": 20, **PLAIN}) for i in range(9)]
+    completions, preempted = traffic(split, requests, random.Random(3))
+    compare(completions, alone(split, requests))
+    assert preempted >= 2
+
+
+@pytest.mark.slow
+def test_the_sanitizer_finds_nothing_wrong(lm: hybridlm.LM) -> None:
+    sanitized = hybridlm.load(lm.path, sanitize=True, **SETTINGS | {"certify": "error"})
+    requests: list[Asked] = [(prompt(122, i), {"max_tokens": 15, **PLAIN}) for i in range(3)]
+    completions, preempted = traffic(sanitized, requests, random.Random(5))
+    compare(completions, alone(lm, requests))
+    assert preempted >= 1

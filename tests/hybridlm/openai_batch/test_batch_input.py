@@ -1,0 +1,44 @@
+"""Batch files as input: pipes, files without requests, repeated names. Runs part by part are score_files' tests."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from toy_scorer import NO_MODEL, run_toy
+
+
+def write_bad_lines(path: Path, count: int) -> Path:
+    path.write_text("".join(json.dumps({"custom_id": str(i)}) + "\n" for i in range(count)))
+    return path
+
+
+def test_a_pipe_is_read_once(tmp_path: Path):
+    source = write_bad_lines(tmp_path / "in.jsonl", 5)
+    run_toy(NO_MODEL, source, tmp_path / "file.jsonl", window=2)
+    read, write = os.pipe()
+    os.write(write, source.read_bytes())
+    os.close(write)
+    report = run_toy(NO_MODEL, f"/dev/fd/{read}", tmp_path / "pipe.jsonl", window=2)
+    os.close(read)
+    assert report.bad_lines == 5 and len(report.first_errors) == 3
+    assert (tmp_path / "pipe.jsonl").read_bytes() == (tmp_path / "file.jsonl").read_bytes()
+
+
+def test_a_repeated_custom_id_names_both_lines(tmp_path: Path):
+    source = write_bad_lines(tmp_path / "in.jsonl", 5)
+    with pytest.raises(ValueError, match=r"in\.jsonl: line 1: method: is missing"):
+        run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
+    source.write_text(source.read_text() + source.read_text())
+    with pytest.raises(ValueError, match=r"line 6: custom_id: is used twice, first in line 1"):
+        run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
+def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "in.jsonl").write_bytes(content)
+    (tmp_path / "out.jsonl").write_text("older")
+    with pytest.raises(ValueError, match=r"in\.jsonl: holds no lines; expected at least one line"):
+        run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    assert (tmp_path / "out.jsonl").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -1,0 +1,124 @@
+"""Pages of rows: given as sequences grow, taken back, named by the tables of steps, and checked."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridlm.rows.pool import RowPool
+from hybridlm.steps.structure import Rows
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
+from models import KV_BLOCK
+
+BLOCKS = 2
+"""Most pages of a row."""
+
+
+def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
+    token: Any = np.zeros((size, 1), np.int32)
+    return RowPool(Rows((), token), devices + size * BLOCKS if pages is None else pages, BLOCKS, devices)
+
+
+def fault(kind: SlotFault) -> Any:
+    return pytest.raises(SlotError, check=lambda error: error.ids == (kind,))
+
+
+def tables(pool: RowPool, slots: list[Slot]) -> list[list[int]]:
+    """The pages of each row over all devices, from the table of a step."""
+    places, lane_map = pool.arrange(slots, pool.size)
+    assert lane_map.pages is not None
+    each = pool.pages // pool.devices
+    return [
+        [int(page) + pool.device_of(slot) * each for page in lane_map.pages[place] if page]
+        for slot, place in zip(slots, places, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_sequences_have_their_pages_alone(seed: int) -> None:
+    """Against counts of pages by device: each row has as many as it needs, no page has two rows, none is lost."""
+    rng = random.Random(seed)
+    devices = rng.choice((1, 2, 4))
+    free = [rng.randint(2, 5)] * devices
+    pool = pool_of(4 * devices, devices, pages=devices + sum(free))
+    total, rows, held = sum(free), [4] * devices, dict[Slot, int]()
+    for _ in range(200):
+        slot, positions = rng.choice([None, *held]), rng.randint(0, 2 * KV_BLOCK)
+        if slot is None:
+            needed = -(-positions // KV_BLOCK)
+            fitting = [device for device in range(devices) if rows[device] and free[device] >= needed]
+            assert sorted(pool.devices_for(positions)) == fitting
+            if not fitting:
+                with pytest.raises(SlotsExhausted):
+                    pool.acquire(positions)
+                continue
+            slot = pool.acquire(positions)
+            device = pool.device_of(slot)
+            assert rows[device] == max(rows[each] for each in fitting)
+            held[slot], rows[device], free[device] = needed, rows[device] - 1, free[device] - needed
+        elif rng.random() < 0.4:
+            device = pool.device_of(slot)
+            pool.release(slot)
+            rows[device], free[device] = rows[device] + 1, free[device] + held.pop(slot)
+        else:
+            device, needed = pool.device_of(slot), max(held[slot], -(-positions // KV_BLOCK))
+            assert pool.can_reserve(slot, positions) == (free[device] >= needed - held[slot])
+            if pool.can_reserve(slot, positions):
+                pool.reserve(slot, positions)
+                free[device], held[slot] = free[device] - needed + held[slot], needed
+            else:
+                with pytest.raises(SlotsExhausted):
+                    pool.reserve(slot, positions)
+        pool.check_integrity()
+        named = tables(pool, list(held))
+        assert [len(pages) for pages in named] == list(held.values())
+        pages = [page for row in named for page in row]
+        assert len(set(pages)) == len(pages) == total - sum(free)
+        assert all(page % (pool.pages // devices) for page in pages), "never a null page"
+
+
+def test_a_row_keeps_its_pages_as_it_grows() -> None:
+    pool = pool_of(4)
+    first, second = pool.acquire(100), pool.acquire(1)
+    before = tables(pool, [first, second])
+    pool.reserve(first, KV_BLOCK)
+    assert tables(pool, [first, second]) == before
+    pool.reserve(first, KV_BLOCK + 1)
+    after = tables(pool, [first, second])
+    assert after[0][:1] == before[0] and len(after[0]) == 2 and after[1] == before[1]
+    with fault(SlotFault.PLACES):
+        pool.reserve(first, 2 * KV_BLOCK + 1)
+    with fault(SlotFault.PLACES):
+        pool.page(second, 1)
+
+
+def test_a_step_writes_within_the_pages_of_its_rows() -> None:
+    pool = pool_of(4)
+    slot = pool.acquire(KV_BLOCK)
+    rows = np.array(pool.rows_of([slot]) + [3])
+    pool.row_pages.require(rows, np.array([KV_BLOCK, 0]))
+    with fault(SlotFault.PLACES):
+        pool.row_pages.require(rows, np.array([KV_BLOCK + 1, 0]))
+    with fault(SlotFault.PLACES):
+        pool.row_pages.require(rows, np.array([1, 1]))
+    pool.reserve(slot, 2 * KV_BLOCK)
+    pool.row_pages.require(rows, np.array([2 * KV_BLOCK + 9, 0]))  # behind the context nothing is written
+
+
+@pytest.mark.parametrize("kind", ["released page", "page of another row", "old table", "pages of a free row", "lost"])
+def test_integrity_finds_what_is_wrong(kind: str) -> None:
+    pool = pool_of(4)
+    first, second = pool.acquire(200), pool.acquire(100)
+    (row, other), pages = pool.rows_of([first, second]), pool.row_pages
+    pool.check_integrity()
+    change: dict[str, Any] = {
+        "released page": lambda: pages.owner.release(pages._pages[row][0]),  # type: ignore[union-attr]
+        "page of another row": lambda: pages._pages[other].append(pages._pages[row][1]),
+        "old table": lambda: pages._table.__setitem__((row, 1), 0),
+        "pages of a free row": lambda: pool.owner.release(first),
+        "lost": lambda: pages._pages[row].pop(),
+    }
+    change[kind]()
+    with pytest.raises(ValueError):
+        pool.check_integrity()

@@ -1,0 +1,221 @@
+"""Steps over pages in any order: each lane has the bits of its solo run, and no other page is written."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from stepped_models import SteppedModel
+
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.operands import Batch, StepInputs, blocks_for
+from hybridlm.steps.structure import Rows
+from ir_passes import IsolationError
+from models import KV_BLOCK
+from models.mixers import kv_cache
+from models.state.pages import token_places
+
+LANES, BLOCKS, PAGES, TOKENS, DRAFTS = 5, 3, 19, 6, 2
+POSITIONS = {
+    1: np.array([0, 126, 127, 0, 128], np.int32),  # sequences of 1, 127, 128 and 129 tokens after the step
+    TOKENS: np.array([0, 121, 125, 0, 128], np.int32),  # the third lane goes on in its second page
+}
+LENGTHS = {1: np.array([1, 1, 1, 0, 1], np.int32), TOKENS: np.array([6, 6, 6, 0, 3], np.int32)}
+IDLE = 3
+
+MODELS = [
+    ("next_dense_layers", True), ("falcon_base", False), ("sparse_base", True), ("lfm2_moe_base", False),
+    ("kimi_base", False), ("ling_base", False), ("jamba_base", False), ("nemotron_latent", False),
+    ("granite_experts", False), ("bamba_base", False), ("olmo_base", False),
+]  # fmt: skip
+"""A model of each family with attention, and whether it has its MTP head."""
+STEPS = [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}{'-head' * case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["auto", "off"])
+def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> SteppedModel:
+    return SteppedModel(*case, request.param)
+
+
+class LanePages(NamedTuple):
+    """The pool and the page table of a step.
+
+    Attributes:
+        pool: rows by lane; pages of NaN except for the positions that lanes have consumed.
+        table: page table, int32 [lane, block].
+    """
+
+    pool: Rows
+    table: np.ndarray
+
+
+def page_counts(tokens: int, drafts: int) -> np.ndarray:
+    """Return the pages of each lane, with those for drafts of a head."""
+    ends = POSITIONS[tokens] + LENGTHS[tokens] + drafts
+    return np.where(LENGTHS[tokens] > 0, -(-ends // KV_BLOCK), 0)
+
+
+def lane_pages(model: SteppedModel, tokens: int, drafts: int, order: np.ndarray) -> LanePages:
+    """Return random lanes on pages in this order; all other pages, the null page among them, are NaN."""
+    counts, rng = page_counts(tokens, drafts), np.random.default_rng(1)
+    table = np.zeros((LANES, BLOCKS), np.int32)
+    pages = iter(order.tolist())
+    for lane, count in enumerate(counts):
+        table[lane, :count] = [next(pages) for _ in range(count)]
+
+    def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if np.issubdtype(leaf.dtype, np.integer):
+            return rng.integers(0, 50, leaf.shape).astype(leaf.dtype)
+        if len(leaf.shape) < 4 or leaf.shape[0] != PAGES:
+            return rng.normal(size=leaf.shape).astype(leaf.dtype)
+        array = np.full(leaf.shape, np.nan, leaf.dtype)
+        for lane, end in enumerate(POSITIONS[tokens]):
+            for block in range(counts[lane]):
+                content = rng.normal(size=leaf.shape[1:]).astype(leaf.dtype)
+                consumed = np.clip(end - block * KV_BLOCK, 0, KV_BLOCK)
+                array[table[lane, block], :, :consumed] = content[:, :consumed]
+        return array
+
+    return LanePages(jax.tree.map(drawn, model.arrays.abstract(LANES, PAGES)), table)
+
+
+def inputs_of(step: str, tokens: int, table: np.ndarray, active: np.ndarray, drafts: int) -> StepInputs:
+    """Return inputs of a step in which only some lanes have tokens and pages."""
+    rng, size = np.random.default_rng(2), (LANES, tokens)
+    ids = rng.integers(0, 60, size).astype(np.int32)
+    lengths = np.where(active, LENGTHS[tokens], 0).astype(np.int32)
+    pages = np.where(lengths[:, None] > 0, table, 0).astype(np.int32)
+    batch = Batch.of([None] * LANES, tokens, range(LANES), pages)
+    end = int(np.max(POSITIONS[tokens] + LENGTHS[tokens])) + drafts
+    batch = batch._replace(tokens=ids, lengths=lengths, positions=POSITIONS[tokens], kv_blocks=blocks_for(end))
+    if step in ("score", "hidden"):
+        return StepInputs(batch, targets=rng.integers(0, 60, size).astype(np.int32) if step == "score" else None)
+    certain = np.where(lengths > 1, lengths - 1, 0).astype(np.int32) if step == "verify" else None
+    return StepInputs(batch, certain, *sampling_arrays([None] * LANES))
+
+
+def order_of(seed: int) -> np.ndarray:
+    """Return all pages behind the null page in a random order."""
+    return np.random.default_rng(seed).permutation(np.arange(1, PAGES)).astype(np.int32)
+
+
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize(("step", "tokens"), STEPS)
+def test_every_lane_has_the_bits_of_its_solo_run(
+    model: SteppedModel, case: tuple[str, bool], step: str, tokens: int
+) -> None:
+    drafts = DRAFTS if case[1] and step in ("generate", "verify") else 0
+    together = lane_pages(model, tokens, drafts, order_of(7))
+    everyone = inputs_of(step, tokens, together.table, np.ones(LANES, bool), drafts)
+    shape = Shape.of(everyone, LANES, PAGES, mtp_drafts=drafts)
+    outputs, after = model.run(shape, model.params, together.pool, everyone)
+    alone = lane_pages(model, tokens, drafts, np.arange(1, PAGES, dtype=np.int32))
+    for lane in np.flatnonzero(LENGTHS[tokens]):
+        inputs = inputs_of(step, tokens, alone.table, np.arange(LANES) == lane, drafts)
+        solo_outputs, solo = model.run(shape, model.params, alone.pool, inputs)
+        for result, expected in zip(*map(jax.tree.leaves, (outputs, solo_outputs)), strict=True):
+            assert result[lane].tobytes() == expected[lane].tobytes()
+        for new, expected in zip(*map(jax.tree.leaves, (after, solo)), strict=True):
+            rows, solo_rows = [lane], [lane]
+            if len(new) == PAGES:
+                rows, solo_rows = (parts.table[lane][parts.table[lane] > 0] for parts in (together, alone))
+            assert new[rows].tobytes() == expected[solo_rows].tobytes()
+    named = np.unique(together.table[together.table > 0])
+    for before, new in zip(*map(jax.tree.leaves, (together.pool, after)), strict=True):
+        others = np.setdiff1d(np.arange(PAGES), named) if len(new) == PAGES else [IDLE]
+        assert new[others].tobytes() == before[others].tobytes()
+    for leaf in jax.tree.leaves(outputs):
+        if np.issubdtype(leaf.dtype, np.floating) and leaf.shape[:2] == (LANES, tokens):
+            assert np.isfinite(leaf[np.arange(tokens)[None] < LENGTHS[tokens][:, None]]).all()
+
+
+Places = Callable[..., Any]
+
+
+def _by(change: Callable[[Any], Any]) -> Places:
+    """Tokens are written by another table."""
+    return lambda table, *others: token_places(change(table), *others)
+
+
+def _padding_on_the_null_page(table: Any, positions: Any, valid: Any, pages: int) -> Any:
+    page, place = token_places(table, positions, valid, pages)
+    return jnp.where(valid, page, 0), place
+
+
+def _padding_on_the_last_page(table: Any, positions: Any, valid: Any, pages: int) -> Any:
+    page, place = token_places(table, positions, valid, pages)
+    return jnp.minimum(page, pages - 1), place
+
+
+def _reads_by(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Pages are read by another table."""
+    take = kv_cache.take_pages
+    return lambda pool, pages: take(pool, change(pages))
+
+
+FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "written-by-the-table-of-the-next-lane": ("token_places", _by(lambda table: jnp.roll(table, 1, axis=0))),
+    "written-by-swapped-tables": ("token_places", _by(lambda table: table[::-1])),
+    "written-to-the-next-page": ("token_places", _by(lambda table: table + 1)),
+    "written-by-place-in-the-table": (
+        "token_places",
+        _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32)),
+    ),
+    "padding-on-the-null-page": ("token_places", _padding_on_the_null_page),
+    "padding-on-the-last-page": ("token_places", _padding_on_the_last_page),
+    "read-by-the-table-of-the-next-lane": ("take_pages", _reads_by(lambda pages: jnp.roll(pages, 1, axis=0))),
+    "read-of-the-next-page": ("take_pages", _reads_by(lambda pages: pages + 1)),
+    "read-of-the-first-page": ("take_pages", _reads_by(lambda pages: jnp.ones_like(pages))),
+    "read-of-the-largest-page": (
+        "take_pages",
+        _reads_by(lambda pages: jnp.broadcast_to(pages.max(axis=0), pages.shape)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_page_tables_in_a_step_are_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SteppedModel("olmo_base", False, "off")
+    inputs = inputs_of("generate", TOKENS, np.zeros((LANES, BLOCKS), np.int32), np.ones(LANES, bool), 0)
+    shape = Shape.of(inputs, LANES, PAGES)
+    arguments = model.examples(shape)
+    model.programs.planned(shape, arguments)
+    monkeypatch.setattr(kv_cache, *FAULTS[fault])
+    with pytest.raises(IsolationError):
+        model.programs.planned(shape, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("fault", ["stale", "swapped", "missing"])
+def test_faults_of_a_host_table_show(fault: str, kernels: str) -> None:
+    """A table of earlier pages, two lanes' tables exchanged, and no page for new tokens: other bits, or an error."""
+    model = SteppedModel("olmo_base", False, kernels)
+    pages = lane_pages(model, TOKENS, 0, order_of(7))
+    inputs = inputs_of("hidden", TOKENS, pages.table, np.ones(LANES, bool), 0)
+    shape = Shape.of(inputs, LANES, PAGES)
+    hidden, _ = model.run(shape, model.params, pages.pool, inputs)
+    table = inputs.batch.pages.copy()
+    if fault == "stale":
+        table[1, 0] = np.setdiff1d(np.arange(1, PAGES), pages.table)[0]
+    elif fault == "swapped":
+        table[[1, 4]] = table[[4, 1]]
+    else:
+        table[2, 1] = 0
+    wrong, written = model.run(
+        shape, model.params, pages.pool, inputs._replace(batch=inputs.batch._replace(pages=table))
+    )
+    lanes = [lane for lane in range(LANES) if wrong[lane].tobytes() != hidden[lane].tobytes()]
+    assert lanes == {"stale": [1], "swapped": [1, 4], "missing": [2]}[fault]
+    for before, new in zip(*map(jax.tree.leaves, (pages.pool, written)), strict=True):
+        if len(new) == PAGES:
+            assert new[0].tobytes() == before[0].tobytes(), "the null page is written"

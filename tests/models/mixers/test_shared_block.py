@@ -1,0 +1,116 @@
+"""A Mamba2 layer behind a shared block: chunks against single tokens, accepted drafts, and state of each call."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from filled import filled, random_values
+from flax import nnx
+
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.layers.mlp import MlpConfig
+from models.layers.rope import Rope
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba2 import Mamba2Config
+from models.mixers.shared_block import AdaptedMatrix, SharedBlockConfig, WidenedMatrix
+from models.ops.linear import linear
+
+MAMBA = Mamba2Config(heads=4, head_size=4, groups=2, state_size=3, kernel=3, eps=1e-5)
+CALL = SharedBlockConfig(
+    AttentionConfig(2, 2, 8, Rope(8, 1e4)), MlpConfig(6, "geglu"), MAMBA, block=0, rank=2, attention_adapters=True,
+    eps=1e-5,
+)  # fmt: skip
+CONFIG = DecoderConfig("zamba2", 13, 8, 64, ((CALL,), (MAMBA,), (CALL,)), 1e-5, 0.0, True, (), "float32", ())
+LENGTHS = np.array([7, 3, 1, 0], np.int32)
+
+
+def model(config: DecoderConfig = CONFIG) -> Decoder:
+    return filled(lambda: Decoder(config, nnx.Rngs(0)), random_values(0))
+
+
+def tokens(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 13, (len(LENGTHS), count)).astype(np.int32)
+
+
+@jax.jit
+def run(decoder: Decoder, ids: jax.Array, lengths: jax.Array, positions: jax.Array, state: Any) -> Any:
+    return decoder(ids, lengths, positions, state, 1)
+
+
+@jax.jit
+def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: jax.Array, state: Any) -> Any:
+    lengths = jnp.full(len(ids), ids.shape[1], jnp.int32)
+    hidden, pending = decoder(ids, lengths, positions, state, 1, verifying=True)
+    return hidden, decoder.commit(pending, ids, accepted, positions, state, 1)
+
+
+def by_tokens(decoder: Decoder, ids: np.ndarray, lengths: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+    outputs = []
+    for i in range(ids.shape[1]):
+        real = np.clip(lengths - i, 0, 1)
+        hidden, state = run(decoder, ids[:, i : i + 1], real, np.full(len(lengths), i, np.int32), state)
+        outputs.append(np.asarray(hidden)[:, 0])
+    return np.stack(outputs, axis=1), state
+
+
+def test_chunks_equal_single_tokens() -> None:
+    """Lanes of different lengths; the idle lane keeps its rows of NaN bit for bit."""
+    decoder, ids, zeros = model(), tokens(7), np.zeros(4, np.int32)
+    state = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), decoder.init_state(4, 16, jnp.float32))
+    hidden, new = jax.device_get(run(decoder, ids, LENGTHS, zeros, state))
+    expected, last = jax.device_get(by_tokens(decoder, ids, LENGTHS, state))
+    for lane, length in enumerate(LENGTHS):
+        np.testing.assert_allclose(hidden[lane, :length], expected[lane, :length], atol=2e-5)
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(last), strict=True):
+        np.testing.assert_allclose(a[:3], b[:3], atol=2e-5)
+        assert np.isnan(a[3]).all()
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_state_after_accepted_drafts(accepted: int) -> None:
+    decoder, ids, zeros = model(), tokens(9), np.zeros(4, np.int32)
+    _, begun = run(decoder, ids[:, :5], np.full(4, 5, np.int32), zeros, decoder.init_state(4, 16, jnp.float32))
+    drafts, positions, count = ids[:, 5:], np.full(4, 5, np.int32), np.full(4, accepted, np.int32)
+    hidden, state = verified(decoder, drafts, count, positions, begun)
+    ordinary, expected = run(decoder, drafts, count, positions, begun)
+    np.testing.assert_allclose(hidden[:, :accepted], ordinary[:, :accepted], atol=2e-5)
+    for a, b, array in zip(*map(jax.tree.leaves, (state, expected, decoder.state_arrays())), strict=True):
+        # Rejected tokens are in a cache, and overwritten before a read.
+        a, b = (leaf[:, :, : 5 + accepted] if array.grows else leaf for leaf in (a, b))
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_calls_share_parameters_and_no_state() -> None:
+    """A change of the block changes both calls; each call has its keys, and its adapters change only itself."""
+    decoder, zeros = model(), np.zeros(4, np.int32)
+
+    def keys(decoder: Decoder) -> list[np.ndarray]:
+        state = run(decoder, tokens(7), LENGTHS, zeros, decoder.init_state(4, 16, jnp.float32))[1]
+        return [np.asarray(state[i][0].attention.key)[0, :, :7] for i in (0, 2)]
+
+    first, second = keys(decoder)
+    assert np.abs(first - second).max() > 0.1
+    first_call, second_call = (decoder.layers[i].branches[0].inner for i in (0, 2))
+    second_call.attention_adapters["k_proj"].up[...] *= 2.0
+    changed = keys(decoder)
+    assert np.array_equal(changed[0], first) and np.abs(changed[1] - second).max() > 0.1
+    first_call.block.attention.k_proj[...] *= 2.0
+    both = keys(decoder)
+    assert np.abs(both[0] - changed[0]).max() > 0.1 and np.abs(both[1] - changed[1]).max() > 0.1
+
+
+def test_matrices_of_a_call() -> None:
+    """Products, plain forms and rows agree with NumPy."""
+    rng = np.random.default_rng(2)
+    base, down, up, x = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in [(6, 4), (2, 4), (6, 2), (3, 4)])
+    adapted, widened = AdaptedMatrix(base, down, up), WidenedMatrix(base)
+    total = np.asarray(base) + np.asarray(up) @ np.asarray(down)
+    wide = np.pad(np.asarray(base), ((0, 6), (0, 0)))
+    for matrix, expected in ((adapted, total), (widened, wide)):
+        assert matrix.shape == expected.shape
+        np.testing.assert_allclose(linear(x, matrix), np.asarray(x) @ expected.T, atol=1e-5)
+        np.testing.assert_allclose(matrix.astype(jnp.float32), expected, atol=1e-6)
+        np.testing.assert_allclose(matrix.take(jnp.array([1, 5])), expected[[1, 5]], atol=1e-6)
+    assert (adapted.nbytes, widened.nbytes) == (4 * (24 + 8 + 12), 4 * 24)

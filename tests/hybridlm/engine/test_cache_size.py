@@ -104,7 +104,7 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
     monkeypatch.setattr(type(narrow.engine), "run", recorded)
     for got, expected in zip(narrow.score(texts), want, strict=True):
         np.testing.assert_array_equal(got.logprobs, expected.logprobs)
-    assert max(most) == 2
+    assert max(counts) == 2
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, CHECKS = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/verification.md"
@@ -39,7 +40,7 @@ def trusted_base() -> list[str]:
     return [f"{len(rows)} files, {total:,} lines without blank lines.", "", *head, *rows]
 
 
-def proved(step: object, args: tuple, contract: object) -> bool:
+def proved(step: Any, args: tuple, contract: Any) -> bool:
     """Whether a step is proved."""
     from hybridlm.compiler import IsolationError, prove_isolation
 
@@ -79,7 +80,7 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
     changed = Counter[str]()
     from test_random_mutants import RUN, tally
 
-    for name in RUN[part % len(RUN) :: max(1, len(RUN) // programs)]:
+    for name in RUN[part % len(RUN) :: max(1, len(RUN) // max(programs, 1))][:programs]:
         changed += tally(name, part)
     kept = {"clean, proved", "clean, refused", "leaking, refused", "leaking, proved"}
     changed = Counter({key: count for key, count in changed.items() if key in kept})
@@ -96,7 +97,7 @@ def main() -> int:
     """Write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
-    parser.add_argument("--programs", type=int, default=12, help="programs to change")
+    parser.add_argument("--programs", type=int, default=12, help="programs to change; 0 for none")
     parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
     options = parser.parse_args()
     replaced(CHECKS, "trusted base", trusted_base())

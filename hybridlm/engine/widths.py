@@ -18,7 +18,7 @@ WIDTH_RATIO = 4
 
 
 class PrefillStep(NamedTuple):
-    """Indices of the sequences of a prefill step in ascending order, lanes, and tokens per lane."""
+    """Indices of a step's sequences, ascending; its lanes; tokens per lane."""
 
     chosen: list[int]
     lanes: int

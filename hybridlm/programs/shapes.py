@@ -112,9 +112,10 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 
 
 def lane_bucket(count: int, lanes: int) -> int:
-    """Return the compiled lanes for `count` sequences: 1, 2, 4, 8, 12, 16, 24, 32, 48, .., at most `lanes`.
+    """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    From 8 on, neighbours differ by a half or a third: an idle lane costs more time than one more compiled step.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: an idle lane costs
+    more time than one more compiled step.
     """
     size = 1 << max(count - 1, 0).bit_length()
     smaller = size * 3 // 4

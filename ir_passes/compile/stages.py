@@ -19,7 +19,6 @@ from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph
-from ir_passes.compile.refused_settings import require_donation, require_programs
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
@@ -35,6 +34,7 @@ from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.placement import check_donated
+from ir_passes.jaxpr.refused_settings import require_donation, require_programs
 from ir_passes.jaxpr.timing import Clock
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof

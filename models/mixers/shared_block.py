@@ -1,5 +1,6 @@
 """Mamba2 layers behind a transformer block with shared parameters (Zamba2, arXiv:2411.15242)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ class WidenedMatrix(LinearWeight):
         return jnp.pad(self.base.astype(dtype), ((0, self.base.shape[0]), (0, 0)))
 
 
-class Adapter(nnx.Module):
+class BlockAdapter(nnx.Module):
     """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
 
     def __init__(self, down: nnx.Param, up: nnx.Param):
@@ -130,7 +131,7 @@ class Adapter(nnx.Module):
         return AdaptedMatrix(weight[...], self.down[...], self.up[...])
 
 
-def _with_matrices(layer: Any, matrices: dict[str, LinearWeight]) -> Any:
+def _with_matrices(layer: Any, matrices: Mapping[str, LinearWeight]) -> Any:
     """Return the layer with other matrices."""
     graph, state = nnx.split(layer)
     for name, weight in matrices.items():
@@ -173,8 +174,8 @@ class SharedBlockMamba(Stateful):
         c, rank = config.attention, config.rank
         width, heads = Segment(config.mlp.width, config.mlp.width), Segment(c.heads * c.head_dim, c.heads)
 
-        def adapter(down: nnx.Param, outputs: Segment) -> Adapter:
-            return Adapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
+        def adapter(down: nnx.Param, outputs: Segment) -> BlockAdapter:
+            return BlockAdapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
 
         down = matrix(rngs, rank, hidden)
         self.mlp_adapters = nnx.Dict({name: adapter(down, width) for name in ("gate_proj", "up_proj")})

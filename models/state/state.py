@@ -1,7 +1,6 @@
 """State of layers between steps: arrays with named dimensions and shard specs, and their bytes.
 
-`StateArray`s describe KV caches, recurrent states and convolution inputs; zero states, sizes and the dimension names of
-a step's proof follow from them.
+`StateArray`s describe all state; zero states, sizes and the dimension names of a step's proof follow from them.
 """
 
 import math
@@ -192,10 +191,8 @@ class Stateful(nnx.Module):
 
     Attributes:
         summed_over: mesh axes of the all-reduce of the sharded layer's outputs; empty for a replicated layer.
-        cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
-            before it reads them.
-        shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
-        block: layer with these parameters; without `shared_as` undefined.
+        cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
+        shared_as: layers with equal keys share the parameters of the first one's `block`; None: no block.
         norms_input: the layer norms its input itself.
         reads_embedding: the layer reads `LaneInfo.embedded`.
     """
@@ -203,7 +200,7 @@ class Stateful(nnx.Module):
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
     shared_as: Hashable = None
-    block: Any
+    block: Any  # only with `shared_as`
     norms_input: bool = False
     reads_embedding: bool = False
 

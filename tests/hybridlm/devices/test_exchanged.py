@@ -110,7 +110,7 @@ def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
     engine = abstract_engine(
         path, EngineConfig(lanes=8, context=200, dtype="float32", chunk=5, mesh=hybridlm.mesh(2, 2))
     )
-    state, _, span, _ = engine.moves.shapes(8)
+    state, _, span, _ = engine.moves.shapes(8, engine.pages(8))
     sent = [counted(engine.program(shape).compiled.as_text()) for shape in (state, span)]
     devices = engine.placement.devices.model
     bytes_of = [engine.moves.state_bytes, engine.moves.span_bytes]

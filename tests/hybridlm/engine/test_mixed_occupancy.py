@@ -1,4 +1,4 @@
-"""Steps of a mixed batch have few idle places: prompts and completions of many lengths, submitted at once."""
+"""Steps of a mixed batch have few idle places."""
 
 from pathlib import Path
 

@@ -110,7 +110,7 @@ def compare(completions: dict[int, Completion], want: list[Completion]) -> None:
             expected.token_ids, expected.finish_reason, expected.text,
         ), index  # fmt: skip
         if expected.logprobs is not None:
-            np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-4)
+            np.testing.assert_allclose(got.logprobs or [], expected.logprobs, atol=1e-4)
             assert len(got.top_logprobs or ()) == len(expected.top_logprobs or ())
 
 

@@ -198,7 +198,7 @@ def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:
     assert [lm.stats[name] - counts[name] for name in names] == [25, 37, 5, 5]
 
 
-@pytest.mark.skipif("amx" not in instruction_sets(), reason="without tiles, XLA computes products of more than 64 rows")
+@pytest.mark.skipif("amx" not in instruction_sets(), reason="without tiles, XLA computes products of many rows")
 def test_prompts_in_bfloat16_have_the_bits_of_prompts_alone(lm: hybridlm.LM) -> None:
     """One step of 512 rows for all prompts; alone each has a step of 128 rows."""
     narrow = hybridlm.load(lm.path, lanes=4, context=256, dtype="bfloat16", progress=False, certify="off")

@@ -252,7 +252,7 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
 def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
     fields: dict[str, Any] = {"changes": 64, "masked": True}
-    shapes = [lm.engine.shape("generate", 2, 1, 2, **fields), lm.engine.shape("verify", 2, 3, 2, **fields)]
+    shapes = [engine.shape("generate", 2, 1, 2, **fields), engine.shape("verify", 2, 3, 2, **fields)]
     for shape in shapes:
         programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(

@@ -130,9 +130,10 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and [(span.first, span.count) for span in snapshot.spans] == [(0, 3), (0, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if one.positions is not None:
-            row = np.moveaxis(by_lane(leaf, 1)[0], one.positions, 0)
+    for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if layout.positions is not None:
+            pages = np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1:]  # behind the null page, in their order
+            row = pages.reshape((-1, *pages.shape[2:]))
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 

@@ -13,8 +13,8 @@ import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from ir_passes.compile.refused_settings import SettingError
 from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.refused_settings import SettingError
 
 
 def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:

@@ -10,7 +10,7 @@ import pytest
 from published import PUBLISHED
 
 from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.forward import ForwardSettings, run
+from hybridlm.forward import ForwardSettings, lane_types, run
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.steps.structure import flatten
 from models import family_of, kv_blocks

@@ -59,14 +59,15 @@ def test_experts_read_the_matrices_of_each_tile_of_sorted_rows(rows: int) -> Non
 def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> None:
     """Blocks of 64 positions for each key/value head, whatever the context's limit."""
     kv_heads, size, context = 2, 128, 512
-    cache = array(len(lengths), kv_heads, context, size, dtype=jnp.bfloat16)
+    cache = array(1 + len(lengths) * context // 128, kv_heads, 128, size, dtype=jnp.bfloat16)
 
-    def run(query: Any, key: Any, value: Any, index: Any, valid: Any) -> Any:
-        return attend(query, KVCache(key, value), index, valid, context // 128, devices=GPU)
+    def run(query: Any, key: Any, value: Any, index: Any, valid: Any, pages: Any) -> Any:
+        return attend(query, KVCache(key, value), index, valid, context // 128, devices=GPU, pages=pages)
 
     index = np.asarray(lengths, np.int32)[:, None] - 1
     types = array(len(lengths), 1, 4, size), cache, cache, array(*index.shape, dtype=jnp.int32)
-    result = reads(run, (*types, array(*index.shape, dtype=jnp.bool_)), (None, None, None, index, index >= 0))
+    types += array(*index.shape, dtype=jnp.bool_), array(len(lengths), context // 128, dtype=jnp.int32)
+    result = reads(run, types, (None, None, None, index, index >= 0, None))
     keys, values = (loaded for loaded, shape in zip(result.loaded, result.shapes, strict=True) if shape == cache.shape)
     assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
 

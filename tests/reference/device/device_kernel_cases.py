@@ -17,6 +17,7 @@ from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import Devices
+from models.state.state import KV_BLOCK
 
 Comparison = tuple[Any, Any]
 """Numbers of a result, and the same in float64."""
@@ -147,17 +148,22 @@ def _attention(
 
     def operands() -> tuple[Any, ...]:
         keys = _keys()
-        caches = [_normal(keys, lanes, kv_heads, context, item, dtype=jnp.bfloat16) for item in (size + latent, size)]
-        caches[1:] = [caches[1][:, :, :2]] if latent else caches[1:]
+        pages = 1 + lanes * context // KV_BLOCK, kv_heads, KV_BLOCK
+        caches = [_normal(keys, *pages, item, dtype=jnp.bfloat16) for item in (size + latent, size)]
+        caches[1:] = [caches[1][:1]] if latent else caches[1:]
         return _normal(keys, lanes, tokens, heads, size + latent), *caches, jnp.asarray(i), jnp.ones(i.shape, bool)
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         query, key, value, position, _ = operands
-        lane = lanes - 1
-        arrays = [np.asarray(array[lane : lane + 1]) for array in (query, key, value, position)]
-        exact = exact_attention(
-            arrays[0] * np.float32(key.shape[-1] ** -0.5), arrays[1], None if latent else arrays[2], arrays[3], size, 0
-        )
+        lane, blocks = lanes - 1, context // KV_BLOCK
+
+        def positions_of(cache: Any) -> np.ndarray:
+            pages = np.asarray(cache[1 + lane * blocks : 1 + (lane + 1) * blocks])
+            return pages.swapaxes(0, 1).reshape((1, kv_heads, -1, pages.shape[-1]))
+
+        row, last = (np.asarray(array[lane : lane + 1]) for array in (query, position))
+        arrays = row, positions_of(key), None if latent else positions_of(value), last
+        exact = exact_attention(arrays[0] * np.float32(key.shape[-1] ** -0.5), arrays[1], arrays[2], arrays[3], size, 0)
         return [(results[0][lane], exact)]
 
     row = kv_heads * (size + (latent or size)) * 2

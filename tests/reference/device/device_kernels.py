@@ -17,8 +17,9 @@ from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import Devices
+from models.state.pages import own_pages
 from models.state.shapes import LaneInfo
-from models.state.state import kv_blocks
+from models.state.state import KV_BLOCK, kv_blocks
 
 LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}
 SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}
@@ -66,7 +67,8 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
         for form, kv_heads, row in (("attention", 2, size), ("latent attention", 1, size + size // 2)):
             if form != "attention" and row - size < 16:
                 continue
-            cache = [draw(lanes, kv_heads, context, item).astype(jnp.bfloat16) for item in (row, size)]
+            pages = 1 + lanes * kv_blocks(context), kv_heads, KV_BLOCK
+            cache = [draw(*pages, item).astype(jnp.bfloat16) for item in (row, size)]
             yield f"{form}, {tokens}", partial(attention, platform, form, size), (
                 draw(lanes, tokens, 2 * kv_heads, row), *cache, i, valid
             )  # fmt: skip
@@ -90,9 +92,9 @@ def convolution(platform: str, *arrays: Any, kernels: str) -> Any:
 
 def attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -> Any:
     query, key, value, i, valid = arrays
-    cache = KVCache(key, value if form == "attention" else None)
-    query = query * key.shape[-1] ** -0.5
-    return attend(query, cache, i, valid, kv_blocks(key.shape[2]), size, Devices(platform=platform, kernels=kernels))
+    cache, pages = KVCache(key, value if form == "attention" else None), own_pages(len(query), len(key))
+    query, devices = query * key.shape[-1] ** -0.5, Devices(platform=platform, kernels=kernels)
+    return attend(query, cache, i, valid, pages.shape[1], size, devices, pages=pages)
 
 
 def _experts(platform: str, *arrays: Any, kernels: str) -> Any:

@@ -91,9 +91,14 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
-    is_active = isinstance(rows, OneLane) and isinstance(rows.lane, Symbol) and rows.lane.number in site.prover.active
+    is_active = (
+        isinstance(rows, OneLane)
+        and not rows.split
+        and isinstance(rows.lane, Symbol)
+        and rows.lane.number in site.prover.active
+    )
     # an active lane writes its own row, which is no row of an idle lane
-    if intact is not None and (site.prover.stopped or not (is_active and not rows.split)):
+    if intact is not None and (site.prover.stopped or not is_active):
         intact = (
             intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
             if replaces

@@ -348,7 +348,7 @@ def _limit(name: str, token: IndexSum, bound: TokenBound) -> LaneLimit | None:
     """
     lead = token.by - bound.plus
     limits = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
-    if bound.base not in limits or name not in limits[bound.base]:
+    if bound.axis is None or bound.base not in limits or name not in limits[bound.base]:
         return None
     # s + lead >= start implies s >= start if lead <= 0; s + lead < stop implies s < stop if lead >= 0
     limit = limits[bound.base][name]
@@ -562,8 +562,9 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the mask of tokens at the start of any lane; other tokens follow a token of their lane."""
     fact = operands[0].fact
-    starts = isinstance(fact, AtStart) and fact.when == (site.name == "reduce_or")
-    if not starts or tuple(site.params["axes"]) != (fact.lanes,):
+    if not isinstance(fact, AtStart) or fact.when != (site.name == "reduce_or"):
+        return None
+    if tuple(site.params["axes"]) != (fact.lanes,):
         return None
     return WithinLane(fact.layout, fact.tokens - (fact.lanes < fact.tokens), 1, not fact.when), None
 

@@ -146,8 +146,9 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
         places = [access.index_axes[fact.axis], access.index_axes[fact.window]]
         span = TokenSpan(fact.layout, places[0], fact.plus, 1, 0, 0, places[1], fact.slope, fact.base)
         return result.replace(fact=span) if access.full[axis] >= tokens else result
-    starts = isinstance(fact, Offsets) and fact.axis == 0 and fact.first in (0, 1) and fact.plus == 0
-    if starts and fact.layout == owner.packed and axis in access.window and access.full[axis] - size >= tokens:
+    if not isinstance(fact, Offsets) or (fact.axis, fact.plus) != (0, 0) or fact.first not in (0, 1):
+        return result
+    if fact.layout == owner.packed and axis in access.window and access.full[axis] - size >= tokens:
         if access.index_shape[0] == site.prover.bound.lanes and isinstance(result.owner, Mixed):
             places = [access.index_axes[0], access.window[axis]]
             return result.replace(fact=TokenSpan(fact.layout, places[0], 0, 1, 0, 0, places[1], 1, fact.first))

@@ -15,8 +15,8 @@ def lengths(patch: pytest.MonkeyPatch, change) -> None:
     """Other lengths of the lanes of a chunk: `change(lengths, tokens)`."""
     right = Batch.of
 
-    def of(feeds: Sequence[Feed | None], tokens: int, slots: np.ndarray) -> Batch:
-        batch = right(feeds, tokens, slots)
+    def of(feeds: Sequence[Feed | None], tokens: int, *rows: np.ndarray) -> Batch:
+        batch = right(feeds, tokens, *rows)
         return batch._replace(lengths=change(np.asarray(batch.lengths), tokens).astype(np.int32))
 
     patch.setattr(Batch, "of", staticmethod(of))

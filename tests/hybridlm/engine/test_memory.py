@@ -108,8 +108,8 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     monkeypatch.undo()
     memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
     assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3
-    split = replace(each, row=MB, page=MB, weights=0)
-    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"):
+    split = replace(each, row=MB, page=MB, weights=0, context=512)
+    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=384 or cache=3584"):
         split.require(split.total - 1)
 
 

@@ -176,10 +176,19 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
 
+class _Called(_source_info.SourceInfo):
+    """Source of an equation of an inlined call."""
+
+    def __init__(self, source_info: Any, caller: Any):
+        super().__init__(source_info.traceback, source_info.name_stack)
+        self.caller = caller
+
+
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """Return the program with calls that only name a computation replaced by their bodies.
 
-    Constants of bodies become constants of the program. Equations keep their source, or get the call's.
+    Constants of bodies become constants of the program. Equations keep their source, with the call's source as its
+    caller; an equation without a source, inside a function of JAX, gets the call's.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -191,7 +200,9 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn.source_info if caller is None or source_of(eqn) != "unknown" else caller
+            source = eqn.source_info
+            if caller is not None:
+                source = _Called(source, caller) if source_of(eqn) != "unknown" else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]

@@ -85,9 +85,16 @@ def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_arguments_by_position() -> None:
     """The order of `load`'s arguments is the documented one."""
     parameters = inspect.signature(hybridlm.load).parameters
-    documented = {"lanes": 8, "context": None, "dtype": None, "certify": "error", "compilation_cache": None}
-    assert {name: item.default for name, item in list(parameters.items())[1:6]} == documented
-    assert list(parameters)[1:6] == list(documented)
+    documented = {
+        "lanes": 8,
+        "context": None,
+        "cache": None,
+        "dtype": None,
+        "certify": "error",
+        "compilation_cache": None,
+    }
+    assert {name: item.default for name, item in list(parameters.items())[1:7]} == documented
+    assert list(parameters)[1:7] == list(documented)
     lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)
     assert (lm.engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
     assert lm.engine.programs.certify == "off"

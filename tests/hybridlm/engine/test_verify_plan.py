@@ -83,5 +83,6 @@ def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.M
     proofs, prove = [], lane_proof.prove_jaxpr
     monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
     options = EngineConfig(lanes=shape.lanes, context=256, dtype="float32", chunk=8)
-    assert abstract_engine(config, options).planned(shape).plan.size > 0
+    engine = abstract_engine(config, options)
+    assert engine.planned(engine.paged(shape)).plan.size > 0
     assert len(proofs) == 1

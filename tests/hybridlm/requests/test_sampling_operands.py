@@ -12,7 +12,7 @@ from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 def lane(index: int = 0, **params: Any) -> ActiveSequence:
     """Return a sequence with these resolved settings."""
-    request: Any = SimpleNamespace(params=ResolvedParams(**params), key_index=index)
+    request: Any = SimpleNamespace(params=ResolvedParams(**params), key_index=index, prompt=(), probe=None)
     return ActiveSequence(request)
 
 

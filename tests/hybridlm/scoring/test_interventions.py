@@ -291,7 +291,7 @@ def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybri
     text_lm.score(
         TEXTS[:3], interventions=[[Intervention.add(unit, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
-    shape = Shape("score", 3, 5, 3, 0, probes=ProbeShape(0, 0, 4, 0))
+    shape = text_lm.engine.shape("score", 3, 5, 3, top=0, probes=ProbeShape(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
     additions = [Intervention.add(-unit, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]

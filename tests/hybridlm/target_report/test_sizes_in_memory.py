@@ -75,7 +75,7 @@ def run(*options: str) -> Result:
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step is proved; the others equal any abstract model's."""
 
-    shapes = lambda engine, *_, **__: [engine.moves.shapes(engine.rows)[0]]
+    shapes = lambda engine, *_, **__: [engine.moves.shapes(engine.rows, engine.pages(engine.rows))[0]]
     monkeypatch.setattr(verify, "all_shapes", shapes)
     results = [
         run(),

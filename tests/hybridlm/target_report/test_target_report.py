@@ -45,7 +45,7 @@ from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
-SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4), PartShape("state", True, 4, 1)
+SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4, pages=9, blocks=2), PartShape("state", True, 4, 1)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     base = engine("sparse_base", target)
-    for shape in (DECODE, Shape("generate", 4, 8, 4), KEEP):
+    for shape in (DECODE, base.generating(4, 8), KEEP):
         step, _ = base.programs.step(shape)
         program = jax.make_jaxpr(step)(*base.example_arguments(shape))
         written = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "scatter"]

@@ -158,7 +158,12 @@ def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStru
     """Return a declared engine function on 8-bit codes, and its arguments."""
     forms: Any = declared._FUNCTIONS[key]
     form = next(form for form in forms if getattr(form.keywords.get("form"), "kind", "int8") == "int8")
-    names = [name for name in inspect.signature(form.func).parameters if name not in form.keywords]
+    parameters = inspect.signature(form.func).parameters.items()
+    names = [
+        name
+        for name, parameter in parameters
+        if name not in form.keywords and parameter.default is inspect.Parameter.empty
+    ]
     arguments = []
     for name in names:
         shape, dtype = ROWS.get(name) or STORED[name]

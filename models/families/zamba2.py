@@ -1,7 +1,7 @@
 """Zamba2: Mamba2 layers, some of them behind a call of a transformer block with shared parameters.
 
-Not shared with other families: the config of a block, with attention over the residual stream and the embedding; parameters that files
-name after any calling layer; adapters of each call.
+Not shared with other families: the config of a block, with attention over the residual stream and the embedding;
+parameters that files name after any calling layer; adapters of each call.
 """
 
 from collections.abc import Mapping

@@ -129,7 +129,11 @@ class HybridLM(TemplateLM):
         return text[: place + len(message)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and whether its tokens are greedy."""
+        """Return the log-likelihood of each continuation, and whether its tokens are greedy.
+
+        Raises:
+            ValueError: a continuation has no tokens or more than the context.
+        """
         pairs: list[Any] = []
         for request in requests:
             texts: Any = request.args

@@ -110,7 +110,11 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
-    """Check untraced tokens, and return tokens as int32 [N, T]."""
+    """Check untraced tokens, and return tokens as int32 [N, T].
+
+    Raises:
+        TypeError, ValueError: tokens are not ids of the vocabulary, or stand for images, audio or video.
+    """
     if isinstance(tokens, str):
         raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
     traced = False
@@ -137,7 +141,11 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
 
 
 def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
-    """Check embeddings, and return float32 [N, T, hidden]."""
+    """Check embeddings, and return float32 [N, T, hidden].
+
+    Raises:
+        TypeError, ValueError: another dtype or shape, or other tokens.
+    """
     shape, dtype = np.shape(embeddings), embeddings.dtype
     if len(shape) not in (2, 3) or 0 in shape or dtype != np.float32 or shape[-1] != hidden_size:
         raise TypeError(f"embeddings: expected float32 [T, {hidden_size}] or [N, T, {hidden_size}], got {dtype}{shape}")

@@ -88,6 +88,9 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse unknown keywords of a call with a suggestion.
 
     Valid are the signature's names and, for `**options: Unpack[Options]`, the TypedDict's keys.
+
+    Raises:
+        TypeError: a call has unknown keywords; the error lists all of them. Nothing has been computed.
     """
 
     @functools.cache

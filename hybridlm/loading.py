@@ -191,7 +191,12 @@ def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Sta
 def _locate(
     path_or_hub_id: str | os.PathLike[str], adapter: str | os.PathLike[str] | Literal[False] | None
 ) -> tuple[Path, Path | None]:
-    """Return the directories of the base model and its adapter; refuse two adapters."""
+    """Return the directories of the base model and its adapter; refuse two adapters.
+
+    Raises:
+        CheckpointError: one of them is missing.
+        ValueError: there are two adapters.
+    """
     path = resolve(path_or_hub_id)
     other = None if adapter is None or adapter is False else resolve(adapter)
     if adapter is False or is_saved(path):
@@ -209,7 +214,12 @@ def _locate(
 
 
 def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, other: Path | None) -> Path:
-    """Return a decision model's adapter; refuse another one."""
+    """Return a decision model's adapter; refuse another one.
+
+    Raises:
+        CheckpointError: it is missing.
+        ValueError: `other` is another adapter.
+    """
     adapter = path / folder
     if other is not None and other.resolve() != adapter.resolve():
         raise ValueError(

@@ -210,7 +210,11 @@ class Session:
                 self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
-        """End a request now; `step` returns its completion as "cancelled"."""
+        """End a request now; `step` returns its completion as "cancelled".
+
+        Raises:
+            KeyError: no active request has this number.
+        """
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
         with self._engine.decisions.command("cancel", session=self, index=index):
@@ -252,7 +256,11 @@ class Session:
             return events
 
     def _score_prompts(self) -> None:
-        """Compute the log-probabilities of new requests' prompts, together."""
+        """Compute the log-probabilities of new requests' prompts, together.
+
+        Raises:
+            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
+        """
         requests, self._unscored = list(self._unscored.values()), {}
         wrong: NumericalError | None = None
         for index, logprobs in prompt_logprobs(self._engine, requests).items():

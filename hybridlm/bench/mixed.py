@@ -24,7 +24,11 @@ class MixedRequest(NamedTuple):
 
 
 def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
-    """Draw `count` requests of at most `context` tokens."""
+    """Draw `count` requests of at most `context` tokens.
+
+    Raises:
+        ValueError: `context` has no room for the shortest prompt and the longest completion.
+    """
     longest = min(LONGEST_COMPLETION, context // 4)
     if context < SHORTEST_PROMPT + SHORTEST_COMPLETION + longest:
         raise ValueError(f"context: expected at least 64 tokens for a mixed batch, got {context}")

@@ -30,6 +30,9 @@ def measure_starts(
         model: checkpoint directory or Hub id.
         settings: JSON arguments of `hybridlm.load`.
         warm: starts with a full cache.
+
+    Raises:
+        ChildProcessError: a process ended with an error; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="hybridlm-start-") as folder:
         arguments = {"model": model, "prompt": prompt, "settings": {**settings, "compilation_cache": folder}}

@@ -184,6 +184,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json of at most 16 MB.
 
     `{"__float__": "Infinity"}`, of transformers 5, is a float.
+
+    Raises:
+        CheckpointError: missing, too long, or not a JSON object without duplicate keys.
     """
     return read_object(path, MAX_CONFIG_BYTES, _config_value)
 

@@ -30,7 +30,12 @@ class GgufFile(MappedFile):
         self._named = named
 
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor; blocks are dequantised in float32."""
+        """Return one tensor; blocks are dequantised in float32.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: a scale that is not finite, or a file that has shrunk since it was opened.
+        """
         return self._named[name].numbers(self._raw(name), self.path)
 
     read_stored = read

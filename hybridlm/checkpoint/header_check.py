@@ -142,7 +142,11 @@ def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) 
 
 
 def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) -> Callable[[str], str]:
-    """Return the function from names in the files to canonical names; refuse a foreign prefix of all names."""
+    """Return the function from names in the files to canonical names; refuse a foreign prefix of all names.
+
+    Raises:
+        CheckpointError: all names have a prefix that no checkpoint of the family has.
+    """
     names = list(checkpoint.names)
     if {family.canonical(raw) for raw in names} & (wanted - {HEAD}):
         return family.canonical

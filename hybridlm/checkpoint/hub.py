@@ -74,7 +74,11 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
+    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`.
+
+    Raises:
+        CheckpointError: as `resolve`.
+    """
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path

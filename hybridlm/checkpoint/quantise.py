@@ -77,7 +77,11 @@ class Recipe:
 
     @classmethod
     def of(cls, scheme: str, *, group_size: int | None = None, mixers: bool = False, head: bool = False) -> "Recipe":
-        """Return the recipe of the settings of `quantise_checkpoint`."""
+        """Return the recipe of the settings of `quantise_checkpoint`.
+
+        Raises:
+            ValueError: the scheme cannot be used.
+        """
         rounding = rounding_scheme(scheme, group_size)
         vocabulary = rounding if rounding.bits == 8 else rounding_scheme("int8")
         return cls(rounding, mixers, vocabulary if head else None)

@@ -146,7 +146,11 @@ def packed_parameters(
     adapters: Sequence[BoundAdapter] = (),
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
-    """Return the parameters that can stay packed, and their layouts, from headers."""
+    """Return the parameters that can stay packed, and their layouts, from headers.
+
+    Raises:
+        CheckpointError: all faults of the headers.
+    """
     checkpoint, family, config = model
     plan = None
     if isinstance(checkpoint, SavedDirectory):

@@ -34,7 +34,11 @@ class Decider:
     cache: int | None = None
 
     def encode(self, request: Any) -> list[Prompt]:
-        """Return the checked prompts of a request."""
+        """Return the checked prompts of a request.
+
+        Raises:
+            TypeError, ValueError: the request is wrong, or a prompt does not fit the context.
+        """
         prompts = self.prompts.read(request)
         for prompt in prompts:
             for question in prompt.questions:

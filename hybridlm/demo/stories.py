@@ -105,6 +105,9 @@ def story(seed: int, holders: int = HOLDERS) -> Story:
     Args:
         seed: at least 0.
         holders: people who have something, 1 to 16.
+
+    Raises:
+        ValueError: a negative seed, or another number of holders.
     """
     if seed < 0:
         raise ValueError(f"story: seed must be 0 or more, got {seed}")

@@ -44,7 +44,11 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
-    """Return a mesh of absent devices, for steps that are proved and planned only."""
+    """Return a mesh of absent devices, for steps that are proved and planned only.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1.
+    """
     sizes = _checked(data, model, expert)
     return AbstractMesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES))
 
@@ -58,7 +62,12 @@ def _checked(data: int, model: int, expert: int) -> dict[str, int]:
 
 
 def with_all_axes(user_mesh: Mesh) -> Mesh:
-    """Return a user's mesh with all of `AXES`, in order; missing axes have size 1."""
+    """Return a user's mesh with all of `AXES`, in order; missing axes have size 1.
+
+    Raises:
+        TypeError: it is not a mesh of devices.
+        ValueError: it has other axes.
+    """
     if not isinstance(user_mesh, Mesh):
         raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {user_mesh!r}")
     unknown_axes = [str(name) for name in user_mesh.axis_names if name not in AXES]
@@ -90,7 +99,11 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """Return the mesh of a command line; by default None, or all devices of several processes."""
+    """Return the mesh of a command line; by default None, or all devices of several processes.
+
+    Raises:
+        ValueError: as `read_sizes`, or there are fewer devices.
+    """
     if text is None:
         return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
     return mesh(**read_sizes(text), devices=None)

@@ -84,7 +84,11 @@ class ProbeSettings:
         return TextProbing(engine, sites, self._target(sites, capture), probes, [span.stop for span in texts])
 
     def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], Probing]:
-        """Return requests with reads and changes; raises as `of_texts`."""
+        """Return requests with reads and changes; raises as `of_texts`.
+
+        Raises:
+            TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
+        """
         sites = probe_sites(engine, "generate")
         changes = interventions_of(self.interventions, len(requests) // n, "prompts")
         numbers = [request.index // n for request in requests]
@@ -96,7 +100,11 @@ class ProbeSettings:
         return probed, Probing(engine, sites, target)
 
     def of_request(self, probing: Probing, request: Request) -> Request:
-        """Return a request of a session with its reads and changes."""
+        """Return a request of a session with its reads and changes.
+
+        Raises:
+            TypeError, ValueError: as `of_texts`.
+        """
         (changes,) = interventions_of(self.interventions, 1, "request")
         return self._of_request(probing.sites, request, changes, f"request {request.index}")
 

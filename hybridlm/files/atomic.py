@@ -70,7 +70,11 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """Open an ASCII text file (bytes by its `buffer`) for a whole output; see `whole_file`."""
+    """Open an ASCII text file (bytes by its `buffer`) for a whole output; see `whole_file`.
+
+    Raises:
+        FileNotFoundError, PermissionError, ValueError: as `replaceable`.
+    """
     output = replaceable(output, input)
     # Errors in the caller's block may concern other files; only those that mean a full disk are surely of this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:

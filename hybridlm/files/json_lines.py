@@ -85,5 +85,9 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(value: Any) -> str:
-    """Return a value as one ASCII line, safe for lone surrogates and all locales."""
+    """Return a value as one ASCII line, safe for lone surrogates and all locales.
+
+    Raises:
+        ValueError: a number that is not finite; use `finite`.
+    """
     return _ENCODER.encode(value)

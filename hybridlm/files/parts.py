@@ -225,6 +225,10 @@ def parts_of(output: Path) -> Iterator[Parts]:
     """Hold the lock of an output's folder of parts, created if necessary.
 
     Afterwards a folder of joined or no parts is deleted.
+
+    Raises:
+        ValueError: another process holds the lock, or another user could have written the parts.
+        OSError: the folder cannot be created or written to.
     """
     folder = output.with_name(output.name + ".parts")
     with locked(folder) as lock:

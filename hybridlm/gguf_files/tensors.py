@@ -94,7 +94,11 @@ class NamedTensor(NamedTuple):
         return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays of the tensor in packed form."""
+        """Return the arrays of the tensor in packed form.
+
+        Raises:
+            CheckpointError: a scale that is not finite.
+        """
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape

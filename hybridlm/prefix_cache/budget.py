@@ -25,6 +25,9 @@ def cache_budget(budget: Any, device_only: bool = False) -> CacheBudget:
     Args:
         budget: a size, {"device": size, "host": optional size}, or a `CacheBudget`.
         device_only: no host has a complete state.
+
+    Raises:
+        TypeError, ValueError: it is neither; the message has the expected form.
     """
     if isinstance(budget, CacheBudget):
         return budget

@@ -143,7 +143,11 @@ class PrefixCache:
         return tuple(sorted(stops))
 
     def keep(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> None:
-        """Cache a row's state, if it is new and fits after evictions."""
+        """Cache a row's state, if it is new and fits after evictions.
+
+        Raises:
+            SnapshotError: it has consumed another number of tokens.
+        """
         with self._lock:
             match = self._tree.match(tokens)
             if match.length == len(tokens) and match.into is None and match.node.state is not None:
@@ -194,7 +198,11 @@ class PrefixCache:
 def _drop(
     tree: RadixTree[Snapshot, CachedBuffers], places: dict[CachedBuffers, CacheNode], buffers: CachedBuffers
 ) -> list[CachedBuffers] | None:
-    """Remove a state; return its buffers and unneeded spans, or None for other buffers."""
+    """Remove a state; return its buffers and unneeded spans, or None for other buffers.
+
+    Raises:
+        TreeError: the state is in use.
+    """
     node = places.get(buffers)
     if node is None:
         return None

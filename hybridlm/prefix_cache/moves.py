@@ -91,6 +91,9 @@ class RowMoves:
         Args:
             tokens: all consumed tokens.
             cached: spans of its first positions.
+
+        Raises:
+            SnapshotError: the row has consumed another number of tokens.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:

@@ -141,7 +141,11 @@ class RadixTree(Generic[S, B]):
         return node
 
     def remove(self, node: Node[S, B]) -> list[B]:
-        """Remove a state and edges without other states; return the edges' buffers."""
+        """Remove a state and edges without other states; return the edges' buffers.
+
+        Raises:
+            TreeError: it has no state, or is no longer a node of this tree.
+        """
         if node.state is None:
             raise TreeError(f"a node at position {node.position} has no state that could be removed")
         node.state = None

@@ -63,7 +63,12 @@ class JaxSettings:
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
-        """Return a context manager for tracing, compiling and calling steps."""
+        """Return a context manager for tracing, compiling and calling steps.
+
+        Raises:
+            SettingError: `jax_disable_jit` is on, or `certify` is not "off" and `jax_debug_nans` or `jax_debug_infs`
+                is on.
+        """
         require_programs()
         if self._certify != "off":
             require_donation()

@@ -91,6 +91,9 @@ class Sanitizer(Runner):
         """See `Runner.move`; the labels move with the arrays.
 
         A mark replaces labels of caching: states with a common beginning share the first state's keys and values.
+
+        Raises:
+            SanitizerError: another row moved than the operands select.
         """
         safe, call = self.program(step.shape, examples)
         target, source = step.target, step.source
@@ -127,7 +130,12 @@ class Sanitizer(Runner):
 
     @under_settings
     def program(self, shape: Any, examples: Examples) -> Sanitized:
-        """Return a proved step with shadow labels; compiled on its first call."""
+        """Return a proved step with shadow labels; compiled on its first call.
+
+        Raises:
+            IsolationError: it is not proved.
+            AuditError: see `Programs.measure`.
+        """
         key = shape, jax_private.program_settings()
         if key not in self._sanitized:
             (step, contract), args = self.programs.step(shape), examples(shape)

@@ -99,7 +99,11 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
-    """Return the arrays of a weight in its packed form."""
+    """Return the arrays of a weight in its packed form.
+
+    Raises:
+        DequantiseError: a scale or a code that is not finite.
+    """
     *lead, rows, columns = tensor.shape
     stored = read(tensor.parts["codes"])
     scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)

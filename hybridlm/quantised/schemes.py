@@ -125,6 +125,9 @@ class QuantisedTensor:
 
         They are subtracted from code * scale. The file has the number of code 8: eight scales less this number are
         rounded once, as in torchao.
+
+        Raises:
+            DequantiseError: one is NaN or infinite.
         """
         centre = np.swapaxes(read(self.parts["zero"]), -1, -2).astype(np.float32)
         _finite(self.parts["zero"], centre, "an offset that is not finite")

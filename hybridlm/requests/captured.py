@@ -159,6 +159,9 @@ class Recorder:
         Args:
             hidden_states: float32 [hidden] by index; may have more than requested.
             last: keep this position alone.
+
+        Raises:
+            OSError: it cannot be written; the file is named.
         """
         row = 0 if last else self._count
         values = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}

@@ -23,6 +23,10 @@ class CaptureTable:
 
     Raises:
         MissingExtra: pyarrow is not installed.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateSite]):

@@ -98,6 +98,9 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
         positions: "last", "all", indices or a mask.
         span: positions of "all".
         lowest: first readable token.
+
+    Raises:
+        TypeError, ValueError: it does not fit the text.
     """
     length = span.stop
     if isinstance(positions, str):
@@ -117,7 +120,11 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
 
 
 def interventions_of(value: Any, count: int, sequences: str) -> list[list[Intervention]]:
-    """Return the interventions of each sequence, from one list or one list per sequence."""
+    """Return the interventions of each sequence, from one list or one list per sequence.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
     if value is None:
         return [[] for _ in range(count)]
     if isinstance(value, Intervention):

@@ -121,7 +121,11 @@ class Settings(TypedDict, total=False):
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters of one request with some fields replaced."""
+    """Return sampling parameters of one request with some fields replaced.
+
+    Raises:
+        TypeError: `params` is no `SamplingParams`.
+    """
     if params is not None and not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
     return replace(SamplingParams() if params is None else params, **settings)

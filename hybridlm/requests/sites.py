@@ -27,7 +27,11 @@ class ProbeSites:
     states: Mapping[tuple[int, str], StateSite]
 
     def capture(self, hidden_states: Any, states: Any) -> Probe:
-        """Return a probe that reads, without positions yet."""
+        """Return a probe that reads, without positions yet.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or the model has no states.
+        """
         if not isinstance(states, bool):
             raise TypeError(f"states: expected True or False, got {states!r}")
         if states and not self.states:

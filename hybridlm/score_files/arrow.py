@@ -16,6 +16,9 @@ def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
 
     Texts are strings, token ids lists of integers, chosen ids the same or nested, messages and interventions lists of
     structs.
+
+    Raises:
+        ValueError: a column is missing, duplicate, or of another type.
     """
     columns = named_columns(schema.names, fields)
     faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type, fields))]
@@ -140,7 +143,11 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
 
 
 def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
-    """Return a table of rows, with nulls for missing fields."""
+    """Return a table of rows, with nulls for missing fields.
+
+    Raises:
+        OverflowError: an id has more than 64 bits.
+    """
     # Messages may quote lone surrogates, which UTF-8 cannot hold.
     errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
     arrays = [pa.array([row.id for row in rows], schema.field("id").type)]

@@ -111,6 +111,9 @@ class CsvScores(JsonScores):
     """Columns id, fields and error; lists are JSON, a missing value is an empty cell.
 
     A part has one JSON string per record, which can have several lines.
+
+    Raises:
+        ValueError: ids that one column cannot hold.
     """
 
     several = False

@@ -14,7 +14,12 @@ from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, O
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; see `TextLines`."""
+    """A file of JSON objects, one per line; see `TextLines`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: damaged gzip.
+    """
 
     def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)

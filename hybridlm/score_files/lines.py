@@ -46,7 +46,12 @@ def content_end(file: BinaryIO) -> int:
 
 
 class TextLines(TextSource):
-    """A file of texts, one per line; blank lines at its end do not count."""
+    """A file of texts, one per line; blank lines at its end do not count.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: damaged gzip.
+    """
 
     unit = "line"
 

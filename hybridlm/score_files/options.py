@@ -32,6 +32,9 @@ class FileOptions:
             terminal.
         sort_window: bytes of consecutive rows that are sorted, so that common beginnings are computed once; the output
             keeps the input's order. 0 sorts nothing.
+
+    Raises:
+        ValueError: an option is wrong.
     """
 
     strict: bool = option(False, "Stop at the first row that cannot be answered.")

@@ -23,6 +23,9 @@ class EmbedTask(Task):
     Attributes:
         pooling: "last" or "first" token, or "mean" of all.
         normalised: divide by the length, so that products are cosines.
+
+    Raises:
+        ValueError: there is no such pooling.
     """
 
     pooling: Pooling = option("last", "Vector of the last or the first token, or the mean of all: last, first or mean.")

@@ -97,7 +97,11 @@ class DistributionSettings:
         return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or bool(self.entropy)
 
     def check(self, vocab_size: int) -> None:
-        """Check the settings that do not depend on texts."""
+        """Check the settings that do not depend on texts.
+
+        Raises:
+            TypeError, ValueError: a setting is wrong, or `start` has nothing to begin.
+        """
         limit = min(vocab_size, MAX_IDS)
         if not is_whole(self.top) or not 0 <= self.top <= limit:
             raise ValueError(f"top: expected 0..{limit}, got {self.top!r}")
@@ -110,7 +114,11 @@ class DistributionSettings:
             raise ValueError("start: expected token_ids, top, entropy or temperature with it, got none of them")
 
     def of_file(self, vocab_size: int) -> "DistributionSettings":
-        """Return the checked settings for rows of a file; `token_ids` may name a field."""
+        """Return the checked settings for rows of a file; `token_ids` may name a field.
+
+        Raises:
+            TypeError, ValueError: a setting is wrong.
+        """
         self.check(vocab_size)
         if self.start is not None and (not is_whole(self.start) or self.start < 0):
             raise ValueError(f"start: expected a whole number of at least 0, got {self.start!r}")
@@ -162,6 +170,9 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
     Args:
         start: first reported token behind the prompt; None for the first with a prediction.
         ids: one list or one for each position.
+
+    Raises:
+        TypeError, ValueError: `start` or the ids do not fit the text.
     """
     length = len(text.token_ids) - text.prompt
     start = 0 if start is None else start

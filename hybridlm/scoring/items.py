@@ -163,7 +163,11 @@ def _difference(expected: str, got: str) -> str:
 def score_items(
     reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], name: str
 ) -> list[Score]:
-    """Score items in order, with a score for each completion; common beginnings are computed once."""
+    """Score items in order, with a score for each completion; common beginnings are computed once.
+
+    Raises:
+        TypeError, ValueError: an item is wrong; the message has its number.
+    """
     texts: list[ScoredIds] = []
     for i, item in enumerate(items):
         where = f"{name}[{i}]"

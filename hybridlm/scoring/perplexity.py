@@ -100,7 +100,11 @@ def windows_of(
     tokenizer: Tokenizer | None,
     eos_token_ids: Sequence[int],
 ) -> Callable[[Sequence[int]], list[TextWindow]]:
-    """Return the function from a text to its windows; see `LM.perplexity`."""
+    """Return the function from a text to its windows; see `LM.perplexity`.
+
+    Raises:
+        ValueError: an unknown convention, impossible windows, or no token to put before a text.
+    """
     if convention not in CONVENTIONS:
         raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
     size = context if window is None else window
@@ -148,7 +152,12 @@ def corpus_perplexity(
 
 
 def read_files(texts: Any) -> Any:
-    """Return texts with the UTF-8 content of files in place of paths."""
+    """Return texts with the UTF-8 content of files in place of paths.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is not UTF-8.
+    """
     if isinstance(texts, os.PathLike):
         return [_read(texts)]
     if isinstance(texts, list | tuple):

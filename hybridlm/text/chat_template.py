@@ -36,6 +36,9 @@ class CompiledTemplate:
 
     Attributes:
         variables: its free names.
+
+    Raises:
+        ChatTemplateError: wrong syntax.
     """
 
     def __init__(self, source: str, where: str) -> None:

@@ -249,7 +249,11 @@ class Tokenizer:
     def thinking_variables(
         self, enable_thinking: bool | None, chat_template: str | None = None, tools: Any = None
     ) -> dict[str, bool]:
-        """Return the template variables that turn thinking on or off; {} for None."""
+        """Return the template variables that turn thinking on or off; {} for None.
+
+        Raises:
+            ChatTemplateError: the template knows no such variable.
+        """
         if enable_thinking is None:
             return {}
         names = self._template(chat_template, tools).variables
@@ -262,7 +266,11 @@ class Tokenizer:
         return variables
 
     def effort_variables(self, effort: str, chat_template: str | None = None, tools: Any = None) -> dict[str, Any]:
-        """Return the template variables of a reasoning effort; "none" turns thinking off."""
+        """Return the template variables of a reasoning effort; "none" turns thinking off.
+
+        Raises:
+            ChatTemplateError: the template cannot express this effort.
+        """
         names = self._template(chat_template, tools).variables
         variables: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in names else {}
         if variables or effort == "none":

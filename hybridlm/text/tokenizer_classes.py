@@ -75,7 +75,11 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level:
 
 
 def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a class in `DEFAULTS`, without added tokens."""
+    """Return the tokenizer of a class in `DEFAULTS`, without added tokens.
+
+    Raises:
+        ValueError: tokenizer.json has another model than the class.
+    """
     model: Any = backend.model
     kind = type(model).__name__
     if kind != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:

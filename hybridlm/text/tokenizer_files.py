@@ -52,7 +52,11 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
-    """Return the arguments of `Tokenizer`, or None."""
+    """Return the arguments of `Tokenizer`, or None.
+
+    Raises:
+        CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
+    """
     try:
         return _read_tokenizer(path)
     except CheckpointError:
@@ -125,7 +129,11 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return non-special tokens reserved for chat templates; None if no file names them."""
+    """Return non-special tokens reserved for chat templates; None if no file names them.
+
+    Raises:
+        ValueError: no list of texts.
+    """
     tokens = settings.get("chat_control_tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
@@ -133,7 +141,12 @@ def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json."""
+    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
+
+    Raises:
+        CheckpointError: a file is too long or cannot be read.
+        ValueError: a field of a file is wrong.
+    """
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
@@ -181,7 +194,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> source of chat templates; files precede tokenizer_config.json."""
+    """Return name -> source of chat templates; files precede tokenizer_config.json.
+
+    Raises:
+        CheckpointError: a file is too long or cannot be read.
+        ValueError: `chat_template` is not one of its forms.
+    """
     files = sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))
     if len(files) > MAX_TEMPLATES:
         raise ValueError(f"{TEMPLATE_FOLDER}: expected at most {MAX_TEMPLATES} templates, found {len(files)}")

@@ -31,5 +31,10 @@ class CertificateStore(FileStore):
         return certificate if Key(prints.traced, prints.contract, prints.rules, key.versions) == key else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
-        """Write a certificate atomically."""
+        """Write a certificate atomically.
+
+        Raises:
+            OSError: the directory cannot be written.
+            UntrustedError: somebody else may write to the directory.
+        """
         self.write_file(key.name, certificate.to_json().encode())

@@ -65,7 +65,11 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Operations of XLA's program with bytes, arithmetic and pools, read on first access."""
+        """Operations of XLA's program with bytes, arithmetic and pools, read on first access.
+
+        Raises:
+            HloError: this version of JAX or XLA does not expose the program.
+        """
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 

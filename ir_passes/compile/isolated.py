@@ -58,6 +58,9 @@ def isolated(
         static_argnums: positions of hashable values that are part of the program, as for `jax.jit`, without an entry in
             the contract. Repeat the static arguments of a jitted function.
         static_argnames: names of such arguments.
+
+    Raises:
+        ValueError: `certify` is not "error", "warn" or "off".
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")

@@ -130,6 +130,10 @@ class TracedStep(Stage):
         """Prove that lanes cannot reach each other, rewrite the program, and prove it again.
 
         See `compile_step` for the settings.
+
+        Raises:
+            IsolationError: it is not proved; carries the user's source lines.
+            ValueError: `certify` is not "error", "warn" or "off".
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")

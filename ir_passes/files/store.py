@@ -122,7 +122,11 @@ class FileStore:
         return sorted(files, key=lambda file: (file.used, file.name))
 
     def forget(self, max_bytes: int = 0, but: str | None = None) -> tuple[int, int]:
-        """Delete the least recently used files except `but`, down to `max_bytes`; return their number and bytes."""
+        """Delete the least recently used files except `but`, down to `max_bytes`; return their number and bytes.
+
+        Raises:
+            UntrustedError, ValueError: see `files`.
+        """
         count = size = 0
         files = self.files()
         total = sum(file.bytes for file in files)

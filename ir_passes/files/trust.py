@@ -87,7 +87,11 @@ def require_own_path(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and missing parents with mode 700; raises as `require_own_path`."""
+    """Make a folder and missing parents with mode 700; raises as `require_own_path`.
+
+    Raises:
+        UntrustedError, OSError: see `require_own_path`.
+    """
     require_own_path(folder)
     for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         parent.mkdir(mode=0o700, exist_ok=True)

@@ -89,13 +89,21 @@ class PageOwner:
             return [self._issue(free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Add a reader to a page; a page with several holders is read-only."""
+        """Add a reader to a page; a page with several holders is read-only.
+
+        Raises:
+            SlotError: the page was released, or belongs to another owner.
+        """
         with self._lock:
             self._raise(f"share of {page!r}", self._faults("page", page))
             return self._issue(page._number)
 
     def release(self, page: Page) -> None:
-        """Give a page up; it is free without holders."""
+        """Give a page up; it is free without holders.
+
+        Raises:
+            SlotError: the page was released before, or belongs to another owner.
+        """
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]

@@ -235,7 +235,11 @@ class SlotOwner:
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Check that every row is exactly one of: null row (if any), free, held."""
+        """Check that every row is exactly one of: null row (if any), free, held.
+
+        Raises:
+            SlotError: a row is in two states or in no state, or a token was dropped without release; with all terms.
+        """
         with self._lock:
             free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()
             nulls = [NULL_ROW] if self.null else []

@@ -312,6 +312,9 @@ def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
     """Return a call of `fn` on an equation's operands in its place.
 
     Unused equations stay: the index of an overwritten store may be out of bounds.
+
+    Raises:
+        ValueError: `fn` captures arrays.
     """
     with sourced(eqn):
         traced = jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars))

@@ -38,7 +38,11 @@ class FunctionSignature:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
     ) -> "FunctionSignature":
-        """Return a function's signature, with static parameters as for `jax.jit`."""
+        """Return a function's signature, with static parameters as for `jax.jit`.
+
+        Raises:
+            ValueError: JAX reports that the function has no such parameter.
+        """
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
         if numbers or names:

@@ -89,6 +89,9 @@ def row_of_lane(
     """Return a lane's index along its array's axis: a slot map's row, or the lane.
 
     Role `not_role` is ignored. With page tables: all rows of pages that only this lane names, without the null page.
+
+    Raises:
+        ValueError: the slot map counts rows within a device.
     """
     if (
         isinstance(bound_array.entry, Pool)

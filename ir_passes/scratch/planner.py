@@ -43,7 +43,11 @@ def plan(
 
 
 def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
-    """Return equation -> declared scratch bytes."""
+    """Return equation -> declared scratch bytes.
+
+    Raises:
+        ValueError: a declaration does not return a number of bytes.
+    """
 
     def scratch(eqn: ir.JaxprEqn) -> int:
         name, declaration = opaque_of(eqn, opaque) or ("", None)

@@ -67,7 +67,11 @@ class Target:
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """Devices, for shardings and meshes; those of an absent target only compile."""
+        """Devices, for shardings and meshes; those of an absent target only compile.
+
+        Raises:
+            TargetError: its compiler is not installed; names the extra.
+        """
         if self.is_local:
             return tuple(jax.local_devices())
         base = self.name.partition(":")[0]
@@ -164,7 +168,11 @@ def local_target() -> Target:
 
 
 def as_target(target: Target | str | None) -> Target:
-    """Return a target or the target of a name; None means local devices."""
+    """Return a target or the target of a name; None means local devices.
+
+    Raises:
+        TargetError: as `read_target`.
+    """
     if isinstance(target, Target):
         return target
     return local_target() if target is None else read_target(target)

@@ -125,6 +125,9 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     Args:
         dump: HloProto without an exposed buffer assignment; without either no pools are named.
         bound: of its step.
+
+    Raises:
+        HloError: this version of JAX or XLA does not give out the program.
     """
     executable = read(compiled, dump, placed=False)
     pools = {

@@ -100,6 +100,9 @@ def read_decoder_config(
     Args:
         positions: default of `max_position_embeddings` in transformers.
         rope: may extend the context.
+
+    Raises:
+        ConfigError: with every fault of the reader.
     """
     return DecoderConfig(
         family=reader.family,

@@ -118,6 +118,9 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json with the MTP head.
 
     The head is a layer of latent attention and experts.
+
+    Raises:
+        ConfigError: the head is absent or not implemented.
     """
     config = read_config(fields)
     reader = ConfigReader("bailing_hybrid", fields)

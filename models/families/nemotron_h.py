@@ -125,7 +125,11 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head, a layer of the decoder's attention and experts."""
+    """Read config.json with the MTP head, a layer of the decoder's attention and experts.
+
+    Raises:
+        ConfigError: the head is absent or not implemented.
+    """
     config = read_nemotron_h(fields)
     reader = ConfigReader("nemotron_h", fields)
     reader.choice("num_nextn_predict_layers", [1], 1)

@@ -186,6 +186,9 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
 
     Head layers are numbered from 0, so its feed-forward layer is of the first decoder layer's kind. config.json of
     Qwen3-Next has no field about the head.
+
+    Raises:
+        ConfigError: the head is absent or not implemented.
     """
     _, reader = text_reader(config.family, fields)
     for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):

@@ -81,14 +81,22 @@ def register_family(family: Family, origin: str = "registered by this process") 
 
 
 def families() -> dict[Family, str]:
-    """Return every family with its origin: `BUILT_IN`, or distribution and version."""
+    """Return every family with its origin: `BUILT_IN`, or distribution and version.
+
+    Raises:
+        FamilyError: an entry point of the group cannot be read; the message has all of them.
+    """
     if faults := _read_entry_points():
         raise FamilyError("; ".join(faults))
     return dict.fromkeys(FAMILIES, BUILT_IN) | _registered
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin; built-in ones without entry points."""
+    """Return the family of a name, and its origin; built-in ones without entry points.
+
+    Raises:
+        FamilyError: no family has the name, or an entry point cannot be read.
+    """
     for family in FAMILIES:
         if family.name == name:
             return family, BUILT_IN

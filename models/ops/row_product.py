@@ -89,6 +89,9 @@ def instruction_number(instructions: str | None = None) -> np.int64:
     """Load the library, and return the call attribute of an instruction set.
 
     Loading registers the call targets.
+
+    Raises:
+        ValueError: unknown instructions.
     """
     default = fastest()
     if instructions is not None and instructions not in INSTRUCTIONS:

@@ -166,6 +166,9 @@ def own_adapter(directory: Path) -> Path | None:
     """Return the adapter folder that `load` merges by default, or None.
 
     A decision model from the Hub may lack the folder.
+
+    Raises:
+        CheckpointError: a file that may name it cannot be read.
     """
     if has_adapter(directory):
         return directory
@@ -174,7 +177,11 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the name of a decision model's adapter folder, or None."""
+    """Return the name of a decision model's adapter folder, or None.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
     if (directory / JUDGE).is_file():
         name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
     elif (directory / DECISION).is_file():

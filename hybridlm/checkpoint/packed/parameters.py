@@ -72,7 +72,11 @@ def packed_forms(
 def load_packed(
     checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
-    """Build a parameter on its devices; return a sentence for each tensor with lost rows."""
+    """Build a parameter on its devices; return a sentence for each tensor with lost rows.
+
+    Raises:
+        CheckpointError: a scale or a code that is not finite.
+    """
     weight, source = choice.weight, choice.source
     lost: dict[str, None] = {}
 

@@ -23,6 +23,9 @@ def unpacked(
 
     Args:
         sharded_dims: of whole parameters, also along axes of one device.
+
+    Raises:
+        ValueError: a parameter of another form.
     """
     arrays: dict[str, tuple[jax.Array, Sequence[ShardedDim]]] = {}
     packed: dict[str, dict[str, Any]] = {}

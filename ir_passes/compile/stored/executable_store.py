@@ -84,7 +84,11 @@ class ExecutableStore(FileStore):
         return True
 
     def entries(self) -> list[Listed]:
-        """Return all files of the store, the newest use first."""
+        """Return all files of the store, the newest use first.
+
+        Raises:
+            UntrustedError: the directory may be another's.
+        """
         listed: list[Listed] = []
         for name, size, used in self.files():
             try:

@@ -130,7 +130,7 @@ class Broadcast(Decisions):
         """Wait for process 0's next message; drop objects that it dropped.
 
         Raises:
-                    Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
+            Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
             ProcessLost: process 0 does not answer.
         """
         while True:

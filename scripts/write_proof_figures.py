@@ -78,7 +78,7 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
     verdicts = [("leaking" if step.leaks else "clean", proved(step.run, step.args, step.contract)) for step in STEPS]
     outside = Counter[str](f"{truth}, {'proved' if is_proved else 'refused'}" for truth, is_proved in verdicts)
     changed = Counter[str]()
-    from test_random_mutants import RUN, tally
+    from test_random_mutants import RUN, tally  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/proof
 
     for name in RUN[part % len(RUN) :: max(1, len(RUN) // max(programs, 1))][:programs]:
         changed += tally(name, part)

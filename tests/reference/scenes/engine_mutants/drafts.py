@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     EngineMutant(
         "moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
-        Finder.ALONE, moved_twice,
+        Finder.OWNER, moved_twice,
     ),
     EngineMutant(
         "drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were",
@@ -206,6 +206,6 @@ MUTANTS = (
     ),
     EngineMutant(
         "drafts-past-the-end", "", "drafts go on behind the last token that is asked for",
-        Finder.ALONE, drafts_past_the_end,
+        Finder.OWNER, drafts_past_the_end,
     ),
 )  # fmt: skip

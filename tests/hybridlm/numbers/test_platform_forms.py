@@ -52,7 +52,8 @@ def numbers(name: str, kernels: str = "off") -> Numbers:
     read = [note for certificate in certificates for note in certificate.notes if note.id == Note.KERNEL_READ.value]
     assert bool(read) == (kernels == "interpret")
     believed = {about.about.split("(")[0] for c in certificates for about in c.assumed if about.id == "opaque-idle"}
-    assert believed == ({call + BY_SLOT for call in CALLS[name]} if kernels == "auto" else set())
+    calls = {call if call in (ATTENTION, LATENT_ATTENTION) else call + BY_SLOT for call in CALLS[name]}
+    assert believed == (calls if kernels == "auto" else set())
     return tokens, scores
 
 

@@ -31,8 +31,9 @@ from hybridlm.steps.structure import Structure
 from models import KV_BLOCK, kv_blocks
 from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
+from models.state.pages import cache_positions
 from models.state.shapes import Hooks
-from models.state.state import StateArray, cache_positions
+from models.state.state import StateArray
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["layers"], meta_fields=["position"])

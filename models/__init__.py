@@ -22,7 +22,7 @@ from models.families.wrappers import JEV, JEV_HEAD, WRAPPERS, text_fields
 from models.sharding.devices import Devices
 from models.sharding.shard_sizes import ShardingError
 from models.sharding.sharded_dim import Segment, ShardedDim
-from models.state.state import KV_BLOCK, kv_blocks
+from models.state.pages import KV_BLOCK, kv_blocks
 from models.weights.sources import Weight, WeightSource
 
 DISTRIBUTION = "hybridlm"

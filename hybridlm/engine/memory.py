@@ -22,7 +22,7 @@ from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
 from models import KV_BLOCK, Decoder, Weight
-from models.state.state import cache_positions
+from models.state.pages import context_pages
 
 
 class InsufficientMemory(ValueError):
@@ -69,8 +69,12 @@ class Demand:
 
     def _sizes(self, lanes: int, context: int, page_limit: int | None) -> tuple[int, int]:
         """Return the rows and the pages of both pools together."""
-        blocks, sizes = cache_positions(context) // KV_BLOCK if self.page else 0, (lanes, min(lanes, self.scoring))
-        return sum(sizes), sum(pool_pages(rows, blocks, page_limit) for rows in sizes)
+        sizes = (lanes, min(lanes, self.scoring))
+        return sum(sizes), sum(pool_pages(rows, self._blocks(context), page_limit) for rows in sizes)
+
+    def _blocks(self, context: int) -> int:
+        """Return the pages of a sequence; 0 without a KV cache."""
+        return context_pages(context) if self.page else 0
 
     @property
     def total(self) -> int:
@@ -109,10 +113,8 @@ class Demand:
         lanes = most(range(1, self.lanes), lambda n: self._pools(n, self.context, self.page_limit))
         contexts = range(KV_BLOCK, self.context, KV_BLOCK) if self.page else ()
         context = most(contexts, lambda context: self._pools(self.lanes, context, self.page_limit))
-        pages = (
-            pool_pages(self.lanes, cache_positions(self.context) // KV_BLOCK, self.page_limit) - 1 if self.page else 0
-        )
-        cache = most(range(1, pages), lambda limit: self._pools(self.lanes, self.context, limit))
+        pages = pool_pages(self.lanes, self._blocks(self.context), self.page_limit)
+        cache = most(range(1, pages - 1), lambda limit: self._pools(self.lanes, self.context, limit))
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += [f"cache={cache * KV_BLOCK * self.devices}"] if cache else []

@@ -13,8 +13,9 @@ from hybridlm.devices.mesh import DATA, MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.steps.structure import Rows
 from ir_passes.targets import local_target
-from models import KV_BLOCK, Decoder
-from models.state.state import StateArray, cache_positions
+from models import Decoder
+from models.state.pages import context_pages
+from models.state.state import StateArray
 
 _ALIGNED = 64
 """XLA:CPU uses memory of the host in place if its address is a multiple of this."""
@@ -39,7 +40,7 @@ class RowArrays:
     def blocks(self, context: int) -> int:
         """Return the pages of a sequence of `context` tokens; 0 for a model without KV caches."""
         grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
-        return cache_positions(context) // KV_BLOCK if grows else 0
+        return context_pages(context) if grows else 0
 
     def abstract(self, rows: int, pages: int) -> Rows:
         """ShapeDtypeStructs of a pool with as many rows, and pages of KV caches."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.slot_owner import SlotError, SlotFault, frozen_copy
-from models import KV_BLOCK
+from models import KV_BLOCK, kv_blocks
 
 
 class RowPages:
@@ -30,7 +30,7 @@ class RowPages:
 
     def needed(self, positions: int) -> int:
         """Return the number of pages for `positions` positions."""
-        return 0 if self.owner is None else -(-positions // KV_BLOCK)
+        return 0 if self.owner is None else kv_blocks(positions)
 
     def missing(self, row: int, positions: int) -> int:
         """Return the number of missing pages of a row's first `positions` positions."""

@@ -109,6 +109,11 @@ class RowPool:
         (row,) = self.rows_of([slot])
         return self.row_pages.missing(row, positions) <= self.row_pages.free_in(self.device_of(slot))
 
+    def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
+        """Return the indices of slots without pages for the first `positions` of their rows."""
+        rows = zip(self.rows_of(slots), positions, strict=True)
+        return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(row, count)]
+
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises `SlotError` if it was released before."""
         (row,) = self.rows_of([slot])

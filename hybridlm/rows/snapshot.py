@@ -20,7 +20,7 @@ from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.pool import RowPool
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
-from models.state.state import cache_positions
+from models.state.pages import cache_positions
 
 
 class SnapshotError(ValueError):

@@ -23,7 +23,8 @@ from models import KV_BLOCK, Decoder, kv_blocks
 from models.layers.moe import Moe
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
-from models.state.state import cache_positions, turn_blocks
+from models.state.pages import context_pages
+from models.state.state import turn_blocks
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def step_report(
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
         reads = kernel_reads(step.jaxpr, known_inputs(shape, arguments, context))
         kernels, uncounted = with_reads(kernels, reads, target.cache)
-    blocks = cache_positions(context) // KV_BLOCK
+    blocks = context_pages(context)
     all_heads = cache_heads(arguments, lanes)
     visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0

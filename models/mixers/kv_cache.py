@@ -18,9 +18,9 @@ from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
-from models.state.pages import Pages, own_pages, put_tokens, take_pages, token_places
+from models.state.pages import KV_BLOCK, Pages, own_pages, put_tokens, take_pages, token_places
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
-from models.state.state import KV_BLOCK, turn_blocks
+from models.state.state import turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time; from 256

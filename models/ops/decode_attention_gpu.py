@@ -17,9 +17,8 @@ from jaxtyping import Float32, Int32
 from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
-from models.state.pages import Pages
+from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
-from models.state.state import KV_BLOCK
 
 MAX_ROWS = 64
 """Query rows of a key/value head: its heads times tokens."""

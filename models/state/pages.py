@@ -8,9 +8,33 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Int32, Shaped
 
-from models.state.state import KV_BLOCK
+KV_BLOCK = 128
+"""Positions of a page of a KV cache: those of one iteration of attention, on a GPU several times as many."""
 
 Pages = Int32[Array, "lane block"]
+
+
+def kv_blocks(positions: int) -> int:
+    """Return the number of pages for `positions` positions."""
+    return -(-positions // KV_BLOCK)
+
+
+def context_pages(context: int) -> int:
+    """Return the pages of a sequence of `context` tokens, two at least.
+
+    ops/layout, one block: a cache with one entry in its page table would be copied.
+    """
+    return max(kv_blocks(context), 2)
+
+
+def cache_positions(context: int) -> int:
+    """Return the positions of the pages of a sequence of `context` tokens."""
+    return context_pages(context) * KV_BLOCK
+
+
+def own_page_count(lanes: int, context: int) -> int:
+    """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
+    return 1 + lanes * context_pages(context)
 
 
 def own_pages(lanes: int, pages: int) -> Pages:

@@ -18,10 +18,9 @@ from jax.typing import DTypeLike
 
 from models.sharding.devices import MODEL
 from models.sharding.sharded_dim import Segment, ShardedDim
+from models.state.pages import KV_BLOCK, cache_positions, own_page_count
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
-KV_BLOCK = 128
-"""Positions of a page of a KV cache: those of one iteration of attention, on a GPU several times as many."""
 MANY_HEADS, MIN_TURN_BLOCKS = 64, 4
 """Heads of all lanes, and blocks of their iteration on a GPU, which launches about ten operations."""
 SOME_HEADS, SOME_TURN_BLOCKS = 16, 16
@@ -33,11 +32,6 @@ TPU_COLUMNS = 128
 """Columns of a tile of a TPU's memory."""
 
 
-def kv_blocks(positions: int) -> int:
-    """Return the number of KV cache blocks for `positions` positions."""
-    return -(-positions // KV_BLOCK)
-
-
 def turn_blocks(blocks: int, platform: str, heads: int) -> int:
     """Return the blocks of one iteration of attention; `heads` is lanes times key/value heads."""
     if platform != "gpu":
@@ -45,19 +39,6 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
     if heads >= MANY_HEADS:
         return min(MIN_TURN_BLOCKS, blocks)
     return min(SOME_TURN_BLOCKS if heads >= SOME_HEADS else TURN_HEADS // heads, blocks)
-
-
-def cache_positions(context: int) -> int:
-    """Return the positions of the pages of a sequence of `context` tokens, of two pages at least.
-
-    ops/layout, one block: a cache with one entry in its page table would be copied.
-    """
-    return max(kv_blocks(context), 2) * KV_BLOCK
-
-
-def own_page_count(lanes: int, context: int) -> int:
-    """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
-    return 1 + lanes * cache_positions(context) // KV_BLOCK
 
 
 def stored_size(size: int, platform: str) -> int:

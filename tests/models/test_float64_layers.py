@@ -14,8 +14,8 @@ from float64_reference import gated_attention, gated_delta_net
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.state.pages import kv_blocks
 from models.state.shapes import LaneInfo
-from models.state.state import kv_blocks
 
 HIDDEN = 24
 # Tokens per step -> tokens of each lane: more than a block of the cache and two chunks of the recurrence, but for steps

@@ -13,7 +13,7 @@ from paged_caches import by_lane
 from models.decoder.mtp import MtpDecoder, MtpState
 from models.families.qwen3_5 import QWEN3_5
 from models.mixers.kv_cache import KVCache
-from models.state.state import cache_positions
+from models.state.pages import cache_positions
 
 TOKENS, CONTEXT = 9, 200
 FIELDS: dict[str, Any] = {

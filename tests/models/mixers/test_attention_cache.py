@@ -19,8 +19,8 @@ from models.mixers.kv_cache import (
 )
 from models.ops import summed_attention
 from models.sharding.devices import Devices
-from models.state.pages import own_pages, token_places
-from models.state.state import KV_BLOCK, kv_blocks, state_size, stored_size, turn_blocks
+from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places
+from models.state.state import state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
 

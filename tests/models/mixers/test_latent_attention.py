@@ -12,7 +12,8 @@ from mixer_lanes import check_lengths, run
 from models.layers.rope import Rope
 from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
 from models.sharding.devices import Devices
-from models.state.state import KV_BLOCK, TPU_COLUMNS, kv_blocks
+from models.state.pages import KV_BLOCK, kv_blocks
+from models.state.state import TPU_COLUMNS
 
 HIDDEN = 12
 PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)

@@ -31,8 +31,9 @@ from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
+from models.state.pages import KV_BLOCK
 from models.state.shapes import LaneInfo
-from models.state.state import KV_BLOCK, turn_blocks
+from models.state.state import turn_blocks
 
 pytestmark = pytest.mark.target_cuda
 STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(

@@ -17,7 +17,7 @@ from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import Devices
-from models.state.state import KV_BLOCK
+from models.state.pages import KV_BLOCK
 
 Comparison = tuple[Any, Any]
 """Numbers of a result, and the same in float64."""

@@ -17,9 +17,8 @@ from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import Devices
-from models.state.pages import own_pages
+from models.state.pages import KV_BLOCK, kv_blocks, own_pages
 from models.state.shapes import LaneInfo
-from models.state.state import KV_BLOCK, kv_blocks
 
 LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}
 SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}

@@ -37,6 +37,12 @@ class Admission:
         tokens = len(sequence.request.prompt) + len(sequence.generated)
         return min(tokens + ROOM, self._limit(sequence, pool))
 
+    def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
+        """Return the decoding sequences without pages for their next step, in the order of the queue."""
+        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        indices = pool.short(slots, [self._positions_to_decode(sequence, pool) for sequence in sequences])
+        return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
+
     def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
         """Reserve pages for the next decode step of a sequence; False without free pages."""
         assert sequence.slot is not None

@@ -224,10 +224,12 @@ class Scheduler:
 
     def _grow(self) -> None:
         """Reserve pages for the next decode step; preempt sequences if there are too few."""
-        for sequence in sorted(self.decoding, key=lambda sequence: sequence.order):
-            assert self._pool is not None
-            while sequence.slot is not None and not self._admission.grow(sequence, self._pool):
-                self._preempt(self._admission.last(sequence, self.joined, self._pool), self._pool)
+        pool = self._pool
+        if pool is None:
+            return
+        for sequence in self._admission.short(self.decoding, pool):
+            while sequence.slot is not None and not self._admission.grow(sequence, pool):
+                self._preempt(self._admission.last(sequence, self.joined, pool), pool)
 
     def _preempt(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Take row and pages of a sequence, which waits in its old place."""

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.jaxpr.collectives import Scheduled, schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
@@ -224,10 +225,15 @@ class LoweredStep(Stage):
         ordered = written_in_place(self._step, lowered._clock) if has_copies(result) else None
         if ordered is not None:
             in_place = ProvedStep(ordered, lowered._clock).lower()
-            again = in_place._audited(compiler_options, options)
-            if not again[1].faults:
-                lowered, program, result = in_place, *again
+            rewritten, audit = in_place._audited(compiler_options, options)
+            if not audit.faults:
+                lowered, program, result = in_place, rewritten, audit
         return lowered._certified(program, required(result, self._step.certify), compiler_options)
+
+    @cached_property
+    def _scheduled(self) -> tuple[Scheduled, ...]:
+        """Collectives of the program, in order."""
+        return self._clock.time("audit", schedule_of, self._step.proved.graph.program)
 
     def _audited(
         self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
@@ -245,8 +251,7 @@ class LoweredStep(Stage):
         if program.absent is not None:
             return program, Audit(None, absent=program.absent)
         mesh, bound = mesh_of(traced, (self._trace.args, self._trace.kwargs)), self._calling.compiled_bound(self.bound)
-        scheduled = clock.time("audit", schedule_of, traced)
-        arguments = {"mesh": mesh, "scheduled": scheduled, **options}
+        arguments = {"mesh": mesh, "scheduled": self._scheduled, **options}
         return program, clock.time("audit", lambda: audited(program, bound, step.certify, arguments))
 
     def _certified(
@@ -255,8 +260,8 @@ class LoweredStep(Stage):
         """Store the certificate, and return the compiled step."""
         clock, step = self._clock, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
-        scheduled, name = schedule_of(step.proved.graph.program), self._calling.name
-        certificate = make_certificate(step, name, versions, scheduled, program.compiled, result, clock.seconds)
+        name, executable = self._calling.name, program.compiled
+        certificate = make_certificate(step, name, versions, self._scheduled, executable, result, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             _keep(step.store, step.key, certificate)
         return CompiledStep(step, self._calling, program, certificate, result.report)

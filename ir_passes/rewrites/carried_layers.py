@@ -139,6 +139,7 @@ class _CarriedScan:
         return [*carry, *(by_result[result] for result in range(carries, len(self.eqn.outvars)))]
 
 
+# With `lax.dynamic_index_in_dim` and `dynamic_update_index_in_dim` XLA copies the pool: they add reshapes.
 def _layer(pool: jax.Array, layer: jax.Array) -> jax.Array:
     starts = [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]
     part = lax.dynamic_slice(pool, starts, (1, *pool.shape[1:]), allow_negative_indices=False)

@@ -19,6 +19,7 @@ from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.jaxpr.primitives import ELEMENTWISE, MOVES, PARTS, REDUCTIONS, WRITES
 from ir_passes.rewrites.carried_layers import with_carried_layers
 from ir_passes.rewrites.graph import Graph, Say, quiet
+from ir_passes.scratch.liveness import bytes_of
 
 _FUSED = ELEMENTWISE | MOVES | PARTS | {"gather", "dynamic_slice", "concatenate", "pad", "stack"}
 """Operations that XLA may compute again in the fusion of their readers."""
@@ -86,7 +87,7 @@ class _WriteOrder:
         if not versions:
             return
         name = eqn.primitive.name
-        if name in _VIEWS and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0]):
+        if name in _VIEWS and bytes_of(eqn.invars[0].aval) == bytes_of(eqn.outvars[0].aval):
             self._version[eqn.outvars[0]] = self._version[versions[0]]
             self._links.append((index, versions[0], eqn.outvars[0]))
             return
@@ -207,7 +208,7 @@ class _WriteOrder:
                     results[var] = None
                 if eqn.primitive.name in _FUSED:
                     pending += [(self.jaxpr.eqns[user], user) for user in later]
-        return [var for var in results if _is_array(var) and _bytes(var)]
+        return [var for var in results if _is_array(var) and bytes_of(var.aval)]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
         reached, pending = set[int](), list(variables)
@@ -235,7 +236,7 @@ class _WriteOrder:
         if eqn.primitive.name in WRITES:
             return 1
         sizes = {
-            k: _bytes(atom)
+            k: bytes_of(atom.aval)
             for k, atom in enumerate(eqn.invars)
             if _is_array(atom)
             and (eqn.primitive.name in ELEMENTWISE or isinstance(atom, ir.Literal) or not self._has_version(atom))
@@ -266,11 +267,6 @@ def _is_array(atom: ir.Atom) -> bool:
     """Whether a variable or literal is an array of numbers."""
     aval: Any = atom.aval
     return hasattr(aval, "dtype") and not is_key(aval.dtype)
-
-
-def _bytes(atom: ir.Atom) -> int:
-    aval: Any = atom.aval
-    return int(aval.size * aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
 def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:

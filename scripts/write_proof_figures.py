@@ -1,4 +1,4 @@
-"""Prove right, wrong, changed and outside programs, and write the table of "How the proof works".
+"""Prove programs, and write the table of "How the proof works".
 
     python scripts/write_proof_figures.py [--part 0] [--programs 12]
 
@@ -29,7 +29,7 @@ def replaced(page: Path, mark: str, lines: Iterable[str]) -> None:
 
 
 def trusted_base() -> list[str]:
-    """Return the table of trusted files: lines without blank lines, and the consequence of a bug."""
+    """Return the table of trusted files, with lines and consequences of a bug."""
     entries = tomllib.loads((REFERENCE / "proofs/trusted_base.toml").read_text())
     rows, total = [], 0
     for name, consequence in entries.items():
@@ -82,8 +82,8 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
 
     for name in RUN[part % len(RUN) :: max(1, len(RUN) // max(programs, 1))][:programs]:
         changed += tally(name, part)
-    kept = {"clean, proved", "clean, refused", "leaking, refused", "leaking, proved"}
-    changed = Counter({key: count for key, count in changed.items() if key in kept})
+    verdict_names = {"clean, proved", "clean, refused", "leaking, refused", "leaking, proved"}
+    changed = Counter({key: count for key, count in changed.items() if key in verdict_names})
     head = [
         "| programs | number | right | of these leak, refused | false alarms | leak, proved |",
         "|---|---:|---:|---:|---:|---:|",

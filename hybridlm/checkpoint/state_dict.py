@@ -1,4 +1,4 @@
-"""Tensors of a `data.pkl` that `torch.save` writes for a plain state dict; nothing is unpickled or executed.
+"""Tensors of the `data.pkl` of a plain state dict of `torch.save`, without unpickling.
 
 The opcodes are read with the standard library's disassembler. Only those of a state dict are followed, on values of our
 own: a class or function is a name, compared with a list. Everything else is refused by name.

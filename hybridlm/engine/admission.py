@@ -38,7 +38,7 @@ class Admission:
         return min(tokens + ROOM, self._limit(sequence, pool))
 
     def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
-        """Return the decoding sequences without pages for their next step, in the order of the queue."""
+        """Return decoding sequences without pages for their next step, first in the queue first."""
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         indices = pool.short(slots, [self._positions_to_decode(sequence, pool) for sequence in sequences])
         return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
@@ -84,5 +84,5 @@ class Admission:
 
     def _limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
         """Return the most positions that steps of a sequence write."""
-        behind = 0 if self._speculation is None else self._speculation.head_drafts
-        return min(sequence.request.positions(self._engine.context) + behind, pool.blocks * KV_BLOCK)
+        drafts = 0 if self._speculation is None else self._speculation.head_drafts
+        return min(sequence.request.positions(self._engine.context) + drafts, pool.blocks * KV_BLOCK)

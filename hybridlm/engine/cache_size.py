@@ -30,7 +30,7 @@ def _positions(cache: Any) -> int | None:
 
 
 def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | None:
-    """Return the most pages of a pool on each device by `load(cache=)`; None for no limit.
+    """Return the page limit of a pool on each device by `load(cache=)`, or None.
 
     The null page does not count.
 
@@ -57,7 +57,9 @@ def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | 
 
 
 def pool_pages(rows: int, blocks: int, limit: int | None) -> int:
-    """Return the pages of a pool on each device, with the null page; 0 without a KV cache.
+    """Return the pages of a pool on each device, null page included.
+
+    A model without a KV cache has 0.
 
     Args:
         rows: rows of the pool on each device.

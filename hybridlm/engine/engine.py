@@ -258,7 +258,7 @@ class Engine:
 
     @property
     def cache_limit(self) -> int | None:
-        """Positions of a device's KV cache; None if a whole context fits."""
+        """Positions of a device's KV cache; None with room for a context."""
         limit = self.page_limit
         return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
 
@@ -314,7 +314,7 @@ class Engine:
         )
 
     def shape(self, step: StepName, lanes: int, tokens: int, rows: int | None = None, **fields: Any) -> Shape:
-        """Return the shape of a step on a pool of `rows` rows, by default those of a run; `fields` as in `Shape`."""
+        """Return the shape of a step; `rows` of the pool, by default of a run; `fields` as in `Shape`."""
         return self.paged(Shape(step, lanes, tokens, self.rows if rows is None else rows, **fields))
 
     def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
@@ -322,7 +322,7 @@ class Engine:
         return self.shape("generate", lanes, tokens, **fields)
 
     def scoring(self, lanes: int, tokens: int) -> Shape:
-        """Return the shape of a scoring step, on a pool of as many rows as lanes."""
+        """Return the shape of a scoring step, with a row for each lane."""
         return self.shape("score", lanes, tokens, lanes, top=0)
 
     def borrow(self, size: int) -> RowPool:

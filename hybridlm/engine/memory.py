@@ -106,7 +106,7 @@ class Demand:
         remaining = available - self.weights - self.scratch - self.prefix_cache
 
         def most(numbers: Sequence[int], pools: Callable[[int], int]) -> int:
-            """Return the largest number whose pools fit, of which fewer fit too; 0 for none."""
+            """Return the largest number with pools that fit, or 0; they grow with it."""
             count = bisect_left(numbers, True, key=lambda number: pools(number) > remaining)
             return numbers[count - 1] if count else 0
 

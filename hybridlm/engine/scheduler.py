@@ -195,8 +195,8 @@ class Scheduler:
         for _ in range(min(limit, self._engine.prefill_lanes - len(self.prefilling))):
             *_, sequence = heapq.heappop(self.waiting)
             positions = self._admission.positions_to_join(sequence, pool)
-            others = bool(self.joined or joining)  # without any, `acquire` raises
-            if not sequence.all_read or (others and not pool.devices_for(positions)):
+            is_first = not (self.joined or joining)  # then `acquire` raises without room
+            if not sequence.all_read or (not is_first and not pool.devices_for(positions)):
                 delayed.append(sequence)
                 break
             sequence.begin()
@@ -232,7 +232,7 @@ class Scheduler:
                 self._preempt(self._admission.last(sequence, self.joined, pool), pool)
 
     def _preempt(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Take row and pages of a sequence, which waits in its old place."""
+        """Take row and pages of a sequence; it waits in its old place."""
         self._cache_state(sequence, pool)
         self._release(sequence)
         self._engine.runner.forget(sequence)
@@ -271,7 +271,7 @@ class Scheduler:
         return DispatchedStep(sampled, sampling, reads=reads)
 
     def _next_prefill(self, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
-        """Return sequences, lanes and width of the next prefill step, in the order in which they joined."""
+        """Return sequences in order of joining, lanes and width of the next prefill step."""
         engine, candidates = self._engine, self._one_kind(self.prefilling)
         slots = _slots(candidates)
 

@@ -38,7 +38,7 @@ class RowArrays:
         self.dtype, self._placement = dtype, placement
 
     def blocks(self, context: int) -> int:
-        """Return the pages of a sequence of `context` tokens; 0 for a model without KV caches."""
+        """Return the pages of `context` tokens; 0 for a model without KV caches."""
         grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
         return context_pages(context) if grows else 0
 
@@ -54,7 +54,7 @@ class RowArrays:
         return Rows(layers, token)
 
     def _split(self, count: int) -> str | None:
-        """Return the mesh axis of rows or pages; those that cannot be split evenly are replicated."""
+        """Return the mesh axis of rows or pages; None for an uneven number, which is replicated."""
         return DATA if count % self._placement.data == 0 else None
 
     def _over_devices(self, array_type: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:

@@ -93,7 +93,7 @@ def copy_contract(source: int, target: int) -> LaneContract:
 def copy_places(
     axes: Sequence[int], source: SplitRows = WHOLE, target: SplitRows = WHOLE
 ) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """Return a step that copies `count` positions from place `first` of a page to place `to` of another.
+    """Return a step that copies positions of one page to places of another.
 
     The step is `step(target, source, read, write, first, count, to) -> (target,)`, from page `read[0]` of the source to
     page `write[0]` of the target. Arrays are `[page, .., place, ..]`, with the axis of the places of a page in `axes`;

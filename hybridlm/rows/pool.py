@@ -179,11 +179,11 @@ class RowPool:
         return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), local, table)
 
     def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
-        """Return the page table of these rows, null pages for unused ones; None without KV caches."""
+        """Return the page table of rows, null pages for unused ones; None without KV caches."""
         return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
 
     def page(self, slot: Slot, block: int) -> int:
-        """Return the number of a row's page of a block, over all devices; raises SlotError without one."""
+        """Return the page number of a row's block, over all devices; raises SlotError."""
         return self.row_pages.page(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Bytes that the kernels of a step read and write, counted in their programs for given lengths.
+"""Bytes read and written by kernels of a step, counted for given lengths.
 
 A kernel's loads and stores have fixed sizes; how often they run follows from loop counts. These are computed from known
 operands: lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or
@@ -326,7 +326,7 @@ class _Instance(_Values):
         raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
 
     def _repeat(self, turn: Callable[[list[Any]], tuple[_Moved, list[Any]]], carry: list[Any], times: int):
-        """Add loads and stores of all iterations: of one, or one by one if they differ."""
+        """Add loads and stores of all iterations; equal ones are counted once."""
         try:
             moved, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
         except UncountedKernel:
@@ -369,7 +369,7 @@ def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shap
 
 
 def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bytes that all instances of a kernel load of each operand, and store to each result.
+    """Return the bytes of all instances: loads by operand, stores by result.
 
     Raises:
         UncountedKernel, UnreadableKernel: a loop or a block that cannot be counted.

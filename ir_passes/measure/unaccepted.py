@@ -1,7 +1,7 @@
 """Measurement whether unaccepted tokens of a verifying step reach its rows.
 
-The proof does not follow places within a lane. A run with other tokens after the accepted ones can refute that only
-accepted tokens enter rows; no run can prove it.
+The proof does not follow places within a lane. A second run has other tokens after the accepted ones. Different rows
+show that unaccepted tokens enter them; equal rows prove nothing.
 """
 
 from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ class StackedPool:
 
 
 def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
-    """Return the graph with stacked pools as carries of their scans, and the number of these pools."""
+    """Return the graph with stacked pools as carries of scans, and their number."""
     stacked = _stacked_pools(graph)
     if not stacked:
         return graph, 0

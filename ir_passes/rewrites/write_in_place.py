@@ -1,4 +1,4 @@
-"""Order each write of a pool after the earlier reads of the pool, so that XLA writes in place.
+"""Order writes of pools after earlier reads, so that XLA writes in place.
 
 XLA copies a pool if a read of its old version may run after the write. The pass makes an operand of the write depend on
 the results of these reads: `select(flag, operand, other)` with a flag that is false for every number, computed from an
@@ -29,7 +29,7 @@ _LOOPS = ("scan", "while")
 
 @dataclass(frozen=True)
 class WriteInPlace:
-    """Carry pools through scans over layers, and order writes of pools after reads of their earlier versions.
+    """Carry pools through scans over layers, and order their writes after earlier reads.
 
     Results are bit-identical. Programs inside loops are ordered, too. A write with several readers in one order
     already is left alone.
@@ -75,12 +75,12 @@ class _WriteOrder:
                 self._users.setdefault(var, []).append(index)
             self._note(index, eqn)
         path = {id(jaxpr.outvars[end]) for _, end in pools}  # versions that become a result
-        for _, before, after in reversed(self._links):
-            path |= {id(before)} if id(after) in path else set()
+        for _, version, successor in reversed(self._links):
+            path |= {id(version)} if id(successor) in path else set()
         self._writes: dict[int, list[int]] = {}  # version -> equations that write it
-        for index, before, after in self._links:
-            if id(after) in path and self._version[before] != self._version[after]:
-                self._writes.setdefault(self._version[before], []).append(index)
+        for index, version, successor in self._links:
+            if id(successor) in path and self._version[version] != self._version[successor]:
+                self._writes.setdefault(self._version[version], []).append(index)
 
     def _note(self, index: int, eqn: ir.JaxprEqn) -> None:
         versions = [var for var in ir.variables(eqn.invars) if var in self._version]
@@ -100,9 +100,9 @@ class _WriteOrder:
             pairs = self._loop(index, eqn)
         elif name == "cond":
             pairs = [(var, out) for var in versions for out in eqn.outvars if ir.types([var]) == ir.types([out])][:1]
-        for before, after in pairs:
-            self._links.append((index, before, after))
-            self._version[after] = len(self._links) + len(self.jaxpr.invars)
+        for version, successor in pairs:
+            self._links.append((index, version, successor))
+            self._version[successor] = len(self._links) + len(self.jaxpr.invars)
 
     def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
         """Return the pools that a loop carries, before and after it; order its body."""
@@ -119,28 +119,30 @@ class _WriteOrder:
         return [(eqn.invars[first + k], eqn.outvars[k]) for k in carried]
 
     def _with_copies(self) -> ir.Jaxpr | None:
-        """Return the program with elementwise writes computed again for their readers; None without such a write.
+        """Return the program with a copy of each elementwise write for readers, or None.
 
-        XLA computes an elementwise write again in the fusion of its readers, from the old pool. So the readers have a
-        version of their own, and the write waits for them.
+        XLA computes an elementwise write again in the fusion of its readers, from the old pool. So the readers get a
+        copy of the write, and the write waits for them.
         """
         eqns = list(self.jaxpr.eqns)
         copies: dict[int, ir.JaxprEqn] = {}
         results = set(ir.variables(self.jaxpr.outvars))
         on_path = {index for writes in self._writes.values() for index in writes}
-        for index, _, after in self._links:
-            readers = [user for user in self._users.get(after, []) if user not in on_path]
+        for index, _, successor in self._links:
+            readers = [user for user in self._users.get(successor, []) if user not in on_path]
             is_fused = all(eqns[user].primitive.name in _FUSED | REDUCTIONS for user in readers)
             if (
                 index in on_path
                 and eqns[index].primitive.name in ELEMENTWISE
                 and readers
                 and is_fused
-                and after in results
+                and successor in results
             ):
-                (own,) = ir.fresh([after])
-                copies[index] = eqns[index].replace(outvars=[own])
-                eqns[:] = [ir.renamed(eqn, {after: own}) if user in readers else eqn for user, eqn in enumerate(eqns)]
+                (copy,) = ir.fresh([successor])
+                copies[index] = eqns[index].replace(outvars=[copy])
+                eqns[:] = [
+                    ir.renamed(eqn, {successor: copy}) if user in readers else eqn for user, eqn in enumerate(eqns)
+                ]
         if not copies:
             return None
         ordered = [eqn for k, eqn in enumerate(eqns) for eqn in ((eqn, copies[k]) if k in copies else (eqn,))]

@@ -27,7 +27,7 @@ REGISTERS_OF_A_BLOCK, REGISTERS_OF_A_THREAD, THREADS_OF_A_BLOCK = 65_536, 255, 1
 
 
 class KernelLimitError(RuntimeError):
-    """A kernel of a step asks for more memory than a program instance of the GPU has; the cause is XLA's error."""
+    """A kernel needs more memory than the GPU has for a program instance; XLA's error is the cause."""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class KernelResources:
 
 
 def kernel_resources(folder: Path, target: str) -> Iterator[KernelResources]:
-    """Yield what each Pallas kernel of a program takes; their names end in "_kernel".
+    """Yield the resources of each Pallas kernel of a program, by names in "_kernel".
 
     Args:
         folder: that XLA has dumped the program to.

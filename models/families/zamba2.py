@@ -1,4 +1,4 @@
-"""Zamba2: Mamba2 layers, some of them behind a call of a transformer block with shared parameters.
+"""Zamba2: Mamba2 layers, some after a call of a shared transformer block.
 
 Not shared with other families: the config of a block, with attention over the residual stream and the embedding;
 parameters that files name after any calling layer; adapters of each call.

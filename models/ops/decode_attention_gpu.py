@@ -86,7 +86,7 @@ def part_count(heads: int, context: int) -> int:
 
 
 def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
-    """Return the blocks of a part: every `parts`-th from number `part`; `last` is the last visible position."""
+    """Return the blocks of a part: every `parts`-th from number `part` to position `last`."""
     visited = lax.div(last + np.int32(block), np.int32(block))
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 

@@ -38,7 +38,7 @@ def own_page_count(lanes: int, context: int) -> int:
 
 
 def own_pages(lanes: int, pages: int) -> Pages:
-    """Return the table of a pool of `pages` pages with consecutive pages for each lane, behind the null page."""
+    """Return the page table with consecutive pages for each lane, behind the null page."""
     each = (pages - 1) // lanes
     return 1 + jnp.arange(lanes * each, dtype=jnp.int32).reshape((lanes, each))
 
@@ -58,9 +58,9 @@ def token_places(
     """
     block = lax.div(positions, jnp.int32(KV_BLOCK))
     page = jnp.take_along_axis(table, block, axis=1, mode="clip")
-    past = pages + jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape)
+    padding = pages + jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape)
     written = valid & (positions >= 0) & (block < table.shape[1]) & (page > 0)
-    return jnp.where(written, page, past), lax.rem(positions, jnp.int32(KV_BLOCK))
+    return jnp.where(written, page, padding), lax.rem(positions, jnp.int32(KV_BLOCK))
 
 
 def put_tokens(

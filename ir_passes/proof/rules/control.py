@@ -152,7 +152,7 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
 
 
 def _active_lane(site: Site, conversion: Any) -> set[Number]:
-    """Return the number of a lane that a condition compares with the number of active lanes, if it is below."""
+    """Return the number of a lane below the number of active lanes, in a condition."""
     test = site.maker(conversion.invars[0])
     if test is None or test.primitive.name not in ("lt", "gt"):
         return set()
@@ -464,7 +464,7 @@ def _stacked_tiles(
 
 
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
-    """Return the lane, or the token, of an iteration; note the rows that all iterations have."""
+    """Return the lane or token of an iteration; record the rows of all iterations."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
     if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)

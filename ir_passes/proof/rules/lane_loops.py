@@ -76,7 +76,7 @@ def stops_by_lane(
     carry: Sequence[Value],
     counter: Counter | None,
 ) -> set[int] | None:
-    """Return the shared carries that a loop changes, if stopped lanes keep every other carry; else None.
+    """Return a loop's changed shared carries if stopped lanes keep all others, or None.
 
     Args:
         prover: after the loop has settled.

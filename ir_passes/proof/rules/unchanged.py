@@ -1,4 +1,4 @@
-"""Integer arithmetic that changes nothing: `s + 0`, `s >> 0`, `-(-s)`, `s + 1 - 1`."""
+"""Integer arithmetic without effect: `s + 0`, `s >> 0`, `-(-s)`, `s + 1 - 1`."""
 
 import jax.numpy as jnp
 

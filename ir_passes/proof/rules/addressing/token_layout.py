@@ -144,7 +144,7 @@ def _sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _full_pair(site: Site, first: tuple[int, int | None], second: tuple[int, int | None]) -> bool:
-    """True if two operands have the result's rank and length along one axis each, given as (operand, axis)."""
+    """Whether two operands, as (operand, axis), have the result's rank and length there."""
     return _has_full_length(site, *first) and _has_full_length(site, *second)
 
 
@@ -560,7 +560,7 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of tokens at the start of any lane; other tokens follow a token of their lane."""
+    """Return the mask of tokens at starts of lanes; others follow a token of their lane."""
     fact = operands[0].fact
     if not isinstance(fact, AtStart) or fact.when != (site.name == "reduce_or"):
         return None
@@ -570,7 +570,7 @@ def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of tokens at the start of any lane, from a write at entries of cu_seqlens."""
+    """Return the mask of tokens at starts of lanes, written at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
     column = access.columns.get(0)
@@ -694,7 +694,7 @@ def _slice_from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Fact
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about one entry of cu_seqlens at a constant, or at the lane of a loop."""
+    """Return the fact about an entry of cu_seqlens at a constant or a loop's lane."""
     fact, starts = operands[0].fact, [constant_of(value) for value in operands[1:]]
     if not isinstance(fact, Offsets) or len(starts) != 1 or site.shape != (1,):
         return None

@@ -1,4 +1,4 @@
-"""Tokens of each lane on an axis of their own, and tokens of one lane in a loop.
+"""Rows with the tokens of each lane, and loops over the tokens of one lane.
 
 An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes an element only if its
 token belongs to lane i: so the rows of the result are rows of lanes. The same mask in the index, with a number past the
@@ -40,7 +40,7 @@ def rows_of_lanes(site: Site, axis: int) -> Owner:
 
 
 def places(site: Site, offset: Value, index: IndexSum | None, slope: int) -> TilePlaces | None:
-    """Return the fact about the start or end of each lane, plus or minus an index along another axis."""
+    """Return the fact about bounds of lanes plus or minus an index along another axis."""
     fact = offset.fact
     if not isinstance(fact, Offsets) or fact.axis is None or fact.first not in (0, 1) or index is None:
         return None
@@ -50,7 +50,7 @@ def places(site: Site, offset: Value, index: IndexSum | None, slope: int) -> Til
 
 
 def length_mask(site: Site, name: str, x: Value, index: IndexSum | None, y: Value) -> WithinLength | None:
-    """Return the mask of comparing tokens of lanes with an end of their lane, or an index with the length.
+    """Return the mask of comparing places with ends of lanes, or an index with lengths.
 
     Args:
         name: of the comparison.
@@ -64,21 +64,21 @@ def length_mask(site: Site, name: str, x: Value, index: IndexSum | None, y: Valu
         axis, window, layout = place.axis, place.window, place.layout
         # j + lead < length, with slope 1; j + lead < length + 1, with slope -1
         lead = place.plus - end.plus if place.slope == 1 else end.plus - place.plus
-        least = {"lt": lead, "le": lead - 1, "ge": lead, "gt": lead - 1}
+        reaches = {"lt": lead, "le": lead - 1, "ge": lead, "gt": lead - 1}
         when = name in ("lt", "le")
         if place.slope == -1:
-            least, when = {"ge": lead - 1, "gt": lead, "lt": lead - 1, "le": lead}, name in ("ge", "gt")
+            reaches, when = {"ge": lead - 1, "gt": lead, "lt": lead - 1, "le": lead}, name in ("ge", "gt")
         if place.slope != (1 if place.base == 0 else -1):
             return None
     elif isinstance(end, Lengths) and index is not None and end.axis is not None and end.axis != index.axis:
         if end.first != 0:
             return None
         axis, window, layout, lead = end.axis, index.axis, end.layout, index.by - end.plus
-        least, when = {"lt": lead, "le": lead - 1, "ge": lead, "gt": lead - 1}, name in ("lt", "le")
+        reaches, when = {"lt": lead, "le": lead - 1, "ge": lead, "gt": lead - 1}, name in ("lt", "le")
     else:
         return None
-    is_mask = name in least and least[name] >= 0 and site.shape[axis] == lanes
-    return WithinLength(layout, axis, window, least[name], when) if is_mask else None
+    is_mask = name in reaches and reaches[name] >= 0 and site.shape[axis] == lanes
+    return WithinLength(layout, axis, window, reaches[name], when) if is_mask else None
 
 
 def _within_mask(place: TilePlaces | TokenSpan, mask: WithinLength) -> bool:
@@ -92,7 +92,7 @@ def _within_mask(place: TilePlaces | TokenSpan, mask: WithinLength) -> bool:
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
-    """Return the fact about places of lanes that are past the last token where a mask is false."""
+    """Return the fact about places of lanes, past the last token under a false mask."""
     fact = mask.fact
     if not isinstance(fact, WithinLength):
         return None
@@ -105,7 +105,7 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of a select that keeps tokens of the lane of each row, or of one lane."""
+    """Return the result of a select: tokens of each row's lane, or of one lane."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(fact, WithinLength | OneLaneMask) or site.shapes[0] != site.shape:
@@ -113,13 +113,13 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     case, other = cases[fact.when], cases[not fact.when]
     if isinstance(fact, WithinLength):
         is_own = isinstance(case.owner, Mixed) and isinstance(case.fact, TokenSpan) and _within_mask(case.fact, fact)
-        own: Owner = rows_of_lanes(site, fact.axis)
+        lane_owner: Owner = rows_of_lanes(site, fact.axis)
     else:
         is_own = fact.side == "both" and case.owner == LaneRows(fact.axis, packed=fact.layout)
-        own = OneLane(fact.lane)
+        lane_owner = OneLane(fact.lane)
     if not is_own:
         return result
-    owner = site.join(own, mask.owner, other.owner)
+    owner = site.join(lane_owner, mask.owner, other.owner)
     return result if isinstance(owner, Mixed) else result.replace(owner=owner, fact=None)
 
 
@@ -179,7 +179,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
-    """Return the lane of a token that a loop over its tokens reads; None for other indices."""
+    """Return the lane of a token in a loop over tokens of one lane, or None."""
     fact = index.fact
     if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
         return None

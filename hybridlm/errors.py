@@ -7,6 +7,8 @@ from typing import Any, Self
 
 
 class ItemError(RuntimeError):
+    """An error of one request or text among others."""
+
     _arguments: tuple[Any, ...]
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

@@ -76,6 +76,7 @@ NOTES: Mapping[str, str] = {
 
 
 def unknown_keyword(name: str, names: Collection[str]) -> str:
+    """Return the fault of an unknown keyword, with the matching argument or closest name."""
     targets = [target for target, synonyms in SYNONYMS.items() if name in synonyms and target in names]
     if not targets and name in NOTES:
         return f"{name}: no such argument; {NOTES[name]}"

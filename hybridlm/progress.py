@@ -21,6 +21,7 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
+    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return

@@ -79,6 +79,7 @@ class TokenCounts(NamedTuple):
     step_places: int = 0
 
     def since(self, begin: "TokenCounts") -> "TokenCounts":
+        """Return the counts since an earlier moment."""
         return TokenCounts(*(end - start for end, start in zip(self, begin, strict=True)))
 
 
@@ -192,6 +193,7 @@ class TextModel:
         return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
 
     def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
+        """Return the reads and changes inside the model for texts."""
         spans = [range(text.prompt, len(text.token_ids)) for text in texts]
         return settings.of_texts(self.engine, spans, prefix)
 
@@ -229,6 +231,7 @@ class TextModel:
         return rows * self.config.logits_multiplier
 
     def counts(self) -> TokenCounts:
+        """Return the tokens and places so far."""
         stats = self.engine.stats
         computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
         return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])

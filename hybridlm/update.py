@@ -58,6 +58,7 @@ class ModelWeights:
         return family_of_model(self.config)
 
     def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
+        """Return the layout of each parameter over the devices."""
         return shards_of_model(family, self.config, self.placement)
 
 

@@ -111,6 +111,7 @@ def in_turns(
 
 
 def leave_out(side: str, failure: SideFailed, left_out: set[str]) -> None:
+    """Add a side that failed to a set, and print a line on standard error."""
     left_out.add(side)
     print(f"{side} is left out: {failure}", file=sys.stderr)
 

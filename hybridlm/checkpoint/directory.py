@@ -71,6 +71,7 @@ class CheckpointDirectory:
         yield from (name for name in self.grouped.faults if name not in self.files or name in self.grouped.parts)
 
     def info(self, name: str) -> TensorInfo:
+        """Return dtype, shape and place of one tensor of the files."""
         return self.files[name].tensors[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -97,6 +98,7 @@ class CheckpointDirectory:
             return dequantise(self.grouped.quantised[name], self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
+        """Return the packed form of a quantised weight; None without such a form."""
         if name not in self.grouped.quantised:
             return self.files[name].packed_form(name)
         tensor = self.grouped.quantised[name]

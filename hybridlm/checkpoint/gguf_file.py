@@ -41,6 +41,7 @@ class GgufFile(MappedFile):
     read_stored = read
 
     def packed_form(self, name: str) -> PackedForm | None:
+        """Return the packed form of a tensor; None without such a form."""
         return self._named[name].packed_form()
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
@@ -53,6 +54,7 @@ class GgufFile(MappedFile):
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file with the suffix of GGUF files."""
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
 
 

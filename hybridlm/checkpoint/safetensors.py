@@ -95,6 +95,7 @@ class SafetensorsFile(ArrayFile):
 
 
 def unreadable(dtype: str) -> str:
+    """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (codes of a quantised weight need scales of a known form)"

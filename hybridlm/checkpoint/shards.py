@@ -53,10 +53,12 @@ class Shards(NamedTuple):
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
+        """Return the bytes of one device's shard."""
         return math.prod(self.local_shape) * dtype.itemsize
 
     @property
     def global_shape(self) -> tuple[int, ...]:
+        """Shape of the array over all devices."""
         shape = list(self.local_shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] *= self._along(sharded)

@@ -33,6 +33,7 @@ class TensorFile:
         return self.read(name)
 
     def packed_form(self, name: str) -> PackedForm | None:
+        """Return the packed form of a tensor of blocks, or None."""
         return None
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
@@ -67,6 +68,7 @@ class MappedFile(TensorFile):
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def place(self, name: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in the file, and its end."""
         info, size = self.tensors[name], self._map.size()
         if size < self._data_start + info.end:
             fault = f"{name}: the file ends at byte {size}; it was longer when it was opened. Load again."
@@ -79,6 +81,7 @@ class MappedFile(TensorFile):
         return self._map[begin + start : min(begin + start + length, end)]
 
     def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
         info = self.tensors[name]
         start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
         length = self._data_start + info.end - start

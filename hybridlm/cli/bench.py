@@ -33,6 +33,8 @@ DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 
 class Against(StrEnum):
+    """Another engine on the same checkpoint."""
+
     TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
     TRANSFORMERS_FLOAT32 = "transformers-float32"
     LLAMA_CPP = "llama.cpp"
@@ -42,6 +44,8 @@ class Against(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
+    """Sizes of a benchmark."""
+
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
     )
@@ -63,6 +67,8 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
+    """Other engines and checkpoints."""
+
     against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None
     llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None
     gguf: Annotated[

@@ -80,6 +80,8 @@ class SamplingOptions(PlainSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
+    """Form of the completions."""
+
     json_schema: Annotated[
         Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
     ] = None

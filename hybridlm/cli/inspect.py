@@ -31,6 +31,8 @@ from ir_passes.targets import read_target
 
 
 class StepKind(StrEnum):
+    """A step at the largest number of lanes."""
+
     DECODE = "decode"
     PROMPT = "prompt"
     SCORE = "score"

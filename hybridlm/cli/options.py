@@ -77,6 +77,7 @@ class Loading:
 
     @property
     def mesh_sizes(self) -> dict[str, int] | None:
+        """Sizes of the axes of --mesh; None without."""
         mesh = self.settings["mesh"]
         return None if mesh is None else read_sizes(mesh)
 

@@ -55,6 +55,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
+        """The verdict on all steps so far, for the last line if no step has a fault."""
         if self.planned:
             return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
         missing = sum(certificate.not_audited is not None for certificate in self.found)
@@ -105,6 +106,7 @@ class VerifyReport:
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
+    """Write a certificate as JSON, named for its step; create the directory."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())

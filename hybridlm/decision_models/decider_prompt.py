@@ -50,6 +50,7 @@ _TEMPLATE = """
 
 
 def decider_template(family: str) -> str:
+    """Return the source of a family's template."""
     settings = [
         f"{{%- set {name} = {'none' if word is None else json.dumps(word)} -%}}" for name, word in WORDS[family].items()
     ]

@@ -39,6 +39,7 @@ class DecisionQuestion:
     descriptions: tuple[Any, ...]
 
     def fields(self) -> dict[str, Any]:
+        """Return the question as templates read it."""
         return {
             "name": self.name,
             "type": self.type,

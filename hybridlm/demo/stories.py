@@ -76,6 +76,7 @@ class Story:
 
     @property
     def prompt(self) -> str:
+        """The input of the model: the story and its question."""
         return f"{self.text} {self.question}"
 
     @property
@@ -90,6 +91,7 @@ class Story:
 
 
 def question_about(thing: str) -> str:
+    """Return the question who has a thing."""
     return f"Who has the {thing}?"
 
 

@@ -17,6 +17,7 @@ class StepTimes:
         self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
     def start(self, step: Any) -> "StepTiming":
+        """Start measuring a step of this kind."""
         return StepTiming(self._seconds[step])
 
     def measured(self, step: Any) -> bool:
@@ -60,5 +61,6 @@ class StepTiming:
             self.seconds = time.perf_counter() - max(self._began, previous_end)
 
     def keep(self, seconds: float | None) -> None:
+        """Add a duration of this kind of step; None adds nothing."""
         if seconds is not None:
             self._kept.append(seconds)

@@ -39,6 +39,7 @@ def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath,
 
 
 def shards_of_model(family: Family, config: DecoderConfig, placement: Placement) -> dict[ParameterPath, Shards]:
+    """Return the layout of each parameter of a whole model over the devices."""
     cuts = shard_specs_of(family, config) if placement.devices.sharded else {}
     return placement.shards(family.weights(config), cuts)
 

@@ -52,6 +52,7 @@ class FinishedTexts:
             self.flush()
 
     def begin_call(self) -> int:
+        """Return the number of the next call."""
         self._calls += 1
         return self._calls - 1
 
@@ -73,6 +74,7 @@ class FinishedTexts:
         return True
 
     def take(self, call: int, text: int, name: str) -> np.ndarray | None:
+        """Return an array of an earlier run; None without one."""
         return self._earlier.pop(f"{call}/{text}/{name}", None)
 
     def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -102,6 +104,7 @@ class FinishedTexts:
 
 
 def delete_finished(folder: Path, part: int | None = None) -> None:
+    """Delete the results of the texts of one part, or of all parts."""
     for path in finished_files(folder, part):
         path.unlink()
 

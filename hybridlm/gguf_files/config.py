@@ -15,6 +15,8 @@ _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class ArchitectureMetadata(ConfigReader):
+    """Metadata of an architecture; their keys begin with its name."""
+
     def __init__(self, header: GgufHeader) -> None:
         self.header, self.architecture = header, header.metadata.get("general.architecture")
         prefix = f"{self.architecture}."
@@ -30,6 +32,7 @@ class ArchitectureMetadata(ConfigReader):
         return value
 
     def fault(self, name: str, expected: str) -> None:
+        """Record a fault, cut to `MAX_FAULT` characters."""
         super().fault(name, expected)
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 

@@ -85,6 +85,7 @@ class NamedTensor(NamedTuple):
         return values.reshape(self.shape)
 
     def packed_form(self) -> PackedForm | None:
+        """Return the packed form of the tensor; None if it can only be dequantised."""
         kind = PACKED_TYPES.get(self.stored.dtype)
         columns = self.stored.shape[-1]
         if kind is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:

@@ -145,6 +145,7 @@ class Broadcast(Decisions):
             del self._things[message.arguments["number"]]
 
     def end(self) -> None:
+        """Broadcast that there will be no more commands."""
         if self.leads:
             self._messages.send(Message("end", {}, self._history()))
 

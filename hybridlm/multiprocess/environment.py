@@ -47,5 +47,6 @@ def set_peer_timeout(timeout: float) -> None:
 
 
 def check_timeout(timeout: float) -> None:
+    """Check a timeout; raises ValueError if it is out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT:
         raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

@@ -106,6 +106,7 @@ class ProcessGroup:
     # -- the store of the messages
 
     def set(self, name: str, value: bytes) -> None:
+        """Set a value that the other processes wait for."""
         self.heartbeat.epoch = self.messages.count
         with self.waiting():
             self._store.set(name, value)

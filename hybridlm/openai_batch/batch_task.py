@@ -90,6 +90,7 @@ class BatchLines(JsonLines):
             self._copy.close()
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        """Yield every line from `start` on that is not blank."""
         return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
 
     def _row(self, number: int, line: bytes) -> InputRow:

@@ -12,6 +12,8 @@ _EXPECTED = f'bytes as a whole number, or a string like "512MB" (units {", ".joi
 
 
 class CacheBudget(NamedTuple):
+    """Maximum bytes of cached states on the device and in host memory."""
+
     device: int
     host: int
 

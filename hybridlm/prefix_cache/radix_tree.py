@@ -59,6 +59,7 @@ class Node(Generic[S, B]):
 
     @property
     def all_spans(self) -> tuple[BufferSpan[B], ...]:
+        """Buffers of every token from the first one to here."""
         return tuple(span for node in self.path for span in node.spans)
 
 
@@ -91,6 +92,7 @@ class RadixTree(Generic[S, B]):
         self._uses = Counter[B]()
 
     def match(self, tokens: Sequence[int]) -> Match[S, B]:
+        """Return the longest match of these tokens."""
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -163,6 +165,7 @@ class RadixTree(Generic[S, B]):
         return freed
 
     def nodes(self) -> Iterator[Node[S, B]]:
+        """Iterate over all nodes but the root."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -170,6 +173,7 @@ class RadixTree(Generic[S, B]):
             waiting += node.children.values()
 
     def buffers(self) -> set[B]:
+        """Return all buffers that edges refer to."""
         return set(self._uses)
 
     def check_integrity(self) -> None:
@@ -240,6 +244,7 @@ def split_spans(
 
 
 def common_length(sequence: T, other_sequence: T) -> int:
+    """Return the length of the common prefix of two tuples of tokens, or two texts."""
     low, high = 0, min(len(sequence), len(other_sequence))
     while low < high:
         middle = (low + high + 1) // 2

@@ -60,6 +60,7 @@ class JaxSettings:
         self._device = {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
+        """Return a context manager for placing arrays of the model."""
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
@@ -76,6 +77,8 @@ class JaxSettings:
 
 
 class HasSettings(Protocol):
+    """An object with methods that run the steps of a model."""
+
     @property
     def settings(self) -> JaxSettings: ...
 
@@ -86,6 +89,8 @@ R = TypeVar("R")
 
 
 def under_settings(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+    """Run a method under the `settings` of its object."""
+
     @wraps(method)
     def run(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.settings.for_steps():

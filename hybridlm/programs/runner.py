@@ -88,6 +88,7 @@ class Runner(ABC):
 
     @property
     def settings(self) -> JaxSettings:
+        """Settings of JAX for every method that runs a step; see `under_settings`."""
         return self.programs.settings
 
     @property
@@ -112,9 +113,11 @@ class Runner(ABC):
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
+        """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
+        """Return the program of a shape; see `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -143,10 +146,13 @@ class Runner(ABC):
         return None
 
     def forget(self, owner: Any) -> None:
+        """Drop the record of a sequence or text that gives up its rows."""
         return None
 
 
 class OneProcess(Runner):
+    """Calls the compiled steps in this process alone."""
+
     compiles_ahead = True
 
     def __init__(self, programs: Programs, placement: Placement):

@@ -161,6 +161,7 @@ class Sanitizer(Runner):
         return tuple(f".layers{jax.tree_util.keystr(path)}" for path in masked)
 
     def forget(self, owner: Any) -> None:
+        """Drop the record of a sequence or text that gives up its rows."""
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)

@@ -73,6 +73,7 @@ def step_key(
     certify: str,
     placement: Placement,
 ) -> str | None:
+    """Return the key of one step, or None."""
     sources = own_sources()
     if patched := patched_code(*(folder.name for folder in PACKAGES)):
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))
@@ -97,6 +98,7 @@ def settings() -> list[str]:
 
 @cache
 def versions() -> tuple[str, ...]:
+    """Return the versions of everything that takes part in making a program."""
     made_by = (jax.__version__, metadata.version("jaxlib"), flax.__version__, np.__version__)
     return (*made_by, metadata.version("ml_dtypes"), platform.python_version(), platform.platform())
 

@@ -28,6 +28,8 @@ LOADING = 2
 
 
 class StoredPrograms:
+    """The store as one model sees it."""
+
     def __init__(self, store: ExecutableStore, structure: Structure, certify: str, placement: Placement, model: str):
         self._store, self._certify, self._placement, self._model = store, certify, placement, model
         self._structure = structure_name(structure)

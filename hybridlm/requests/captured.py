@@ -216,6 +216,7 @@ class Recorder:
         )
 
     def close(self) -> None:
+        """Delete a file that was not finished."""
         if self._partial is not None:
             self._partial.unlink(missing_ok=True)
             self._partial = None

@@ -74,6 +74,7 @@ class CaptureTable:
         self._rows, self._bytes = [], 0
 
     def finish(self) -> None:
+        """Write the remaining rows and rename the file."""
         self._write()
         with naming(self._path, NO_ROOM):
             self._writer.close()
@@ -81,6 +82,7 @@ class CaptureTable:
         self._writer = None
 
     def close(self) -> None:
+        """Delete a file that was not finished."""
         if self._writer is not None:
             # What cannot be written any more is deleted all the same.
             with suppress(OSError), self._file:

@@ -220,6 +220,7 @@ def _runs(positions: Any) -> tuple[range, ...] | None:
 
 
 def consecutive(numbers: Iterable[int]) -> tuple[range, ...]:
+    """Return the runs of consecutive numbers, in order."""
     runs = list[range]()
     for number in sorted(set(numbers)):
         if runs and runs[-1].stop == number:
@@ -265,6 +266,7 @@ def _read(entry: Any, where: str) -> Intervention:
 
 
 def digest(interventions: Sequence[Intervention]) -> str:
+    """Return the SHA-256 of interventions and their numbers."""
     digest = hashlib.sha256()
     for change in interventions:
         value = None if change.value is None else (change.value.dtype.str, change.value.shape, change.value.tobytes())

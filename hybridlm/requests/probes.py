@@ -63,6 +63,7 @@ class Probe:
         return [(change, run) for change in self.interventions if change.kind in kinds for run in change.runs or ()]
 
     def reads(self, position: int) -> bool:
+        """Return True if something is read at a position."""
         return any(position in run for run in self.runs)
 
     def read_in(self, first: int, end: int) -> list[int]:
@@ -79,6 +80,7 @@ class Probe:
         return min([end, *stops])
 
     def one_by_one(self, length: int) -> bool:
+        """Return True if each step consumes one token."""
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
 
     def reading_from(self, position: int) -> "Probe":
@@ -139,6 +141,7 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
+    """Return the slots of a step: the largest count, rounded to a power of two."""
     largest = max(counts, default=0)
     return 1 << (largest - 1).bit_length() if largest else 0
 

@@ -43,6 +43,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
+    """Render a text unchanged, line ends included."""
     return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
 
 

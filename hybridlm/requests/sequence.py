@@ -35,6 +35,7 @@ class ResolvedParams(PlainSettings):
 
     @property
     def masked(self) -> bool:
+        """True if only some tokens may be sampled."""
         return self.grammar is not None or self.allowed_token_ids is not None
 
     @property
@@ -80,6 +81,7 @@ class Request:
 
     @property
     def key_index(self) -> int:
+        """The number in the key of its random numbers."""
         return self.index if self.sampling_index is None else self.sampling_index
 
 
@@ -150,6 +152,7 @@ class ActiveSequence:
 
     @property
     def output(self) -> list[int]:
+        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) 
 
 
 def mask_words(vocab_size: int) -> int:
+    """Return the number of words of a mask of the vocabulary."""
     return -(-vocab_size // MASK_BITS)
 
 

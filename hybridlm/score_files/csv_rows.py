@@ -124,6 +124,7 @@ class CsvScores(JsonScores):
         self._names = list(dict.fromkeys(["id", *columns, "error"]))
 
     def part(self, rows: list[OutputRow]) -> bytes:
+        """Return the records of rows, each a JSON string on a line."""
         return "".join(dump(self._row_record(row)) + "\n" for row in rows).encode("ascii")
 
     def _row_record(self, row: OutputRow) -> str:

@@ -47,6 +47,7 @@ class SortWindow:
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
+    """Yield the parts of each sort window, with its order."""
     first = 0
     for window in windows:
         yield parts[first : first + window.parts], window.order

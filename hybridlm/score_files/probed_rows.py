@@ -58,6 +58,7 @@ class ProbedRows:
 
     @property
     def origin(self) -> dict[str, str | int]:
+        """Settings that the bytes of the output depend on."""
         reads = {"reads": f"{', '.join(self._arrays())} at {self.positions}"} if self.capture.captures else {}
         changes = f"field {self.interventions}" if isinstance(self.interventions, str) else digest(self.interventions)
         return {**reads, "interventions": changes}

@@ -64,6 +64,8 @@ def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
 
 
 class Amount(NamedTuple):
+    """Rows of a file and their size in bytes of text."""
+
     rows: int
     size: int
 
@@ -92,6 +94,7 @@ class RowProgress:
         self._lock = threading.Lock()
 
     def read(self, rows: int) -> None:
+        """Show the number of rows of the first pass."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 

@@ -26,6 +26,7 @@ class TextQuestion:
     ids: np.ndarray | list[np.ndarray]
 
     def at(self, token: int) -> np.ndarray:
+        """Return the chosen ids of a token."""
         return self.ids if isinstance(self.ids, np.ndarray) else self.ids[token - self.first]
 
     @property

@@ -103,14 +103,17 @@ class ComparedText(QueuedText):
 
     @property
     def copies(self) -> Sequence[QueuedText]:
+        """The text in the rows of both models."""
         return self, self.twin
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
+        """Store `count` positions of a lane's outputs from position `first` on."""
         self.check([numbers[lane, :count] for numbers in outputs[:3]], first)
         for array, lanes in zip(self.distances, outputs, strict=True):
             array[first : first + count] = lanes[lane, :count]
 
     def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name."""
         return self.distances._asdict()
 
     def finish(self) -> None:

@@ -69,6 +69,7 @@ class ReadText(QueuedText):
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name."""
         return {"vectors": self.vectors, "total": self.total}
 
     def finish(self) -> None:
@@ -162,6 +163,7 @@ def pooled(
 
 
 def check_pooling(pooling: object) -> None:
+    """Raise ValueError if a pooling does not exist."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 

@@ -64,6 +64,7 @@ class QueuedText:
 
     @property
     def done(self) -> bool:
+        """Whether every token that is prefilled has been."""
         return self.consumed >= self.end
 
     @property
@@ -78,12 +79,14 @@ class QueuedText:
         return next_width(self.end - self.consumed, widths)
 
     def feed(self, width: int) -> Feed:
+        """Return the next tokens to prefill, at most `width`."""
         end = min(self.end, self.consumed + width)
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
         return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
+        """Store a step's results, NumPy arrays, for `count` tokens."""
         raise NotImplementedError
 
     def results(self) -> dict[str, np.ndarray]:
@@ -101,6 +104,7 @@ class QueuedText:
         self.mark_wrong(None if wrong is None else first + wrong)
 
     def mark_wrong(self, token: int | None) -> None:
+        """Record the index of a token without finite results; None for none."""
         if token is not None and (self.first_wrong is None or token < self.first_wrong):
             self.first_wrong = token
 
@@ -134,6 +138,7 @@ class ScoredText(QueuedText):
             self.distributions = TextDistributions(self.question, self.query, len(self.tokens))
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
+        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
         numbers = outputs.logprob, outputs.top_logprobs, outputs.entropy, outputs.chosen_logprobs
         self.check([None if array is None else array[lane, :count] for array in numbers], first)
         if self.distributions is not None:
@@ -153,6 +158,7 @@ class ScoredText(QueuedText):
         return {"logprobs": self.logprobs, "greedy": self.greedy, **arrays}
 
     def finish(self) -> None:
+        """Copy the results of the first tokens from the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
@@ -186,6 +192,7 @@ def restored(
 
 
 def keep(finished: FinishedTexts, call: int, text: QueuedText) -> None:
+    """Add the results of a finished text."""
     assert text.index is not None, "results of a shared prefix belong to its texts"
     wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
     finished.add(call, text.index, {**text.results(), "first_wrong": wrong})

@@ -20,6 +20,7 @@ EMPTY_SLOT = -1
 
 
 def site_of(layer: int, kind: str) -> int:
+    """Return the number of a kind of heads, or of the experts, of a layer."""
     return layer * len(SITE_KINDS) + SITE_KINDS.index(kind)
 
 
@@ -90,6 +91,7 @@ class ProbeInputs(NamedTuple):
 
     @property
     def shape(self) -> ProbeShape:
+        """Return the part of the compilation key."""
         hidden_states = 0 if self.layers is None else self.layers.shape[1]
         places = min(hidden_states, 1) if self.places is None else self.places.shape[1]
         vectors, ablations = self.vectors, self.ablations
@@ -129,6 +131,7 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
+        """Read and change the residual stream after the embedding or a layer."""
         vectors = self._probes.vectors
         if vectors is not None:
             hit = self._hit(vectors.index, index, vectors.first, vectors.end)

@@ -50,6 +50,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
+        """Whether weights, rows and scratch fit into the memory."""
         return self.left >= 0
 
     @property

@@ -54,6 +54,7 @@ class TargetReport:
 
     @property
     def good(self) -> bool:
+        """Whether no step has a fault and everything fits."""
         return (self.fit is None or self.fit.fits) and not any(step_report.faults for step_report in self.steps)
 
     def to_json(self) -> str:

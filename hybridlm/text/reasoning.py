@@ -34,6 +34,7 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
 
 
 def opens_thoughts(tokenizer: Tokenizer, prompt: Sequence[int], markers: tuple[str, str]) -> bool:
+    """Return True if a prompt ends with the start marker of thoughts."""
     return tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False).rstrip().endswith(markers[0])
 
 

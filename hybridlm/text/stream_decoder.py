@@ -39,6 +39,7 @@ class Streaming:
 
 
 def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
+    """Return the properties of a tokenizer's decoder."""
     if backend.decoder is None:
         return Streaming(joins_bytes=False)
     steps = _flat(json.loads(backend.decoder.__getstate__()))

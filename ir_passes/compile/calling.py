@@ -40,6 +40,7 @@ class Calling:
 
     @classmethod
     def of(cls, trace: Trace, bound: BoundContract) -> "Calling":
+        """The convention of a traced function with a contract bound to it."""
         donated = tuple(sorted(bound.successors))
         arguments = trace.args, trace.kwargs
         argnums = donated_argnums(*arguments, set(donated))
@@ -84,6 +85,7 @@ class Calling:
         return self.order == tuple(range(len(self.order)))
 
     def compiled_bound(self, bound: BoundContract) -> BoundContract:
+        """The contract over the compiled program's results, in its order."""
         successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
         return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
 
@@ -100,6 +102,7 @@ class Calling:
         return tuple(outputs[i] for i in self.order)
 
     def restored(self, leaves: Sequence[Any]) -> Any:
+        """Return the function's results from the compiled program's results."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
             outputs[place] = leaf

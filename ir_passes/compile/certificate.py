@@ -227,6 +227,7 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
+        """Return the certificate as text for people."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",

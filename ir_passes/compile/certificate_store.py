@@ -22,6 +22,8 @@ class Key:
 
 
 class CertificateStore(FileStore):
+    """A directory of certificates."""
+
     def find(self, key: Key) -> Certificate | None:
         """Return the proof of a key, if a complete and trusted one is stored."""
         certificate = self.read_record(key.name, Certificate.from_json)

@@ -166,6 +166,7 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
+    """Return the verdict on each pool of the arguments."""
     faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
     copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(

@@ -195,9 +195,11 @@ class LoweredStep(Stage):
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program as an object of the compiler."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:

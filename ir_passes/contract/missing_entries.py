@@ -107,6 +107,7 @@ def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
 
 
 def entry_code(entry: Any) -> str:
+    """Return an entry as the shortest call."""
     if not is_entry(entry) or not is_dataclass(entry):
         return repr(entry)
     values = [(field, getattr(entry, field.name)) for field in fields(entry)]

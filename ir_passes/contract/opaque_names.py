@@ -100,6 +100,7 @@ def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
 
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
+    """Return every custom call, kernel and callback of a program and its bodies."""
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 

@@ -16,6 +16,7 @@ MISSING: Any = object()
 
 
 def is_entry(node: Any) -> bool:
+    """Whether a node of a contract is an entry, and no container of entries."""
     return isinstance(node, ENTRIES)
 
 

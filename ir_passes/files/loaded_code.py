@@ -15,10 +15,12 @@ _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
+    """Record the code of packages after import."""
     _noted.update(_code_of(packages))
 
 
 def patched_code(*packages: str) -> list[str]:
+    """Return the names of replaced or deleted objects in packages or modules."""
     modules = {module for module, _ in _noted}
     modules = {module for module in modules if _is_in(module, packages)}
     current, missing = _code_of(packages, modules), object()

@@ -37,6 +37,8 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
+    """The label of a row: owner, tokens seen, layout, and the step of the write."""
+
     owner: int
     position: int = 0
     layout: int = 0
@@ -155,4 +157,5 @@ class RowLedger:
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
+        """Forget a sequence after it has released its rows."""
         self._labels.pop(owner, None)

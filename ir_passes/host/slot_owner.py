@@ -131,11 +131,13 @@ class SlotOwner:
 
     @property
     def free(self) -> int:
+        """Number of rows that can be acquired."""
         with self._lock:
             return sum(map(len, self._free))
 
     @property
     def held(self) -> list[int]:
+        """Number of rows that have a holder."""
         with self._lock:
             return sorted(self._held)
 

@@ -45,6 +45,7 @@ def holds(dtype: Any, number: float) -> bool:
 
 
 def stays_finite(source: Any, target: Any) -> bool:
+    """True if a conversion keeps every finite number finite."""
     if source == target or is_whole(target):
         return True
     if not _is_number(source) or not _is_number(target):
@@ -59,6 +60,7 @@ def stays_finite(source: Any, target: Any) -> bool:
 
 
 def is_whole(dtype: Any) -> bool:
+    """True for integers of any width and booleans."""
     return dtype == np.bool_ or is_integer(dtype)
 
 

@@ -53,6 +53,7 @@ def named(words: jax.Array, dtype: str) -> jax.Array:
 
 
 def limits(dtype: Any) -> tuple[int, int]:
+    """Least and greatest integer of a dtype."""
     info = jnp.iinfo(dtype)
     return int(info.min), int(info.max)
 

@@ -6,6 +6,8 @@ from ir_passes.jaxpr import jax_private
 
 
 class ForkedProcessError(RuntimeError):
+    """A computation in a process that was forked after JAX had started."""
+
     def __init__(self, subject: str):
         self._subject = subject
         super().__init__(
@@ -21,6 +23,8 @@ class ForkedProcessError(RuntimeError):
 
 
 class Process:
+    """The state of this process: `forked` if it was forked after JAX had started."""
+
     forked = False
 
 

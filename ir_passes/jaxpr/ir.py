@@ -64,10 +64,12 @@ def sourced(eqn: JaxprEqn) -> Any:
 
 
 def is_traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a transformation."""
     return isinstance(value, Tracer)
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
+    """The type of an array, on a mesh where its place is given."""
     aval = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
     if place is None:
         return aval
@@ -257,6 +259,7 @@ def check(program: ClosedJaxpr) -> None:
 
 
 def types(atoms: Sequence[Atom]) -> list[str]:
+    """Shape and dtype of each value, as text."""
     return [atom.aval.str_short() for atom in atoms]
 
 
@@ -358,10 +361,12 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
 
 
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
+    """Return the atom that stands for another."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
 def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
+    """Return the equation with other variables as operands."""
     if not any(atom in names for atom in variables(eqn.invars)):
         return eqn
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])

@@ -228,10 +228,12 @@ def program_settings() -> Any:
 
 
 def setting(name: str) -> Any:
+    """Return the value of a setting in this thread."""
     return _holder(name).value
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
+    """Return a context that changes a setting in this thread."""
     return _holder(name)(value)
 
 

@@ -8,6 +8,7 @@ from ir_passes.jaxpr import ir
 
 
 def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
+    """Return the mesh axes of a collective or an `axis_index`."""
     return tuple(str(name) for name in _axes(eqn) if not isinstance(name, int))
 
 
@@ -72,4 +73,5 @@ def varying(atom: ir.Atom) -> frozenset[str]:
 
 
 def varying_axes(typed: Any) -> frozenset[str]:
+    """Return the varying mesh axes of a type's values."""
     return frozenset(map(str, typed.manual_axis_type.varying))

@@ -27,6 +27,7 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if start is None else dict(start.seconds)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Return `run(*args, **options)` and add its seconds to the phase."""
         total_before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)

@@ -117,10 +117,12 @@ class Blocks:
 
     @property
     def axes(self) -> frozenset[int]:
+        """The grid axes that pick the block."""
         return frozenset().union(*(component.axes for component in self.components))
 
     @property
     def level(self) -> int:
+        """The innermost grid axis that picks the block; -1 without one."""
         return max(self.axes, default=-1)
 
     def along(self, axis: int) -> int | None:

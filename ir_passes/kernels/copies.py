@@ -42,6 +42,7 @@ class Semaphore:
     index: tuple[Term, ...]
 
     def place(self) -> tuple[Any, Key]:
+        """Return the semaphore as a place of its array."""
         return self.array, (tuple((term, None, 1) for term in self.index),)
 
 
@@ -122,6 +123,7 @@ class Copies:
         return copies[0]
 
     def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
+        """True if two copies have the same places."""
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),

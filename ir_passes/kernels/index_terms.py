@@ -62,6 +62,7 @@ def unknown(key: Hashable, operands: Sequence[Term] = ()) -> Term:
 
 
 def operation(eqn: Any, operands: Sequence[Term]) -> Term:
+    """Return the term of an operation on scalars."""
     name = eqn.primitive.name
     if name == "convert_element_type" and ir.dtype_of(eqn.invars[0]) in (np.bool_, ir.dtype_of(eqn.outvars[0])):
         return operands[0]
@@ -70,6 +71,7 @@ def operation(eqn: Any, operands: Sequence[Term]) -> Term:
 
 
 def is_operation(eqn: Any) -> bool:
+    """True if an equation is an operation of terms."""
     variables = (*eqn.invars, *eqn.outvars)
     return eqn.primitive.name in ELEMENTWISE and all(
         ir.shape_of(atom) == () and np.dtype(ir.dtype_of(atom)).kind in "iub" for atom in variables

@@ -20,6 +20,7 @@ def _cell(value: object) -> str:
 
 
 def headed(title: str, holds: bool, state: str, remark: str) -> str:
+    """Return the heading: the title, and whether it is certified."""
     colour = "#137333" if holds else "#c5221f"
     return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
 

@@ -209,6 +209,7 @@ class Interpreter:
         return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
+        """Note that a pool cannot be followed through this equation."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
         one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
         fault = UntrackedFault.ONE_ROW if one_row else fault

@@ -111,6 +111,7 @@ def _agreed(stacked: Array) -> Array:
 
 
 def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
+    """A while loop; pools may be carried."""
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
     tags = _enter(run, eqn, tags)

@@ -41,6 +41,7 @@ def rows_axis(tags: Tags) -> int | None:
 
 
 def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
+    """Return the addressing of rows by a gather, scatter or dynamic slice."""
     axis = rows_axis(tags)
     if indices is None:
         return Addressing(axis, (), tuple(range(len(tags.shape))))
@@ -149,6 +150,7 @@ def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
 
 
 def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
+    """Rows of a pool after a dynamic update slice."""
     updated = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
     return jnp.concatenate([array[..., :LABEL], updated], axis=-1)
 

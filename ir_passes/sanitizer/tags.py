@@ -69,6 +69,7 @@ class Tags:
         return (self.lanes == UNKNOWN) | selected
 
     def with_rows(self, rows: Ints) -> "Tags":
+        """Return the tags of the pool with other labels."""
         return replace(self, rows=rows)
 
 
@@ -82,6 +83,7 @@ def along(size: int, axis: int, rank: int) -> np.ndarray:
 
 
 def nobody(rank: int) -> np.ndarray:
+    """Lanes of a value that belongs to none."""
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
@@ -91,12 +93,14 @@ def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
 
 
 def numbered(slots: Ints, labels: Ints) -> Ints:
+    """Rows from their numbers and labels; shapes are broadcast."""
     shape = np.broadcast_shapes(slots.shape, labels.shape[:-1])
     numbers = jnp.broadcast_to(slots, shape)[..., None]
     return jnp.concatenate([numbers, jnp.broadcast_to(labels, (*shape, 4))], axis=-1)
 
 
 def computed(lanes: Ints, derived: bool = False) -> Tags:
+    """Tags of something computed for these lanes."""
     if isinstance(lanes, np.ndarray) and lanes.size:
         for axis, size in enumerate(lanes.shape):
             first = lanes[(slice(None),) * axis + (slice(0, 1),)]
@@ -163,6 +167,7 @@ def joins_places(eqn: JaxprEqn, tags: Tags) -> bool:
 
 
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
+    """Tags of the results of an equation that only moves its first operand."""
     if eqn.primitive.name in ("split", "unstack"):
         return _split(eqn, tags)
     rule = _MOVES.get(eqn.primitive.name)

@@ -108,4 +108,5 @@ def pack(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def aligned(offset: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -63,6 +63,7 @@ class Target:
 
     @property
     def is_local(self) -> bool:
+        """Whether steps can run on it in this process."""
         return self.name == LOCAL
 
     @cached_property
@@ -179,6 +180,7 @@ def as_target(target: Target | str | None) -> Target:
 
 
 def named_targets() -> tuple[str, ...]:
+    """Return the names of all targets that need not be there."""
     return (*GPUS, *TPUS)
 
 

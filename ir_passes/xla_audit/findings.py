@@ -43,6 +43,7 @@ class Finding:
 
     @property
     def statement(self) -> Statement:
+        """The finding as a fault of a certificate."""
         text = f"{self.kind.sentence}\n  {self.message}\n  at {self.where}\n  {self.remedy}"
         return Statement(self.kind.value, ", ".join(self.pools), text)
 

@@ -76,10 +76,12 @@ class ScheduledKernel:
 
     @property
     def by_data(self) -> bool:
+        """True inside a loop with a data-dependent trip count."""
         return self.loop is not None
 
     @property
     def moved(self) -> int:
+        """Bytes read and written in all its runs."""
         return self.times * (self.read + self.written)
 
 

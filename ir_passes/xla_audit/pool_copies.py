@@ -55,10 +55,12 @@ class PoolCopy:
 
     @property
     def instruction(self) -> str:
+        """Name of the instruction that writes the value."""
         return self.value.instruction.name
 
     @property
     def bytes(self) -> int:
+        """Number of bytes written by each run of the instruction."""
         return self.value.array.padded_bytes
 
     def __str__(self) -> str:

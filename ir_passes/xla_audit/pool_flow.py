@@ -74,6 +74,7 @@ class PoolType:
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def is_like(self, array: Array) -> bool:
+        """True for an array of the pool's dtype and dimensions."""
         return (array.dtype, array.dims) == (self.array.dtype, self.array.dims)
 
     def is_few_rows(self, array: Array) -> bool:

@@ -76,6 +76,7 @@ class PoolValues:
         return ancestors
 
     def sources(self, instruction: Instruction) -> set[int]:
+        """Return the positions in `live.values` of the operands of an instruction."""
         return positions(instruction.operands, self._live)
 
     def _makers(self) -> Callable[[int], Iterable[int]]:
@@ -146,4 +147,5 @@ class PoolValues:
 
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
+    """Return the positions in `live.values` of all values of some instructions."""
     return {position for instruction in instructions for position in live.of[instruction].values()}

@@ -9,6 +9,7 @@ from ir_passes.xla_audit.wire import decode
 
 
 def multiplies(instruction: Instruction) -> bool:
+    """True if an instruction is a product or a convolution."""
     return instruction.opcode in ("dot", "convolution")
 
 

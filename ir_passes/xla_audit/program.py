@@ -90,6 +90,7 @@ class Computation:
         return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
+        """Return the operands of an instruction of this computation."""
         return [self.by_id[operand] for operand in instruction.operands]
 
     def unviewed(self, instruction: Instruction) -> Instruction:
@@ -147,11 +148,14 @@ def _users(instructions: Iterable[Instruction]) -> dict[int, list[Instruction]]:
 
 @dataclass(frozen=True)
 class Slice:
+    """Bytes of an allocation."""
+
     allocation: int
     offset: int
     size: int
 
     def overlaps(self, other: "Slice") -> bool:
+        """Whether both have a byte in common."""
         return (
             self.allocation == other.allocation
             and self.offset < other.offset + other.size

@@ -173,9 +173,11 @@ class ConfigReader:
 
     @property
     def empty(self) -> bool:
+        """True if the object has no fields."""
         return not self._fields
 
     def objects(self) -> list[str]:
+        """Return the names of the fields that are objects."""
         return [name for name, value in self._fields.items() if isinstance(value, Mapping)]
 
     def close(self) -> tuple[str, ...]:

@@ -94,6 +94,7 @@ def yarn_score_factor(fields: Mapping[str, object] | None) -> float:
 
 
 def max_positions(positions: int, rope: Rope | None) -> int:
+    """Return the longest context, with an extension by YaRN."""
     if rope is not None and isinstance(rope.scaling, YarnScaling):
         return max(positions, int(rope.scaling.factor * rope.scaling.original))
     return positions

@@ -29,6 +29,7 @@ _pass = _Pass()
 
 @contextmanager
 def one_pass() -> Iterator[None]:
+    """Share traces between equal modules inside the context."""
     outer = _pass.call
 
     def _call(*args: Any) -> Any:

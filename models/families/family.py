@@ -103,4 +103,5 @@ class Family:
         return tuple(dict.fromkeys((renamed, canonical)))
 
     def skips(self, name: str) -> bool:
+        """Return True if a tensor of the file is skipped by its name."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)

@@ -80,6 +80,8 @@ def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[A
 
 
 class Attention(Stateful):
+    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`."""
+
     def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
         self.config = config

@@ -53,6 +53,7 @@ class GatedShortConv(Stateful):
         self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
+        """Return the state: the convolution's last inputs."""
         c = self.config
         channels = (Segment(c.channels, c.channels),)
         return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))

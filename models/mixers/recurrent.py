@@ -26,6 +26,7 @@ class Recurrent(Stateful):
         raise NotImplementedError
 
     def project_out(self, mixed: Any, gate: Any, info: LaneInfo) -> Activations:
+        """Return the layer's output from the recurrence's output and the gate."""
         raise NotImplementedError
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:

@@ -77,6 +77,7 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
+    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 

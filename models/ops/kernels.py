@@ -106,6 +106,7 @@ def pool_target(target: str, slots: Any) -> str:
 
 
 def slots_operand(slots: Slots) -> Int32[Array, "*lane"]:
+    """Return the first operand of a kernel of pools."""
     return jnp.zeros(0, jnp.int32) if slots is None else slots
 
 

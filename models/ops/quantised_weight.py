@@ -65,6 +65,7 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def has_offsets(self) -> bool:
+        """True if `zero` is an offset after the scale."""
         return self.zero is not None and self.zero.dtype == jnp.float32
 
     @property
@@ -73,6 +74,7 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions, 3 for the weights of experts."""
         return self.codes.ndim
 
     @property
@@ -81,6 +83,7 @@ class QuantisedWeight(LinearWeight):
         return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
 
     def numbers(self) -> Float[Array, "*expert out in"]:
+        """Return all of the matrix in `dtype`."""
         values = _values(self.codes, self.kind)
         groups = self.scale.shape[-1]
         grouped = values.reshape(*values.shape[:-1], groups, self.inputs // groups)

@@ -37,12 +37,14 @@ class Devices(NamedTuple):
 
     @property
     def sharded(self) -> bool:
+        """True if parameters are sharded over several devices."""
         return self.model > 1 or self.expert > 1
 
     def along(self, axis: str) -> int:
         return {MODEL: self.model, EXPERT: self.expert}[axis]
 
     def several(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the axes with more than one device."""
         return tuple(axis for axis in axes if self.along(axis) > 1)
 
 

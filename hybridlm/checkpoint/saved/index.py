@@ -96,6 +96,7 @@ class SavedDirectory:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of each parameter of the model -> its shape."""
         parts = {part for packed in self.packed.values() for part in packed.parts.values()}
         shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
         for name, packed in self.packed.items():
@@ -157,6 +158,7 @@ def dump_index(index: Mapping[str, Any]) -> bytes:
 
 
 def digest(content: bytes) -> str:
+    """Return the SHA-256 of a small file."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -105,6 +105,7 @@ def saved_forms(
 
 
 def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
+    """Return the form of a saved packed parameter."""
     packed = saved.packed[name]
     scale = saved.parameters[packed.parts["scale"]]
     zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None

@@ -17,12 +17,16 @@ ITEMS = {"prompt": "a string", "text": "a string", "token_ids": "a list of token
 
 
 class NamedPrompt(NamedTuple):
+    """A text or token ids, and its id in the output."""
+
     id: Id
     item: str | list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
+    """Prompts of the command."""
+
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
     ] = None

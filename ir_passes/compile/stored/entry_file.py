@@ -20,6 +20,8 @@ _MAGIC = b"hlmstep\x01"
 
 @dataclass(frozen=True)
 class Section:
+    """Length and sha256 of a part of an entry."""
+
     bytes: int
     sha256: str
 
@@ -44,6 +46,8 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
+    """A stored compiled step."""
+
     label: str
     seconds: float
     description: Description
@@ -52,6 +56,7 @@ class Entry:
 
 
 def to_bytes(key: str, entry: Entry) -> bytes:
+    """An entry as the bytes of its file."""
     sections = (
         record.to_json(entry.description, indent=None).encode(),
         record.to_json(entry.certificate, indent=None, checksum=True).encode(),

@@ -81,6 +81,7 @@ def tie(first: Dimension, second: Dimension) -> None:
 
 
 def same(first: Dimension, second: Dimension) -> bool:
+    """Whether two dimensions are known to be equal."""
     first, second = first.root(), second.root()
     if first is second or (first.name is not None and first.name == second.name):
         return True

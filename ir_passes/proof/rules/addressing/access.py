@@ -80,6 +80,7 @@ class Access:
         )
 
     def whole(self, dim: int) -> bool:
+        """True if the window covers all of a dimension."""
         return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
@@ -127,10 +128,12 @@ class Access:
         return left(view, self.step(dim))
 
     def inside(self, dim: int) -> bool:
+        """True if the range of the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
     def all_inside(self) -> bool:
+        """True if every index is in bounds."""
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
@@ -145,6 +148,7 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
+    """Return the constant value of an index; None if it varies."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None

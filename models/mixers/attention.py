@@ -16,7 +16,7 @@ from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, LaneInfo
+from models.state.shapes import LaneInfo
 from models.state.state import Stateful, name_dims, state_array, stored_size
 
 
@@ -80,9 +80,16 @@ def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[A
 
 
 class Attention(Stateful):
-    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`."""
+    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`.
 
-    def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs):
+    Args:
+        config: sizes and options.
+        hidden: width of the inputs.
+        rngs: of the parameters.
+        outputs: width of the outputs; None for the width of the inputs.
+    """
+
+    def __init__(self, config: AttentionConfig, hidden: int, rngs: nnx.Rngs, outputs: int | None = None):
         c = config
         self.config = config
         queries = Segment(c.heads * c.head_dim, c.heads)
@@ -91,7 +98,9 @@ class Attention(Stateful):
         self.q_proj = matrix(rngs, gated.size, hidden, sharded=(shard_outputs(gated),))
         self.k_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
         self.v_proj = matrix(rngs, keys.size, hidden, sharded=(shard_outputs(keys),))
-        self.o_proj = matrix(rngs, hidden, queries.size, sharded=(shard_inputs(queries),))
+        self.o_proj = matrix(
+            rngs, hidden if outputs is None else outputs, queries.size, sharded=(shard_inputs(queries),)
+        )
         self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
@@ -110,7 +119,9 @@ class Attention(Stateful):
         """Return the cache; rejected tokens are overwritten before a read."""
         return pending
 
-    def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
+    def __call__(
+        self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
+    ) -> tuple[Float32[Array, "lane token out"], KVCache]:
         """Append keys and values of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape

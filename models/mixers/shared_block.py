@@ -20,7 +20,7 @@ from models.mixers.mamba2 import Mamba2Config
 from models.ops.linear import LinearWeight, linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce
 from models.sharding.shard_sizes import ShardingError, try_shard_configs
-from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
+from models.sharding.sharded_dim import Segment, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, Stateful
 
@@ -87,39 +87,6 @@ class AdaptedMatrix(LinearWeight):
         return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class WidenedMatrix(LinearWeight):
-    """A matrix with rows of zeros behind it, as many as its outputs; they are not stored.
-
-    The output of `Attention` is as wide as its input.
-    """
-
-    base: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape with the rows of zeros."""
-        return 2 * self.base.shape[0], self.base.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the matrix."""
-        return self.base.nbytes
-
-    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
-        """Return the product, and zeros."""
-        return jnp.pad(linear(x, self.base, devices), ((0, 0), (0, self.base.shape[0])))
-
-    def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
-        """Return rows of the matrix."""
-        return self.astype(jnp.float32)[ids]
-
-    def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
-        """Return the matrix as a plain array."""
-        return jnp.pad(self.base.astype(dtype), ((0, self.base.shape[0]), (0, 0)))
-
-
 class BlockAdapter(nnx.Module):
     """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
 
@@ -143,11 +110,8 @@ class TransformerBlock(nnx.Module):
     """The shared parameters: `mlp(norm(attention(norm([x | embedding]))))`, without residual connections."""
 
     def __init__(self, config: SharedBlockConfig, hidden: int, rngs: nnx.Rngs):
-        c = config.attention
-        queries = Segment(c.heads * c.head_dim, c.heads)
         self.norm = RMSNorm(2 * hidden, config.eps)
-        self.attention = Attention(c, 2 * hidden, rngs)
-        self.attention.o_proj = matrix(rngs, hidden, queries.size, sharded=(shard_inputs(queries),))
+        self.attention = Attention(config.attention, 2 * hidden, rngs, outputs=hidden)
         self.mlp_norm = RMSNorm(hidden, config.eps)
         self.mlp = Mlp(config.mlp, hidden, rngs)
 
@@ -196,10 +160,9 @@ class SharedBlockMamba(Stateful):
         adapted = {
             name: adapter.of(getattr(block.attention, name)) for name, adapter in self.attention_adapters.items()
         }
-        output = {"o_proj": WidenedMatrix(block.attention.o_proj[...])}
-        attention = _with_matrices(block.attention, adapted | output)
+        attention = _with_matrices(block.attention, adapted)
         y, cache = attention(block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
-        y = block.mlp_norm(all_reduce(y[..., : x.shape[-1]], axes))
+        y = block.mlp_norm(all_reduce(y, axes))
         adapted = {name: adapter.of(getattr(block.mlp, name)) for name, adapter in self.mlp_adapters.items()}
         y = _with_matrices(block.mlp, adapted).project(y)
         y = linear(all_reduce(y, axes), self.linear[...], self.config.devices)

@@ -14,7 +14,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.shared_block import AdaptedMatrix, SharedBlockConfig, WidenedMatrix
+from models.mixers.shared_block import AdaptedMatrix, SharedBlockConfig
 from models.ops.linear import linear
 
 MAMBA = Mamba2Config(heads=4, head_size=4, groups=2, state_size=3, kernel=3, eps=1e-5)
@@ -111,12 +111,9 @@ def test_matrices_of_a_call() -> None:
     """Products, plain forms and rows agree with NumPy."""
     rng = np.random.default_rng(2)
     base, down, up, x = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in [(6, 4), (2, 4), (6, 2), (3, 4)])
-    adapted, widened = AdaptedMatrix(base, down, up), WidenedMatrix(base)
-    total = np.asarray(base) + np.asarray(up) @ np.asarray(down)
-    wide = np.pad(np.asarray(base), ((0, 6), (0, 0)))
-    for matrix, expected in ((adapted, total), (widened, wide)):
-        assert matrix.shape == expected.shape
-        np.testing.assert_allclose(linear(x, matrix), np.asarray(x) @ expected.T, atol=1e-5)
-        np.testing.assert_allclose(matrix.astype(jnp.float32), expected, atol=1e-6)
-        np.testing.assert_allclose(matrix.take(jnp.array([1, 5])), expected[[1, 5]], atol=1e-6)
-    assert (adapted.nbytes, widened.nbytes) == (4 * (24 + 8 + 12), 4 * 24)
+    adapted, expected = AdaptedMatrix(base, down, up), np.asarray(base) + np.asarray(up) @ np.asarray(down)
+    assert adapted.shape == expected.shape
+    np.testing.assert_allclose(linear(x, adapted), np.asarray(x) @ expected.T, atol=1e-5)
+    np.testing.assert_allclose(adapted.astype(jnp.float32), expected, atol=1e-6)
+    np.testing.assert_allclose(adapted.take(jnp.array([1, 5])), expected[[1, 5]], atol=1e-6)
+    assert adapted.nbytes == 4 * (24 + 8 + 12)

@@ -405,9 +405,16 @@ class Engine:
         return self.programs.planned(shape, self.example_arguments(shape))
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
-        """Return example arguments of a program, with rows as ShapeDtypeStructs."""
+        """Return example arguments of a program, with rows as ShapeDtypeStructs.
+
+        Raises:
+            ValueError: the shape has the pages of another pool.
+        """
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
+        if shape != self.paged(shape):
+            pages = self.pages(shape.rows), self.blocks
+            raise ValueError(f"{shape} must have the pages and blocks of this engine, {pages}; make it by engine.shape")
         rows = self.row_arrays.abstract
         model = self.programs.structure, self.hidden_size, self.vocab_size
         return example_arguments(shape, self.params, rows, self.placement, *model)

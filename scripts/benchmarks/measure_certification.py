@@ -19,7 +19,6 @@ from hybridlm import compiler, models
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import PASSES, Programs, may_copy
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.structure import flatten
 
 CONFIGS = BENCH_MODELS | {
@@ -41,8 +40,9 @@ def step_of(
     model = family.abstract(config)
     structure, params = flatten(model)
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
-    programs, shape = Programs(structure), Shape("generate", lanes, tokens, lanes)
+    programs = Programs(structure)
     engine = Engine(model, params, programs, ResolvedConfig(lanes=lanes, context=4096, chunk=tokens), name)
+    shape = engine.generating(lanes, tokens)
     return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params), may_copy(structure)
 
 

@@ -32,7 +32,7 @@ from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep
 from ir_passes.targets import Target, local_target
-from models import kv_blocks
+from models.state.pages import kv_blocks, own_pages
 
 MODEL, LAYERS = "Qwen3.5-35B-A3B", 4
 STEPS = (
@@ -80,7 +80,7 @@ def check_layers(records: Records, rehearse: bool, short: bool = False) -> None:
             engine = layer_engine(LAYERS, lanes, context, mode, rehearse)
             params = random_parameters(engine) if params is None else params
             engine.params = params
-            shape = Shape("generate", lanes, tokens, lanes)
+            shape = engine.generating(lanes, tokens)
             compiled[name] = LayerStep(engine, shape, visible, threads.submit(engine.program, shape))
         except Exception as error:
             compiled[name] = error
@@ -135,6 +135,7 @@ def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
         np.full(lanes, visible - shape.tokens, np.int32),
         np.arange(lanes, dtype=np.int32),
         np.array(kv_blocks(visible), np.int32),
+        np.asarray(own_pages(lanes, shape.pages)),
     )
     return jax.device_put(sampling_inputs(batch, [None] * lanes, engine.vocab_size))
 

@@ -166,8 +166,8 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
             mesh=_sizes(mesh),
         )
     scoring = engine.prefill_lanes
-    layouts = DECODING, Shape("score", scoring, engine.chunk, scoring, 0)
-    shapes = list(dict.fromkeys((MODEL_STEPS[step][0], *layouts)))
+    steps = MODEL_STEPS[step][0], DECODING, Shape("score", scoring, engine.chunk, scoring, 0)
+    shapes = list(dict.fromkeys(map(engine.paged, steps)))
     return row_of_model(model, target, report_on(engine, shapes))
 
 

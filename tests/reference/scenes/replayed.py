@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from paged_caches import by_lane
 from verify_scene import own_table
 
 import hybridlm
@@ -66,9 +65,9 @@ class Replayed:
         session.add(dataclasses.replace(request, sampling_index=number))
         return index
 
-    def check(self, number: int, rows: Any, row: int, consumed: int) -> None:
-        """A row is the state after so many tokens of a text."""
-        of_one, grown = _split(rows, row)
+    def check(self, number: int, rows: Any, row: int, pages: np.ndarray | None, consumed: int) -> None:
+        """Compare a row and its pages with the state after `consumed` tokens of a text."""
+        of_one, grown = _split(rows, row, pages)
         for got, want in zip(of_one, self._states[number][consumed - 1], strict=True):
             np.testing.assert_allclose(got, want, atol=5e-5, rtol=1e-4)
         for (name, got), (_, want) in zip(grown, self._caches[number], strict=True):
@@ -79,28 +78,28 @@ class Replayed:
         engine = self.lm.engine
         rows, shape = engine.new_rows(engine.rows), engine.generating(engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
+        table = own_table(engine.lanes, engine.context) if engine.blocks else [None] * engine.lanes
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            batch = Batch.of(
-                feeds, 1, range(engine.lanes), own_table(engine.lanes, engine.context) if engine.blocks else None
-            )
+            batch = Batch.of(feeds, 1, range(engine.lanes), table if engine.blocks else None)
             inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):
-                    states[lane].append(_split(rows, lane)[0])
+                    states[lane].append(_split(rows, lane, table[lane])[0])
         self._states += states
-        self._caches += [_split(rows, lane)[1] for lane in range(len(texts))]
+        self._caches += [_split(rows, lane, table[lane])[1] for lane in range(len(texts))]
 
 
-def _split(rows: Any, row: int) -> tuple[list[np.ndarray], list[tuple[str, np.ndarray]]]:
-    """A row's arrays: those of a fixed size, and by their names those with an axis of positions behind the heads."""
+def _split(rows: Any, row: int, pages: np.ndarray | None) -> tuple[list[np.ndarray], list[tuple[str, np.ndarray]]]:
+    """Return a row's arrays of a fixed size, and the KV caches of its pages by name, [head, position, size]."""
     fixed, grown = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
         name = jax.tree_util.keystr(path)
         if name.endswith((".key", ".value")):
-            grown.append((name, by_lane(leaf, len(rows.token))[row]))
+            cache = np.asarray(leaf)[pages].swapaxes(0, 1)
+            grown.append((name, cache.reshape(len(cache), -1, cache.shape[-1])))
         else:
             fixed.append(np.array(leaf[row]))
     return fixed, grown
@@ -185,7 +184,9 @@ class Run:
                 if other is sequence and dispatched.accepted is not None:
                     consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
-            self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, consumed)
+            pages = pool.row_pages.table([row], [True])
+            lane_pages = None if pages is None else pages[0]
+            self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, lane_pages, consumed)
             self.checked += 1
 
     def finish(self) -> None:

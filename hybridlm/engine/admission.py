@@ -1,8 +1,9 @@
 """Admission by pages of the KV cache: sequences that join, and sequences that are preempted.
 
 A sequence joins if pages are free for its prompt and for some tokens more, and gets another page when the last is full.
-If no page is free, the last of the joined sequences in the order of the queue is preempted: it gives back its row and
-all pages, waits again in its old place, and then reads its prompt and its tokens once more (recomputation).
+If no page is free, states of the prefix cache are evicted, and after them the last of the joined sequences in the order
+of the queue is preempted: it gives back its row and all pages, waits again in its old place, and then reads its prompt
+and its tokens once more (recomputation).
 
 The first sequence of a device is never preempted, and a request that needs more pages than a device has is refused at
 submission. So one sequence can always go on.
@@ -15,6 +16,8 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
+from ir_passes.host.page_owner import Page
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
@@ -32,10 +35,20 @@ class Admission:
     def __init__(self, engine: Engine, speculation: Speculation | None):
         self._engine, self._speculation, self._warned = engine, speculation, False
 
-    def positions_to_join(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the positions to reserve for a waiting sequence: prompt and `ROOM`."""
-        tokens = len(sequence.request.prompt) + len(sequence.generated)
-        return min(tokens + ROOM, self._limit(sequence, pool))
+    def enter(self, sequence: ActiveSequence, shared: Sequence[Page], pool: RowPool, may_wait: bool) -> Slot | None:
+        """Acquire a row for a waiting sequence, with pages for its prompt and `ROOM`.
+
+        Args:
+            shared: pages of a cached state that begins the prompt; a row of their device shares them.
+            may_wait: return None without free pages.
+
+        Raises:
+            SlotsExhausted: no row or pages, and not `may_wait`.
+        """
+        positions = min(len(sequence.prompt) + ROOM, self._limit(sequence, pool))
+        if not self._engine.make_room(pool, positions, shared) and may_wait:
+            return None
+        return pool.acquire(positions, shared=shared)
 
     def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
         """Return decoding sequences without pages for their next step, first in the queue first."""
@@ -48,7 +61,9 @@ class Admission:
         assert sequence.slot is not None
         positions = self._positions_to_decode(sequence, pool)
         if not pool.can_reserve(sequence.slot, positions):
-            return False
+            cache, device = self._engine.prefix_cache, pool.device_of(sequence.slot)
+            if cache is None or not cache.make_room(pool, device, pool.missing(sequence.slot, positions)):
+                return False
         pool.reserve(sequence.slot, positions)
         return True
 

@@ -47,6 +47,7 @@ from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
+from ir_passes.host.page_owner import Page
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
@@ -212,7 +213,8 @@ class Engine:
         """Drop the states of all earlier prompts, in all processes."""
         if self._cache_budget is not None:
             with self.decisions.command("clear prefix cache"):
-                self.prefix_cache = None  # frees its memory before the new one is allocated
+                if self.prefix_cache is not None:
+                    self.prefix_cache.clear()
                 self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
 
     @property
@@ -325,23 +327,41 @@ class Engine:
         """Return the shape of a scoring step, with a row for each lane."""
         return self.shape("score", lanes, tokens, lanes, top=0)
 
-    def borrow(self, size: int) -> RowPool:
+    def borrow(self, size: int, cached: bool = False) -> RowPool:
         """Return a pool of `size` free rows, idle since an earlier run or new.
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
+
+        Args:
+            size: rows.
+            cached: pages of the pool may have cached states; `make_room` evicts them.
         """
         self.require_parameters()
-        pool, self._idle_pool = self._idle_pool, None
-        if pool is not None and pool.size == size and pool.whole:
+        pool = self._idle_pool
+        in_use = pool is not None and self.prefix_cache is not None and self.prefix_cache.in_pool(pool)
+        if pool is not None and pool.size == size and pool.whole and (cached or not in_use):
+            self._idle_pool = None
             pool.vacate()
             return pool
-        del pool  # frees its memory before the new pool is allocated
+        if not in_use:  # otherwise both pools fit, as `Demand` counts them
+            del pool  # frees its memory before the new pool is allocated
+            self._idle_pool = None
         return self.new_pool(size)
 
+    def make_room(self, pool: RowPool, positions: int, shared: Sequence[Page] = ()) -> bool:
+        """Evict cached states until `RowPool.acquire` with these arguments finds pages; return whether it does."""
+        cache = self.prefix_cache
+        if pool.devices_for(positions, shared) or cache is None:
+            return bool(pool.devices_for(positions, shared))
+        devices = filter(pool.owner.free_in, range(pool.devices))
+        return any(cache.make_room(pool, device, pool.needed(positions, device, shared)) for device in devices)
+
     def give_back(self, pool: RowPool) -> None:
-        """Keep a pool for the next run, unless an interrupted step has its rows."""
-        if pool.whole:
+        """Keep a pool for the next run, unless there is one, or an interrupted step has its rows."""
+        if pool.whole and self._idle_pool is None:
             self._idle_pool = pool
+        elif self.prefix_cache is not None:
+            self.prefix_cache.leave(pool)
 
     def run(
         self,
@@ -367,7 +387,10 @@ class Engine:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
         lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
-        pool.row_pages.require(rows, np.where(lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts, 0))
+        # An MTP head writes the last position of the step before once more.
+        begins = np.maximum(inputs.batch.positions - self._head, 0)
+        active, ends = lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts
+        pool.row_pages.require(rows, np.where(active, begins, 0), np.where(active, ends, 0))
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from hybridlm.engine.snapshot_file import save_snapshot
 from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, nothing_consumed
 from hybridlm.steps.operands import Batch, Feed
+from ir_passes.host.slot_owner import Slot
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +71,24 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
 def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     if not consumed:
         return nothing_consumed(engine.kind)
-    pool = engine.borrow(engine.rows)
-    slot = pool.acquire(len(consumed))
+    pool = engine.borrow(engine.rows, cached=True)
+    try:
+        engine.make_room(pool, len(consumed))
+        slot = pool.acquire(len(consumed))
+        token, lane, snapshot = _prefill(engine, pool, slot, consumed)
+        pool.release(slot)
+    finally:
+        engine.give_back(pool)
+    if engine.runner.read(token)[lane] >= engine.vocab_size:
+        raise NumericalError("prefix", len(consumed))
+    return snapshot
+
+
+def _prefill(engine: Engine, pool: RowPool, slot: Slot, consumed: tuple[int, ...]) -> tuple[Any, int, Snapshot]:
+    """Return the tokens sampled by the last step, the lane of the prefix, and its state."""
     (lane,), lane_map = pool.arrange([slot], engine.bucket(1, engine.lanes))
     owners = [slot if other == lane else None for other in range(len(lane_map.rows))]
-    token = np.zeros(0)
+    token: Any = np.zeros(0)
     for start in range(0, len(consumed), engine.chunk):
         engine.decisions.checkpoint()
         part = Feed(consumed[start : start + engine.chunk], start)
@@ -83,9 +99,5 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
         token = engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
-    pool.release(slot)
-    engine.give_back(pool)
     engine.runner.forget(slot)
-    if engine.runner.read(token)[lane] >= engine.vocab_size:
-        raise NumericalError("prefix", len(consumed))
-    return snapshot
+    return token, lane, snapshot

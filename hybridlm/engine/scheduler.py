@@ -26,6 +26,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import LaneMap, RowPool
+from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
@@ -180,47 +181,59 @@ class Scheduler:
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        pool = self._pool = engine.borrow(engine.rows) if self._pool is None else self._pool
-        for sequence in self._next_waiting(pool, min(room, len(self.waiting))):
-            self.prefilling.append(sequence)
-            self._restore_prefix(sequence, pool)
+        pool = self._pool = engine.borrow(engine.rows, cached=True) if self._pool is None else self._pool
+        self._join(pool, min(room, len(self.waiting)))
 
-    def _next_waiting(self, pool: RowPool, limit: int) -> list[ActiveSequence]:
-        """Return the sequences that join next, each with a row.
+    def _join(self, pool: RowPool, limit: int) -> None:
+        """Let the next sequences join, each with a row from the deepest cached state of its prompt on.
 
         A sequence is held back while one of these is prefilling a prefix that both have in common. None overtakes a
         sequence that waits for pages, or for its tokens of a step in flight after a preemption.
         """
-        cache, joining, delayed = self._engine.prefix_cache, list[ActiveSequence](), list[ActiveSequence]()
+        delayed = list[ActiveSequence]()
         for _ in range(min(limit, self._engine.prefill_lanes - len(self.prefilling))):
             *_, sequence = heapq.heappop(self.waiting)
-            positions = self._admission.positions_to_join(sequence, pool)
-            is_first = not (self.joined or joining)  # then `acquire` raises without room
-            if not sequence.all_read or (not is_first and not pool.devices_for(positions)):
+            if not sequence.all_read:
                 delayed.append(sequence)
                 break
             sequence.begin()
-            if cache is not None and sequence.shares_states:
-                if cache.should_wait(sequence.prompt, self.prefilling + joining):
-                    delayed.append(sequence)
-                    continue
-                begin = cache.cached_length(sequence.prompt, sequence.request.start)
-                sequence.stops = cache.stops(sequence.prompt, begin)
-            sequence.slot = pool.acquire(positions)
-            joining.append(sequence)
+            cache = self._engine.prefix_cache if sequence.shares_states else None
+            if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
+                delayed.append(sequence)
+                continue
+            start = sequence.request.start
+            with nullcontext(start) if cache is None else cache.pinned(sequence.prompt, start) as snapshot:
+                joined = self._enter(sequence, snapshot, pool)
+            # A pinned page, of which a part is copied, may take the last room.
+            if not joined and (self.joined or not self._enter(sequence, start, pool)):
+                delayed.append(sequence)
+                break
         for sequence in delayed:
             self._wait(sequence)
-        return joining
 
-    def _restore_prefix(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Start a sequence from the deepest cached state of its prompt."""
-        engine, cache = self._engine, self._engine.prefix_cache
-        prompt, start = sequence.prompt, sequence.request.start
-        assert sequence.slot is not None
-        cache = cache if sequence.shares_states else None
-        with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
-            if start is not None:
-                sequence.consumed = engine.moves.restore(start, pool, sequence.slot, prompt, owner=sequence)
+    def _enter(self, sequence: ActiveSequence, snapshot: Snapshot | None, pool: RowPool) -> bool:
+        """Give a sequence a row that begins with this state.
+
+        Returns:
+            False without pages for its prompt.
+
+        Raises:
+            SlotsExhausted: no other sequence has pages; the request should have been refused.
+        """
+        moves, cache, start = self._engine.moves, self._engine.prefix_cache, sequence.request.start
+        may_wait = bool(self.joined) or snapshot is not start
+        slot = self._admission.enter(sequence, moves.shareable(snapshot, pool), pool, may_wait)
+        if slot is None:
+            return False
+        sequence.slot = slot
+        self.prefilling.append(sequence)
+        if cache is not None and sequence.shares_states:
+            begin = 0 if snapshot is None else snapshot.label.position
+            sequence.stops = cache.stops(sequence.prompt, begin)
+            sequence.consumed = cache.restore(snapshot, start, pool, slot, sequence.prompt, owner=sequence)
+        elif snapshot is not None:
+            sequence.consumed = moves.restore(snapshot, pool, slot, sequence.prompt, owner=sequence)
+        return True
 
     def _grow(self) -> None:
         """Reserve pages for the next decode step; preempt sequences if there are too few."""

@@ -1,11 +1,11 @@
 """The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
 
-A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state, by the
-moves of an explicit prefix.
+A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state: its
+row shares the full pages of the state's keys and values, and gets copies of everything else.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,10 +13,10 @@ from typing import Any
 
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.memory import CacheMemory
-from hybridlm.prefix_cache.moves import RowMoves
+from hybridlm.prefix_cache.moves import RowMoves, buffers_by_block
 from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.cached_buffers import CachedBuffers
+from hybridlm.rows.cached_buffers import CachedBuffers, KeptPage
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
@@ -48,7 +48,7 @@ class PrefixCache:
         self._nodes: dict[CachedBuffers, CacheNode] = {}
         # Not a method: the memory must not refer back to the cache, so that all states are freed with it.
         self._drop = partial(_drop, self._tree, self._nodes)
-        self._memory = CacheMemory(budget, self._drop)
+        self._memory = CacheMemory(budget, self._drop, moves.copied)
         self._lock = threading.RLock()
         self._hits = self._misses = self._refused = 0
 
@@ -80,23 +80,73 @@ class PrefixCache:
             node = self._tree.deepest(prompt, len(prompt) - 1)
             snapshot = None if node is None else node.state
             if snapshot is None or (start is not None and start.label.position >= snapshot.label.position):
-                self._misses += 1
                 yield start
                 return
-            self._hits += 1
             assert node is not None
             pinned = replace(snapshot, spans=node.all_spans)
             used = _arrays(node)
             for buffers in used:
                 buffers.refcount += 1
             try:
-                for buffers in used:
-                    self._memory.add(buffers)
-                    self._memory.page_in(buffers)
                 yield pinned
             finally:
                 for buffers in used:
                     buffers.refcount -= 1
+
+    def restore(
+        self, snapshot: Snapshot | None, start: Snapshot | None, pool: RowPool, slot: Slot, prompt: Sequence[int],
+        owner: Any,
+    ) -> int:  # fmt: skip
+        """Restore a pinned state into the row of a prompt; return the number of consumed tokens.
+
+        Its buffers on the host move to the device, if there is room: full pages are those of the row from now on.
+
+        Args:
+            snapshot, start: result and argument of `pinned`.
+        """
+        if snapshot is start:
+            self._misses += 1
+            return 0 if start is None else self._moves.restore(start, pool, slot, prompt, owner=owner)
+        self._hits += 1
+        assert snapshot is not None and snapshot.state is not None
+        full, used = self._moves.full_pages(snapshot.label.position), buffers_by_block(snapshot.spans)
+        for buffers in (snapshot.state, *reversed(used.values())):
+            self._memory.add(buffers)
+            if buffers is snapshot.state or buffers.position >= full * KV_BLOCK:
+                self._memory.page_in(buffers)
+        consumed = self._moves.restore(snapshot, pool, slot, prompt, owner=owner)
+        for block in range(full):
+            self._memory.page_in(used[block], lambda block=block: KeptPage(pool, pool.keep_page(slot, block)))
+        return consumed
+
+    def make_room(self, pool: RowPool, device: int, pages: int) -> bool:
+        """Evict states until so many pages of a device are free; return whether they are."""
+        with self._lock:
+            while pool.row_pages.free_in(device) < pages:
+                if not self._memory.free_page(pool, device):
+                    return False
+        return True
+
+    def leave(self, pool: RowPool) -> None:
+        """Move the cached pages of a pool to the host, or drop their states, before its arrays are freed."""
+        with self._lock:
+            lost = self._memory.leave(pool)
+            self._drop_all(node for node in self._nodes.values() if not lost.isdisjoint(_arrays(node)))
+
+    def clear(self) -> None:
+        """Drop all states, and give back their pages."""
+        with self._lock:
+            self._drop_all(self._nodes.values())
+
+    def _drop_all(self, nodes: Iterable[CacheNode]) -> None:
+        for node in list(nodes):
+            if node.state is not None and node.state.state is not None:
+                self._memory.discard(self._drop(node.state.state) or ())
+
+    def in_pool(self, pool: RowPool) -> bool:
+        """Whether a pool has cached pages."""
+        with self._lock:
+            return self._memory.in_pool(pool)
 
     def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
         """Return the tokens that a prompt would skip now."""
@@ -161,7 +211,7 @@ class PrefixCache:
                 if needed > self._memory.budget.device or not self._memory.evict_one():
                     self._refused += 1
                     return
-            snapshot = self._moves.take(pool, slot, tokens, owner, cached_spans)
+            snapshot = self._moves.take(pool, slot, tokens, owner, cached_spans, share=True)
             # Spans belong to the edges, which may be split and shared later; the node has the fixed-size state.
             node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(cached_spans) :])
             assert snapshot.state is not None
@@ -171,9 +221,7 @@ class PrefixCache:
     def invalidate(self, tokens: Sequence[int]) -> None:
         """Remove all cached states along tokens with a wrong result."""
         with self._lock:
-            for node in self._tree.match(tokens).node.path:
-                if node.state is not None and node.state.state is not None:
-                    self._memory.discard(self._drop(node.state.state) or ())
+            self._drop_all(self._tree.match(tokens).node.path)
 
     def check_integrity(self) -> None:
         """Check the tree, and its buffers against the budgets; raises TreeError with every fault."""
@@ -190,8 +238,9 @@ class PrefixCache:
                 raise TreeError("; ".join(faults))
 
     def _use(self, node: CacheNode) -> None:
-        """Mark a state as used, then the spans before it, which are evicted later."""
-        for buffers in _arrays(node):
+        """Mark a state as used, then the spans before it from the last one on: the first is evicted last."""
+        state, *spans = _arrays(node)
+        for buffers in (state, *reversed(spans)):
             self._memory.add(buffers)
 
 

@@ -1,10 +1,15 @@
-"""Memory of cached states: swapped from device to host, least recently used (LRU) first."""
+"""Memory of cached states: swapped from device to host, least recently used (LRU) first.
+
+A page that rows share counts once, as long as a state refers to it.
+"""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from hybridlm.prefix_cache.budget import CacheBudget
-from hybridlm.rows.cached_buffers import CachedBuffers
+from hybridlm.rows.cached_buffers import CachedBuffers, KeptPage
+from hybridlm.rows.pool import RowPool
 
 
 class CacheMemory:
@@ -16,13 +21,19 @@ class CacheMemory:
     Args:
         budget: of device and host.
         drop: removes a state from the tree; returns all freed buffers, or None.
+        copied: returns a copy of a page of a pool in arrays; other buffers as they are.
 
     Attributes:
         spills, evictions: buffers moved to the host, and dropped states.
     """
 
-    def __init__(self, budget: CacheBudget, drop: Callable[[CachedBuffers], Iterable[CachedBuffers] | None]):
-        self.budget, self._drop = budget, drop
+    def __init__(
+        self,
+        budget: CacheBudget,
+        drop: Callable[[CachedBuffers], Iterable[CachedBuffers] | None],
+        copied: Callable[[CachedBuffers], CachedBuffers],
+    ):
+        self.budget, self._drop, self._copied = budget, drop, copied
         self._device: OrderedDict[CachedBuffers, None] = OrderedDict()
         self._host: OrderedDict[CachedBuffers, None] = OrderedDict()
         self.device_bytes = self.host_bytes = self.spills = self.evictions = 0
@@ -33,18 +44,47 @@ class CacheMemory:
 
     def evict_one(self) -> bool:
         """Swap out the LRU buffer, or drop a state; False if impossible."""
-        oldest = next((buffers for buffers in self._device if not buffers.refcount), None)
-        if oldest is None:
+        return self._evict(next((buffers for buffers in self._device if not buffers.refcount), None))
+
+    def free_page(self, pool: RowPool, device: int) -> bool:
+        """Swap out the LRU page of a pool's device that no row shares, or drop a state; False if impossible."""
+        return self._evict(next((page for page in self._pages(pool, device) if page.page.alone), None))
+
+    def leave(self, pool: RowPool) -> set[CachedBuffers]:
+        """Swap out all pages of a pool, whose arrays will be freed; return those without room on the host."""
+        for buffers in list(self._pages(pool)) if pool.whole else ():
+            if buffers in self._device and self._room_on_host(buffers.nbytes):
+                self._spill(buffers)
+        return set(self._pages(pool))
+
+    def in_pool(self, pool: RowPool) -> bool:
+        """Whether a pool has pages of cached states."""
+        return next(self._pages(pool), None) is not None
+
+    def _pages(self, pool: RowPool, device: int | None = None) -> Iterator[Any]:
+        """Return unpinned pages of a pool, of one device or all, LRU first."""
+        for buffers in self._device:
+            page = buffers.page
+            if page is not None and page.pool is pool and not buffers.refcount and device in (None, page.device):
+                yield buffers
+
+    def _evict(self, buffers: CachedBuffers | None) -> bool:
+        if buffers is None:
             return False
-        if not self._room_on_host(oldest.nbytes):
+        if not self._room_on_host(buffers.nbytes):
             return self._drop_one((*self._host, *self._device))
-        if oldest in self._device:  # it may have gone with a state that was dropped to make room
-            self.discard([oldest])
-            oldest.to_host()
-            self._host[oldest] = None
-            self.host_bytes += oldest.nbytes
-            self.spills += 1
+        self._spill(buffers)
         return True
+
+    def _spill(self, buffers: CachedBuffers) -> None:
+        """Move buffers to the host, where there is room."""
+        if buffers in self._device:  # they may have gone with a state that was dropped to make room
+            del self._device[buffers]
+            self.device_bytes -= buffers.nbytes
+            buffers.to_host(self._copied(buffers))
+            self._host[buffers] = None
+            self.host_bytes += buffers.nbytes
+            self.spills += 1
 
     def add(self, buffers: CachedBuffers) -> None:
         """Add buffers on the device, which must fit, or mark them as used."""
@@ -56,19 +96,29 @@ class CacheMemory:
             self._device[buffers] = None
         self._device.move_to_end(buffers)
 
-    def page_in(self, buffers: CachedBuffers) -> None:
-        """Move pinned buffers to the device, if there is room after evictions."""
+    def page_in(self, buffers: CachedBuffers, keep: Callable[[], KeptPage] | None = None) -> None:
+        """Move pinned buffers to the device, if there is room after evictions.
+
+        Args:
+            keep: returns a right to a page of a pool with the same values; None for new arrays.
+        """
         if buffers not in self._host or buffers.nbytes > self.budget.device:
             return
         while not self.fits(buffers.nbytes):
             if not self.evict_one():
                 return
-        self.discard([buffers])
-        buffers.to_device()
+        del self._host[buffers]
+        self.host_bytes -= buffers.nbytes
+        if keep is None:
+            buffers.to_device()
+        else:
+            buffers.share(keep())
         self.add(buffers)
 
     def discard(self, removed: Iterable[CachedBuffers]) -> None:
+        """Forget buffers, and give back their pages."""
         for buffers in removed:
+            buffers.release()
             if buffers in self._device:
                 del self._device[buffers]
                 self.device_bytes -= buffers.nbytes

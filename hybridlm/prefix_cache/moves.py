@@ -1,6 +1,6 @@
-"""Moves of states between pool rows and cached buffers, by certified steps."""
+"""Moves of states between pool rows and cached buffers, by certified steps; full pages may be shared instead."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,14 +9,15 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.runner import Move, Runner
 from hybridlm.rows.arrays import maker_of_zeros
-from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
+from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers, KeptPage
 from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
+from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
-from models import KV_BLOCK
+from models import KV_BLOCK, kv_blocks
 
 
 class RowMoves:
@@ -46,7 +47,7 @@ class RowMoves:
     ):
         self._runner, self._rows, self._placement = runner, rows, placement
         self.kind, self._stats = kind, stats
-        self._overlap = 1 if head else 0  # positions that a span repeats from the previous one
+        self._unfinished = 1 if head else 0  # last positions that the next step writes again
         layout = kind.layout
         self._part_indices: dict[RowPart, list[int]] = {
             "state": [i for i, array in enumerate(layout) if array.positions is None],
@@ -67,14 +68,35 @@ class RowMoves:
 
     def bytes_of(self, position: int, cached: int) -> int:
         """Return the additional bytes of a state if `cached` tokens have buffers."""
-        new = position - cached + min(cached, self._overlap) if self.grows and cached < position else 0
-        return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
+        return self.state_bytes + len(self._new_blocks(position, cached)) * self.span_bytes
+
+    def _new_blocks(self, position: int, cached: int) -> range:
+        """Return the blocks of positions that a state adds to `cached` ones."""
+        if not self.grows or cached >= position:
+            return range(0)
+        return range(max(0, cached - self._unfinished) // KV_BLOCK, kv_blocks(position))
+
+    def full_pages(self, position: int) -> int:
+        """Return the pages of a state that no later step writes."""
+        return max(0, position - self._unfinished) // KV_BLOCK if self.grows else 0
+
+    def shareable(self, snapshot: Snapshot | None, pool: RowPool) -> list[Page]:
+        """Return the first full pages of a state that are in this pool, on one device."""
+        pages: list[KeptPage] = []
+        if snapshot is not None:
+            buffers = buffers_by_block(snapshot.spans)
+            for block in range(self.full_pages(snapshot.label.position)):
+                page = buffers[block].page
+                if page is None or page.pool is not pool or (pages and page.device != pages[0].device):
+                    break
+                pages.append(page)
+        return [page.right for page in pages]
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
         """Return example arguments, with arrays as ShapeDtypeStructs."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
-        count = 2 if shape.part == "state" else 5
+        count = 2 if shape.part == "state" else 3
         scalars = self._placement.examples((np.zeros(1, np.int32),) * count, replicated=True)
         return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
@@ -85,12 +107,14 @@ class RowMoves:
         tokens: Sequence[int],
         owner: Any,
         cached: Sequence[BufferSpan[CachedBuffers]] = (),
+        share: bool = False,
     ) -> Snapshot:
         """Copy a row's state after the dispatched steps.
 
         Args:
             tokens: all consumed tokens.
             cached: spans of its first positions.
+            share: keep full pages of the row instead of copies.
 
         Raises:
             SnapshotError: the row has consumed another number of tokens.
@@ -99,14 +123,18 @@ class RowMoves:
         if not tokens:
             return nothing_consumed(self.kind)
         mark = self._runner.mark(owner)
-        spans, position = list(cached), sum(span.count for span in cached)
-        # With an MTP head a span that follows another one repeats its last position, with current values.
-        lead = min(position, self._overlap) if self.grows and position < label.position else 0
-        for first in range(position - lead, label.position if self.grows else 0, KV_BLOCK):
-            count, overlap = min(KV_BLOCK, label.position - first), lead if first < position else 0
-            buffers = CachedBuffers(self._empty["span"](), first, mark)
-            self._keep_positions(buffers, pool, slot, first, count)
-            spans.append(BufferSpan(buffers, overlap, count - overlap))
+        spans, known = list(cached), sum(span.count for span in cached)
+        full = self.full_pages(label.position) if share else 0
+        for block in self._new_blocks(label.position, known):
+            begin, end = block * KV_BLOCK, min((block + 1) * KV_BLOCK, label.position)
+            if block < full:
+                page = KeptPage(pool, pool.keep_page(slot, block))
+                buffers = CachedBuffers.in_pool(page, self.span_bytes, begin, mark)
+            else:
+                buffers = self._copied(pool, pool.page(slot, block), begin, end - begin, mark)
+            # With an MTP head the span may be empty: the last position of a full page before it has its final values.
+            first = min(max(known, begin), end) - begin
+            spans.append(BufferSpan(buffers, first, end - begin - first))
         return Snapshot(label, self._keep_row(pool, slot, label.position, mark), tuple(spans), mark)
 
     @property
@@ -130,19 +158,26 @@ class RowMoves:
         """
         self.require(snapshot)
         snapshot.require_tokens(tokens)
-        position = 0
         if snapshot.state is not None:
             self._restore(snapshot.state, "state", pool, (*_scalars(0), pool.owner.bind([slot], 1)))
-        for buffers, first, count in snapshot.spans:
-            lead = min(first, self._overlap)
-            for block, place, start, length in _in_pages(position - lead, count + lead):
-                maps = _scalars(0, pool.page(slot, block), first - lead + start, length, place)
-                self._restore(buffers, "span", pool, maps, snapshot.mark)
-            position += count
+        for block, buffers in buffers_by_block(snapshot.spans).items():
+            number, page = pool.page(slot, block), buffers.page
+            if page is not None and page.pool is pool and page.number == number:
+                continue  # the row shares it
+            count = min(KV_BLOCK, snapshot.label.position - block * KV_BLOCK)
+            source = self.copied(buffers) if page is not None else buffers
+            self._restore(source, "span", pool, _scalars(0, number, count), snapshot.mark)
         pool.moved(slot, snapshot.label.position)
         self._runner.adopt(owner, snapshot.mark)
         self._stats["prefix_tokens_saved"] += snapshot.label.position
         return snapshot.label.position
+
+    def copied(self, buffers: CachedBuffers) -> CachedBuffers:
+        """Return a copy in arrays of a page of a pool; other buffers as they are."""
+        page = buffers.page
+        if page is None:
+            return buffers
+        return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
         """Build a snapshot from foreign arrays.
@@ -189,10 +224,11 @@ class RowMoves:
         self._keep(buffers, "state", pool, (pool.owner.bind([slot], 1), *_scalars(0)))
         return buffers
 
-    def _keep_positions(self, buffers: CachedBuffers, pool: RowPool, slot: Slot, first: int, count: int) -> None:
-        """Dispatch the steps that copy positions from `first` on out of a row's pages."""
-        for block, place, start, length in _in_pages(first, count):
-            self._keep(buffers, "span", pool, _scalars(pool.page(slot, block), 0, place, length, start))
+    def _copied(self, pool: RowPool, page: int, position: int, count: int, mark: Label | None) -> CachedBuffers:
+        """Dispatch the step that copies the first positions of a page into new arrays."""
+        buffers = CachedBuffers(self._empty["span"](), position, mark)
+        self._keep(buffers, "span", pool, _scalars(page, 0, count))
+        return buffers
 
     def _keep(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
         shape, source = self._shape(part, True, _size(pool, part)), PoolPart(pool, self._part_indices[part])
@@ -214,14 +250,9 @@ def _size(pool: RowPool, part: RowPart) -> int:
     return pool.size if part == "state" else pool.pages
 
 
-def _in_pages(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield block, place in its page, place among the positions, and length per page."""
-    start = 0
-    while start < count:
-        block, place = divmod(first + start, KV_BLOCK)
-        length = min(KV_BLOCK - place, count - start)
-        yield block, place, start, length
-        start += length
+def buffers_by_block(spans: Sequence[BufferSpan[CachedBuffers]]) -> dict[int, CachedBuffers]:
+    """Return block of positions -> its last buffers, which have all positions of the sequence in this block."""
+    return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in spans}
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:

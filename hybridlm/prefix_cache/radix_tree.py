@@ -233,11 +233,11 @@ class RadixTree(Generic[S, B]):
 def split_spans(
     spans: Sequence[BufferSpan[B]], count: int
 ) -> tuple[tuple[BufferSpan[B], ...], tuple[BufferSpan[B], ...]]:
-    """Split spans after `count` tokens; without spans both parts are empty."""
+    """Split spans after `count` tokens; without spans both parts are empty. An empty span begins an edge."""
     first, rest = [], []
     for span in spans:
         head = min(max(count, 0), span.count)
-        first += [span._replace(count=head)] if head else []
+        first += [span._replace(count=head)] if head or not span.count else []
         rest += [BufferSpan(span.buffer, span.first + head, span.count - head)] if head < span.count else []
         count -= head
     return tuple(first), tuple(rest)

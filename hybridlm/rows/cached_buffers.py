@@ -1,4 +1,4 @@
-"""Cached buffers: reference-counted arrays of a state that outlive its row."""
+"""Cached buffers: reference-counted arrays of a state, or a page of a pool, that outlive its row."""
 
 from collections.abc import Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -6,37 +6,76 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from hybridlm.rows.pool import RowPool
+from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
+
+
+class KeptPage(NamedTuple):
+    """A right to a page of a pool, which a cached state shares with rows.
+
+    Attributes:
+        pool: pool of the page.
+        right: right of `RowPool.keep_page`.
+    """
+
+    pool: RowPool
+    right: Page
+
+    @property
+    def number(self) -> int:
+        """Number of the page, over all devices."""
+        return self.pool.row_pages.number(self.right)
+
+    @property
+    def device(self) -> int:
+        """Device of the page."""
+        return self.pool.row_pages.device_of(self.right)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else holds the page."""
+        owner = self.pool.row_pages.owner
+        return owner is not None and owner.holders(self.right) == 1
+
+    def release(self) -> None:
+        """Give the right back."""
+        self.pool.row_pages.drop(self.right)
 
 
 class CachedBuffers:
     """The fixed-size arrays of one position, or a page of the growing arrays.
 
-    They never change. All of them may be moved together between the device and the host.
+    A page is in a pool, where rows may share it, or in arrays: on the device if it is not full, or on the host. None of
+    them ever changes.
 
     Attributes:
-        arrays: arrays in the order of the layout.
-        position: number of consumed tokens of a state; position of the first place of a span.
+        arrays: arrays in the order of the layout; () for a page of a pool.
+        position: number of consumed tokens of a state; position of the first place of a page.
         mark: the sanitizer's label of the row that they were copied from, or None.
+        nbytes: bytes of all arrays, or of the page.
+        page: the page of a pool, or None.
         refcount: number of current uses; while it is above 0 the buffers do not move.
     """
 
-    __slots__ = ("__weakref__", "_places", "arrays", "mark", "refcount", "position")
+    __slots__ = ("__weakref__", "_places", "arrays", "mark", "nbytes", "page", "refcount", "position")
 
     def __init__(self, arrays: tuple[jax.Array | np.ndarray, ...], position: int, mark: Label | None):
         self.arrays, self.position, self.mark, self.refcount = arrays, position, mark, 0
+        self.page: KeptPage | None = None
+        self.nbytes = sum(array.nbytes for array in arrays)
         self._places: tuple[Any, ...] = ()
 
-    def __repr__(self) -> str:
-        return (
-            f"CachedBuffers({self.nbytes:,} B at position {self.position}, "
-            f"on the {'device' if self.on_device else 'host'})"
-        )
+    @classmethod
+    def in_pool(cls, page: KeptPage, nbytes: int, position: int, mark: Label | None) -> "CachedBuffers":
+        """Return a page of a pool; the arguments are its attributes."""
+        buffers = cls((), position, mark)
+        buffers.page, buffers.nbytes = page, nbytes
+        return buffers
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
+    def __repr__(self) -> str:
+        place = "in a pool" if self.page is not None else f"on the {'device' if self.on_device else 'host'}"
+        return f"CachedBuffers({self.nbytes:,} B at position {self.position}, {place})"
 
     def look(self) -> tuple[jax.Array, ...]:
         """Return the arrays on their devices, for reading; host arrays stay on the host too."""
@@ -51,13 +90,28 @@ class CachedBuffers:
         """Set the arrays that a step returned."""
         self.arrays = arrays
 
-    def to_host(self) -> None:
-        """Move them off the device."""
-        self._places = tuple(array.sharding for array in self.arrays if isinstance(array, jax.Array))
-        self.arrays = tuple(jax.device_get(self.arrays))
+    def share(self, page: KeptPage) -> None:
+        """Replace the arrays by a page of a pool with the same values."""
+        self.arrays, self.page = (), page
+
+    def release(self) -> None:
+        """Give back the page of a pool, if any."""
+        if self.page is not None:
+            self.page.release()
+            self.page = None
+
+    def to_host(self, copy: "CachedBuffers") -> None:
+        """Move them off the device.
+
+        Args:
+            copy: these buffers, or a copy of the page in arrays.
+        """
+        self._places = tuple(array.sharding for array in copy.arrays if isinstance(array, jax.Array))
+        self.arrays = tuple(jax.device_get(copy.arrays))
+        self.release()
 
     def to_device(self) -> None:
-        """Move them back to their devices."""
+        """Move host arrays back to their devices."""
         self.arrays = self.look()
 
     @property

@@ -1,4 +1,7 @@
-"""Pages of a pool's rows: KV cache for the positions of their sequences."""
+"""Pages of a pool's rows: KV cache for the positions of their sequences.
+
+The first pages of a row may be shared with other rows and with the prefix cache; such pages are read only.
+"""
 
 from collections.abc import Sequence
 
@@ -26,7 +29,13 @@ class RowPages:
         self.owner = PageOwner(size, "pages", parts=devices) if size else None
         self._blocks, self._row_part, self._page_part = blocks, rows // devices, size // devices
         self._pages: list[list[Page]] = [[] for _ in range(rows)]
+        self._kept: dict[Page, None] = {}
         self._table, self._counts = np.zeros((rows, blocks), np.int32), np.zeros(rows, np.int32)
+
+    def vacate(self) -> None:
+        """Release the pages of all rows; kept pages stay."""
+        for row in range(len(self._pages)):
+            self.release(row)
 
     def needed(self, positions: int) -> int:
         """Return the number of pages for `positions` positions."""
@@ -49,11 +58,55 @@ class RowPages:
         """
         if self.owner is None or not (count := self.missing(row, positions)):
             return
-        pages = self._pages[row]
-        if len(pages) + count > self._blocks:
+        if len(self._pages[row]) + count > self._blocks:
             message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        pages += self.owner.acquire(count, row // self._row_part)
+        self._append(row, self.owner.acquire(count, row // self._row_part))
+
+    def adopt(self, row: int, pages: Sequence[Page]) -> None:
+        """Share kept pages with a row without pages, as its first ones.
+
+        Raises:
+            SlotError: the row has pages, or a page was released or is on another device than the row.
+        """
+        if self.owner is None or not pages:
+            return
+        devices = {self.device_of(page) for page in pages}
+        if self._pages[row] or devices != {row // self._row_part}:
+            message = (
+                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
+                f"{sorted(devices)} and a row with {len(self._pages[row])}"
+            )
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(row, [self.owner.share(page) for page in pages])
+
+    def keep(self, row: int, block: int) -> Page:
+        """Return a right to a row's page of a block of positions; `drop` gives it back. Raises as `page`."""
+        assert self.owner is not None
+        self.page(row, block)
+        page = self.owner.share(self._pages[row][block])
+        self._kept[page] = None
+        return page
+
+    def drop(self, page: Page) -> None:
+        """Give back a right of `keep`; the page is free without holders. Raises SlotError for any other page."""
+        assert self.owner is not None
+        self.owner.release(page)
+        del self._kept[page]
+
+    def number(self, page: Page) -> int:
+        """Return the number of a page, over all devices; raises SlotError for a released one."""
+        assert self.owner is not None
+        return int(self.owner.bind([[page]], 1, 1)[0, 0])
+
+    def device_of(self, page: Page) -> int:
+        """Return the device of a page; raises SlotError for a released one."""
+        return self.number(page) // self._page_part
+
+    def _append(self, row: int, added: Sequence[Page]) -> None:
+        pages = self._pages[row]
+        pages += added
+        assert self.owner is not None
         self._table[row, : len(pages)] = self._local(self.owner.bind([pages], 1, len(pages)))[0]
         self._counts[row] = len(pages)
 
@@ -90,25 +143,34 @@ class RowPages:
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
         return row // self._row_part * self._page_part + int(self._table[row, block])
 
-    def require(self, rows: np.ndarray, ends: np.ndarray) -> None:
-        """Check that rows have the pages of all positions before `ends`, int [lane] both.
+    def require(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Check that rows have the pages of all positions before `ends`, and that they alone hold those they write.
+
+        Args:
+            rows: row of each lane, int [lane].
+            begins, ends: written positions of each lane, int [lane]; equal without any.
 
         Raises:
-            SlotError: a page is missing, so that keys and values would be lost.
+            SlotError: a page is missing, so that keys and values would be lost, or a written page is shared.
         """
         if self.owner is None:
             return
+        ends = np.minimum(ends, self._blocks * KV_BLOCK)
         covered = self._counts[rows].astype(np.int64) * KV_BLOCK
-        wrong = np.flatnonzero(np.minimum(ends, self._blocks * KV_BLOCK) > covered)
+        wrong = np.flatnonzero(ends > covered)
         if len(wrong):
             messages = [
                 (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
                 for lane in wrong
             ]
             raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
+        first, last = begins // KV_BLOCK, -(-ends // KV_BLOCK)
+        places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
+        table = self._table[rows[:, None], np.minimum(places, self._blocks - 1)]
+        self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """Check that each page is free or has one holder, and that tables name it.
+        """Check that each page is free or held, by rows whose tables name it, or kept.
 
         Args:
             held: rows with a sequence.
@@ -120,16 +182,20 @@ class RowPages:
             return
         self.owner.check_integrity()
         table = self.owner.bind(self._pages, len(self._pages), self._blocks)
-        named = len({page for page in table.ravel().tolist() if page})
         counts = np.array([len(pages) for pages in self._pages])
         wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
         wrong += np.flatnonzero((self._local(table) != self._table).any(axis=1) | (counts != self._counts)).tolist()
-        total = int(counts.sum())
-        taken = self.owner.size - self.owner.parts - self.owner.free
-        if wrong or not total == named == taken:
+        kept = self.owner.bind([list(self._kept)], 1, len(self._kept))
+        numbers = np.concatenate([table[table > 0], kept.ravel()])
+        holders = np.bincount(numbers, minlength=self.owner.size)
+        expected = self.owner.counts()
+        rights = len({page for pages in (*self._pages, self._kept) for page in pages})
+        unequal = np.flatnonzero(holders != expected).tolist()
+        if wrong or unequal or rights != len(numbers):
             message = (
-                f"rows {wrong} are free and have pages, or have others than their tables name; {total} pages of rows, "
-                f"{named} different ones in tables, {taken} that are not free"
+                f"rows {wrong} are free and have pages, or have others than their tables name; pages {unequal} have "
+                f"{expected[unequal].tolist()} holders, {holders[unequal].tolist()} in rows and kept; {rights} rights "
+                f"to {len(numbers)} places"
             )
             raise SlotError(SlotFault.STATES.fault("", message), where="pages")
 

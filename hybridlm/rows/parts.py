@@ -1,7 +1,7 @@
 """The two parts of a row and their moves: fixed-size state, growing KV cache.
 
-Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values some
-positions of one page, so that only the sequence's positions are cached. Every step moves all arrays of its part.
+Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values the
+first positions of one page, so that only the sequence's positions are cached. Every step moves all arrays of its part.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class PartShape:
     """Compilation key of a move of a row's part between a pool and cached buffers.
 
     Attributes:
-        part: "state": the arrays of fixed size; "span": positions of a page of the growing arrays.
+        part: "state": the arrays of fixed size; "span": the first positions of a page of the growing arrays.
         kept: True for a move out of the pool, False for a move back into it.
         pool: rows of the pool, or for a span its pages.
         rows: rows or pages of the cached buffers; the first of them is used.
@@ -56,7 +56,7 @@ class PartShape:
         splits = (split, WHOLE) if self.kept else (WHOLE, split)
         if self.part == "state":
             return copy_row(*splits), contract
-        contract = LaneContract(inputs=(*contract.inputs, *(Lane(),) * 3), outputs=contract.outputs)
+        contract = LaneContract(inputs=(*contract.inputs, Lane()), outputs=contract.outputs)
         return copy_places(self.axes, *splits), contract
 
 
@@ -93,11 +93,11 @@ def copy_contract(source: int, target: int) -> LaneContract:
 def copy_places(
     axes: Sequence[int], source: SplitRows = WHOLE, target: SplitRows = WHOLE
 ) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """Return a step that copies positions of one page to places of another.
+    """Return a step that copies the first positions of one page to another.
 
-    The step is `step(target, source, read, write, first, count, to) -> (target,)`, from page `read[0]` of the source to
-    page `write[0]` of the target. Arrays are `[page, .., place, ..]`, with the axis of the places of a page in `axes`;
-    all other arguments are int32 [1].
+    The step is `step(target, source, read, write, count) -> (target,)`, from page `read[0]` of the source to page
+    `write[0]` of the target. Arrays are `[page, .., place, ..]`, with the axis of the places of a page in `axes`; all
+    other arguments are int32 [1].
 
     Args:
         axes: of each array.
@@ -105,16 +105,15 @@ def copy_places(
     """
 
     def step(
-        into: tuple[Array, ...], out_of: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array,
-        to: Array,
-    ) -> tuple[tuple[Array, ...]]:  # fmt: skip
+        into: tuple[Array, ...], out_of: tuple[Array, ...], read: Array, write: Array, count: Array
+    ) -> tuple[tuple[Array, ...]]:
         place = jnp.arange(KV_BLOCK, dtype=jnp.int32)[None]
         # All other places get the same index past the end: they are filled with zeros, and dropped.
-        taken, put = (jnp.where(place < count[:, None], begin[:, None] + place, KV_BLOCK) for begin in (first, to))
+        places = jnp.where(place < count[:, None], place, KV_BLOCK)
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
-            span = source.take(out_of, read, lambda page: _index(page, axis, taken))
-            return into.at[_index(target.mine(write, into), axis, put)].set(
+            span = source.take(out_of, read, lambda page: _index(page, axis, places))
+            return into.at[_index(target.mine(write, into), axis, places)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridlm.rows.pages import RowPages
 from hybridlm.steps.structure import Rows
+from ir_passes.host.page_owner import Page
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
 
 
@@ -56,40 +57,50 @@ class RowPool:
         self.size, self.devices = int(rows.token.shape[0]), devices
         self.pages, self.blocks = pages, blocks
         self._rows: Rows | None = rows
+        self.row_pages = RowPages(self.size, pages, blocks, devices)
         self.vacate()
 
     def vacate(self) -> None:
-        """Release all rows and pages; their contents stay, and mean nothing."""
+        """Release all rows and their pages; contents stay, and mean nothing in pages that are not kept."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
-        self.row_pages = RowPages(self.size, self.pages, self.blocks, self.devices)
+        self.row_pages.vacate()
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
-    def devices_for(self, positions: int) -> list[int]:
-        """Return the devices with a free row and free pages, most free rows first.
+    def devices_for(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
+        """Return the devices with a free row and free pages, first that of shared pages, then by free rows.
 
         Args:
             positions: positions of the KV cache.
+            shared: kept pages of one device, for the first of these positions.
         """
-        pages = self.row_pages.needed(positions)
+        home = self._device_of_pages(shared)
         ready = [
             device
             for device in range(self.devices)
-            if self.owner.free_in(device) and self.row_pages.free_in(device) >= pages
+            if self.owner.free_in(device) and self.row_pages.free_in(device) >= self.needed(positions, device, shared)
         ]
-        return sorted(ready, key=self.owner.free_in, reverse=True)
+        return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
 
-    def acquire(self, positions: int = 0, device: int | None = None) -> Slot:
+    def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
+        """Return the free pages that a new row of a device needs; arguments as for `devices_for`."""
+        return self.row_pages.needed(positions) - (len(shared) if device == self._device_of_pages(shared) else 0)
+
+    def _device_of_pages(self, pages: Sequence[Page]) -> int | None:
+        return self.row_pages.device_of(pages[0]) if pages else None
+
+    def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row without consumed tokens, with pages for its first `positions` positions.
 
         Args:
             positions: positions of the KV cache.
             device: device of the row; None for the first of `devices_for`.
+            shared: kept pages of one device, which a row of that device shares as its first pages.
 
         Raises:
             SlotsExhausted: no device has both a free row and free pages.
         """
         if device is None and self.owner.free:
-            devices = self.devices_for(positions)
+            devices = self.devices_for(positions, shared)
             if not devices:
                 free = [self.row_pages.free_in(part) for part in range(self.devices)]
                 message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
@@ -97,6 +108,8 @@ class RowPool:
             device = devices[0]
         slot = self.owner.acquire(device)
         self.moved(slot, 0)
+        if self.device_of(slot) == self._device_of_pages(shared):
+            self.row_pages.adopt(self.rows_of([slot])[0], shared)
         self.reserve(slot, positions)
         return slot
 
@@ -104,10 +117,13 @@ class RowPool:
         """Give a row the pages of its first `positions` positions; raises as `RowPages.reserve`."""
         self.row_pages.reserve(self.rows_of([slot])[0], positions)
 
+    def missing(self, slot: Slot, positions: int) -> int:
+        """Return the pages that `reserve` needs."""
+        return self.row_pages.missing(self.rows_of([slot])[0], positions)
+
     def can_reserve(self, slot: Slot, positions: int) -> bool:
         """Whether the pages are free that `reserve` needs."""
-        (row,) = self.rows_of([slot])
-        return self.row_pages.missing(row, positions) <= self.row_pages.free_in(self.device_of(slot))
+        return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
         """Return the indices of slots without pages for the first `positions` of their rows."""
@@ -125,7 +141,7 @@ class RowPool:
         return self.rows_of([slot])[0] * self.devices // self.size
 
     def check_integrity(self) -> None:
-        """Check that each row and each page is free or has one holder; raises `SlotError`."""
+        """Check that each row is free or has one holder, and each page its counted ones; raises `SlotError`."""
         self.owner.check_integrity()
         self.row_pages.check_integrity(self.owner.held)
 
@@ -185,6 +201,10 @@ class RowPool:
     def page(self, slot: Slot, block: int) -> int:
         """Return the page number of a row's block, over all devices; raises SlotError."""
         return self.row_pages.page(self.rows_of([slot])[0], block)
+
+    def keep_page(self, slot: Slot, block: int) -> Page:
+        """Return a right to the page of a row's block; raises as `RowPages.keep`."""
+        return self.row_pages.keep(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
         """Return row numbers by device, in the given order."""

@@ -1,11 +1,10 @@
-"""The host's owner of a paged cache's pages, and the check of page tables.
+"""The host's owner of a paged cache's pages.
 
 `contract.PageTable` declares the assumptions of a step about its pages: in range, written only by the one lane that
-names them, never the null page, and read-only if several lanes name them. `PageOwner` allocates pages and makes this
-true; `check_page_tables` checks the tables of a step from any allocator.
+names them, never the null page, and read-only if several lanes name them. `PageOwner` allocates pages, counts their
+holders, and makes this true.
 """
 
-import math
 import threading
 import weakref
 from collections import Counter, deque
@@ -15,7 +14,8 @@ import numpy as np
 
 from ir_passes.contract.entries import PageTable
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotFault, SlotsExhausted, Token, frozen_copy
+from ir_passes.host.page_tables import page_faults
+from ir_passes.host.slot_owner import SlotError, SlotFault, SlotsExhausted, Token, frozen_copy
 
 
 class Page(Token):
@@ -57,6 +57,7 @@ class PageOwner:
         self._lock, self._each = threading.Lock(), size // parts
         self._free = [deque(range(begin + null, begin + self._each)) for begin in range(0, size, self._each)]
         self._holders: dict[int, list[weakref.ref[Page]]] = {}
+        self._counts = np.zeros(size, np.int32)  # holders of each page, for whole tables at a time
 
     @classmethod
     def of(cls, table: PageTable) -> "PageOwner":
@@ -107,10 +108,45 @@ class PageOwner:
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
+            self._counts[page._number] = len(remaining)
             if remaining:
                 self._holders[page._number] = remaining
             else:
                 self._free[page._number // self._each].append(page._number)
+
+    def holders(self, page: Page) -> int:
+        """Return the number of holders of a page; raises `SlotError` if it was released or is foreign."""
+        with self._lock:
+            self._raise(f"holders of {page!r}", self._faults("page", page))
+            return int(self._counts[page._number])
+
+    def counts(self) -> np.ndarray:
+        """Return the number of holders of each page, int32 [size]."""
+        with self._lock:
+            return frozen_copy(self._counts)
+
+    def require_one_holder(self, table: np.ndarray, written: np.ndarray) -> None:
+        """Check that the written pages of a step have one holder each.
+
+        Args:
+            table: page numbers, int [lane, place]; pages of all parts are counted together.
+            written: bool [lane, place].
+
+        Raises:
+            SlotError: a written page has several holders, or none.
+        """
+        with self._lock:
+            counts = self._counts[table]
+            wrong = written & (counts != 1)
+            if wrong.any():
+                faults = [
+                    (SlotFault.SHARED if counts[lane, place] else SlotFault.RELEASED).fault(
+                        f"lane {lane}, page {table[lane, place]}",
+                        f"would be written and has {counts[lane, place]} holders, expected 1; share full pages only",
+                    )
+                    for lane, place in np.argwhere(wrong).tolist()
+                ]
+                self._raise("written pages", faults)
 
     def bind(
         self,
@@ -170,6 +206,12 @@ class PageOwner:
             terms = f"{len(nulls)} + {len(free)} + {len(self._holders)} of {self.size}, pages by times found: {wrong}"
             message = f"expected null + free + held = size, each page once; got {terms}"
             faults = [SlotFault.STATES.fault("", message)] if wrong else []
+            held = np.zeros(self.size, np.int32)
+            held[list(self._holders)] = [len(tokens) for tokens in self._holders.values()]
+            if (held != self._counts).any():
+                pages = np.flatnonzero(held != self._counts).tolist()
+                message = f"expected the holders {held[pages].tolist()}, counted {self._counts[pages].tolist()}"
+                faults.append(SlotFault.STATES.fault(f"pages {pages}", message))
             if lost:
                 message = "they are held by tokens that no longer exist; release a page before dropping it"
                 faults.append(SlotFault.DROPPED.fault(f"pages {lost}", message))
@@ -187,7 +229,7 @@ class PageOwner:
                 faults.append(SlotFault.PLACES.fault(f"lane {lane}", message))
                 continue
             mask[lane, first:end] = True
-            shared = [int(page) for page in table[lane, first:end] if len(self._holders.get(int(page), ())) > 1]
+            shared = [int(page) for page in table[lane, first:end] if self._counts[page] > 1]
             faults += [
                 SlotFault.SHARED.fault(f"lane {lane}", f"page {page} is shared, and would be written")
                 for page in shared
@@ -197,6 +239,7 @@ class PageOwner:
     def _issue(self, number: int) -> Page:
         page = Page(self, number)
         self._holders.setdefault(number, []).append(weakref.ref(page))
+        self._counts[number] += 1
         return page
 
     def _faults(self, where: str, page: Page) -> list[Statement]:
@@ -213,80 +256,3 @@ class PageOwner:
     def _raise(self, action: str, faults: list[Statement]) -> None:
         if faults:
             raise SlotError(*faults, where=f"pages of {self.name!r}, {action}")
-
-
-def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
-    """Return the written places of a page table, bool [N, pages].
-
-    Args:
-        first: int [N], position of each lane's first written token.
-        count: int [N], written tokens.
-        tokens: of a page.
-        pages: table width.
-
-    Raises:
-        SlotError: writes outside a lane's pages.
-    """
-    first, count = np.asarray(first), np.asarray(count)
-    wrong = np.flatnonzero((count > 0) & ((first < 0) | (first + count > tokens * pages)))
-    if len(wrong):
-        allowed = f"expected positions in [0, {tokens * pages})"
-        ends = ((lane, f"writes [{first[lane]}, {first[lane] + count[lane]}), {allowed}") for lane in wrong)
-        raise SlotError(*(SlotFault.PLACES.fault(f"lane {lane}", message) for lane, message in ends))
-    place = np.arange(pages)
-    return (place >= (first // tokens)[:, None]) & (place * tokens < (first + count)[:, None]) & (count > 0)[:, None]
-
-
-def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> None:
-    """Check that the page tables of one step keep the promise of `PageTable`.
-
-    Args:
-        tables: of one group of pools: contract entry, argument (int32 [N, ...]), and written places (bool [N, pages],
-            from `written_places`; None for no writes, and for role "write": all entries).
-
-    Raises:
-        SlotError: all faults: entries out of range, or a written page that is the null page or named by another lane.
-    """
-    faults = page_faults(tables)
-    if faults:
-        raise SlotError(*faults, where="page tables")
-
-
-def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[Statement]:
-    """Return the faults that `check_page_tables` raises."""
-    faults, names, writes = list[Statement](), [], []
-    unit = math.gcd(*(entry.page_size for entry, _, _ in tables))
-    for k, (entry, array, written) in enumerate(tables):
-        table = np.asarray(array).reshape(len(array), -1)
-        top = entry.size + (entry.role == "write")
-        for lane, place in np.argwhere((table < 0) | (table >= top)).tolist():
-            where, message = f"table {k}, lane {lane}, place {place}", f"expected [0, {top}), got {table[lane, place]}"
-            faults.append(SlotFault.RANGE.fault(where, message))
-        in_range = (table >= 0) & (table < entry.size)
-        written = (
-            in_range if entry.role == "write" else np.zeros_like(in_range) if written is None else written & in_range
-        )
-        if entry.null:
-            nulls = np.argwhere(written & (table == NULL_ROW)).tolist()
-            if entry.page_size > unit or entry.role != "write":
-                faults += [
-                    SlotFault.NULL_PAGE.fault(f"table {k}, lane {lane}, place {place}", "writes the null page")
-                    for lane, place in nulls
-                ]
-        span = entry.page_size // unit
-        units = table[:, :, None].astype(np.int64) * span + np.arange(span)
-        lanes = np.broadcast_to(np.arange(len(table))[:, None, None], units.shape)
-        names.append(np.stack([units[in_range].ravel(), lanes[in_range].ravel()], axis=1))
-        writes.append(np.stack([units[written].ravel(), lanes[written].ravel()], axis=1))
-    named = np.unique(np.concatenate(names), axis=0)
-    pages, holders = np.unique(named[:, 0], return_counts=True)
-    several = set(pages[holders > 1].tolist())
-    null = max((entry.page_size // unit for entry, _, _ in tables if entry.null), default=0)
-    for row, lane in np.unique(np.concatenate(writes), axis=0).tolist():
-        where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"row {row}"
-        if row in several:
-            other_lanes = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
-            faults.append(SlotFault.SHARED.fault(f"lane {lane}", f"writes {where}, which lanes {other_lanes} name too"))
-        elif row < null and not any(fault.id == SlotFault.NULL_PAGE for fault in faults):
-            faults.append(SlotFault.NULL_PAGE.fault(f"lane {lane}", f"writes {where} of the null page"))
-    return faults

@@ -1,17 +1,17 @@
 """Prompt log-probabilities with completions equal `LM.score`, whatever is cached or drafted."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from filled import nan_token
+from kept_states import empty_cache
 
 import hybridlm
 from hybridlm.openai_batch.request import CHAT, COMPLETIONS
-from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.prefix_cache.cache import PrefixCache
 
 CHUNK = 5
 PROMPTS = [np.random.default_rng(i).integers(3, 90, i).tolist() for i in (1, CHUNK - 1, CHUNK, CHUNK + 1, 13)]
@@ -40,9 +40,15 @@ def test_they_are_those_of_scores(text_lm: hybridlm.LM, top: int) -> None:
         assert values == sorted(values, reverse=True)
 
 
-def test_cached_prefixes_and_drafts_drop_nothing(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def with_cache(text_lm: hybridlm.LM) -> Iterator[None]:
+    empty_cache(text_lm, "600kB")
+    yield
+    empty_cache(text_lm, None)
+
+
+def test_cached_prefixes_and_drafts_drop_nothing(text_lm: hybridlm.LM, with_cache: None) -> None:
     engine, want = text_lm.engine, wanted(text_lm, PROMPTS, 2)
-    monkeypatch.setattr(engine, "prefix_cache", PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk))
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "prompt_logprobs": 2}
     for _ in range(2):  # the second time from the cache
         assert [item.prompt_logprobs for item in text_lm.generate(PROMPTS, **settings)] == want

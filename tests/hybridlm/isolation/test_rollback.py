@@ -10,12 +10,11 @@ import pytest
 from head_checkpoints import write_agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_states import empty_cache
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
 from hybridlm.engine.speculation import Speculation
-from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.prefix_cache.cache import PrefixCache
 
 MOST = 24
 STEM = np.random.default_rng(5).integers(3, 90, 12).tolist()
@@ -70,8 +69,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
         pattern: of the drafts; None for those of whoever drafts as loaded.
     """
     engine = replayed.lm.engine
-    cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
-    engine.prefix_cache = cache
+    cache = empty_cache(replayed.lm, budget).engine.prefix_cache
     try:
         drafter = "as loaded" if pattern is None else Scripted(replayed.texts, pattern)
         with replayed.lm.session(speculate=drafter) as session:
@@ -84,7 +82,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
             watched.finish()
             return watched.checked, {} if cache is None else cache.stats
     finally:
-        engine.prefix_cache = None
+        empty_cache(replayed.lm, None)
 
 
 @pytest.mark.slow

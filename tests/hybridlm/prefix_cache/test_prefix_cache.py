@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kept_states import assert_kept_agrees
+from kept_states import assert_kept_agrees, empty_cache
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -59,9 +59,7 @@ def cache_of(lm: hybridlm.LM) -> PrefixCache:
 @pytest.fixture
 def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
     """The model with an empty cache."""
-    engine = cached_lm.engine
-    engine.prefix_cache = PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk)
-    yield cached_lm
+    yield empty_cache(cached_lm, "600kB")
     cache_of(cached_lm).check_integrity()
 
 
@@ -120,15 +118,23 @@ def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cac
     assert hits == 8 and saved >= 8 * 3 * CHUNK, "to within a chunk"
 
 
-def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
+def test_a_state_adds_the_pages_from_its_first_new_position_on(cached: hybridlm.LM) -> None:
     prompt, cache, engine = new(CHUNK + 3), cache_of(cached), cached.engine
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)
-    assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
+    for position, known, pages in (
+        (3, 3, 0),
+        (4, 3, 1),
+        (3 + KV_BLOCK, 3, 2),
+        (2 * KV_BLOCK, KV_BLOCK, 1),
+        (130, 129, 1),
+    ):
+        added = engine.moves.state_bytes + pages * engine.moves.span_bytes
+        assert engine.moves.bytes_of(position, known) == added
     pool = engine.new_pool(1)
     slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
-        assert snapshot is not None and [(span.first, span.count) for span in snapshot.spans] == [(0, 3), (0, CHUNK)]
+        assert snapshot is not None and [(span.first, span.count) for span in snapshot.spans] == [(0, 3), (3, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if layout.positions is not None:
@@ -139,7 +145,7 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
 
 def test_long_prompts_leave_states_on_the_way() -> None:
     class Nothing:
-        grows, state_bytes, span_bytes = True, 1, 1
+        grows, state_bytes, span_bytes, copied = True, 1, 1, None
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     assert cache.stops(range(70), 0) == (32, 64, 68, 70)
@@ -150,7 +156,7 @@ def test_long_prompts_leave_states_on_the_way() -> None:
 
 def test_prompts_wait_for_what_another_one_reads() -> None:
     class Nothing:
-        grows, state_bytes, span_bytes = True, 1, 1
+        grows, state_bytes, span_bytes, copied = True, 1, 1, None
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     other = ActiveSequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))

@@ -12,13 +12,11 @@ import pytest
 from comparison import TOLERANCES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_states import assert_kept_agrees
+from kept_states import assert_kept_agrees, empty_cache
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm.engine.engine import Engine
-from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.prefix_cache.cache import PrefixCache
 from models import family_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -50,12 +48,6 @@ REQUESTS = st.builds(
     st.sampled_from([None, *range(3, 90, 9)]),
 )
 ACTIONS = st.lists(st.one_of(REQUESTS, st.just("step"), st.just("step"), st.just("cancel")), max_size=30)
-
-
-def with_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
-    """The model with an empty cache; its programs stay."""
-    lm.engine.prefix_cache = PrefixCache(lm.engine.moves, cache_budget(budget), lm.engine.chunk)
-    return lm
 
 
 class Alone:
@@ -117,14 +109,14 @@ def expected(text_lm: hybridlm.LM) -> Alone:
 @settings(max_examples=12)
 def test_random_schedules(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any], budget: Any) -> None:
     assert Engine.checked
-    run(with_cache(cached_lm, budget), expected, actions)
+    run(empty_cache(cached_lm, budget), expected, actions)
 
 
 @pytest.mark.long
 @given(ACTIONS, st.sampled_from(["40kB", "100kB", "250kB", "4MB", {"device": "100kB", "host": 0}]))
 @settings(max_examples=150)
 def test_many_random_schedules(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any], budget: Any) -> None:
-    run(with_cache(cached_lm, budget), expected, actions)
+    run(empty_cache(cached_lm, budget), expected, actions)
 
 
 @pytest.mark.long
@@ -134,20 +126,20 @@ def test_random_schedules_with_drafts(cached_lm: hybridlm.LM, expected: Alone, a
     """Every proposal is verified: rows move on by as many tokens as were accepted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-        run(with_cache(cached_lm, "100kB"), expected, actions, speculate="ngram")
+        run(empty_cache(cached_lm, "100kB"), expected, actions, speculate="ngram")
 
 
 @pytest.mark.long
 @given(ACTIONS)
 @settings(max_examples=8)
 def test_the_sanitizer_finds_nothing_wrong(cached_sanitized: hybridlm.LM, expected: Alone, actions: list[Any]) -> None:
-    run(with_cache(cached_sanitized, "300kB"), expected, actions)
+    run(empty_cache(cached_sanitized, "300kB"), expected, actions)
 
 
 @pytest.fixture(scope="module")
 def cached_sanitized(sanitized_lm: hybridlm.LM) -> Any:
     yield sanitized_lm
-    sanitized_lm.engine.prefix_cache = None
+    empty_cache(sanitized_lm, None)
 
 
 @pytest.mark.long
@@ -176,5 +168,5 @@ def test_every_kind_of_state(golden: str) -> None:
             actions.append(Asked(int(rng.integers(3)), int(rng.integers(1, 40)), None, 3, None))
             actions[-1].prompt = [min(token, last) for token in actions[-1].prompt]
             actions += ["step"] * int(rng.integers(3)) + ["cancel"] * int(rng.integers(5) == 0)
-        run(with_cache(warm, small), expected, actions)
+        run(empty_cache(warm, small), expected, actions)
     assert warm.stats["prefix_evictions"] > 0

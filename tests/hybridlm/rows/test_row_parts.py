@@ -23,17 +23,15 @@ def pool(pages: int, sign: int = 1) -> tuple[np.ndarray, ...]:
     return tuple(sign * (np.arange(np.prod(size), dtype=np.float32).reshape(size) + 1) for size in sizes)
 
 
-@pytest.mark.parametrize(("to", "first", "count"), [
-    (0, 0, 1), (0, 0, 128), (5, 5, 7), (0, 100, 28), (100, 0, 28), (127, 0, 1), (0, 127, 1), (3, 64, 0),
-])  # fmt: skip
-def test_places_of_a_page_are_copied(to: int, first: int, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 28, 127, 128])
+def test_the_first_places_of_a_page_are_copied(count: int) -> None:
     """All other places, and all other pages, stay as they are."""
     source, target = pool(3), pool(2, sign=-1)
-    operands = scalars(2, 1, first, count, to)
+    operands = scalars(2, 1, count)
     (got,) = copy_places(AXES)(tuple(map(jnp.array, target)), tuple(map(jnp.array, source)), *operands)
     for array, initial, page, axis in zip(got, target, source, AXES, strict=True):
         expected = np.moveaxis(initial.copy(), axis + 1, 1)
-        expected[1, to : to + count] = np.moveaxis(page, axis + 1, 1)[2, first : first + count]
+        expected[1, :count] = np.moveaxis(page, axis + 1, 1)[2, :count]
         assert np.array_equal(np.moveaxis(np.asarray(array), axis + 1, 1), expected)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ir_passes import PageTable
-from ir_passes.host.page_owner import PageOwner, check_page_tables, written_places
+from ir_passes.host.page_owner import PageOwner
+from ir_passes.host.page_tables import check_page_tables, written_places
 from ir_passes.host.slot_owner import SlotError, SlotFault, SlotsExhausted
 
 ENTRY = PageTable("kv", 8)

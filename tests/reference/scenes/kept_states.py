@@ -1,9 +1,23 @@
 """States that a prefix cache keeps, against the state of the same tokens that was read without one."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
 import hybridlm
 from hybridlm.engine.snapshot_file import _arrays
+from hybridlm.prefix_cache.budget import cache_budget
+from hybridlm.prefix_cache.cache import PrefixCache
+
+
+def empty_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
+    """Give the model an empty cache, or with None no cache, in place of another one; its programs stay."""
+    engine = lm.engine
+    if engine.prefix_cache is not None:
+        engine.prefix_cache.clear()
+    engine.prefix_cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)
+    return lm
 
 
 def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:
@@ -17,6 +31,8 @@ def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], 
             and snapshot.label.position == len(prompt)
             and snapshot.label.tokens == want.label.tokens
         )
+        spans = tuple(span._replace(buffer=warm.engine.moves.copied(span.buffer)) for span in snapshot.spans)
+        snapshot = dataclasses.replace(snapshot, spans=spans)
         for part, got, expected in zip(want.label.kind.layout, _arrays(snapshot), _arrays(want), strict=True):
             if part.path == "token":
                 continue  # what was sampled by whoever left the state

@@ -9,13 +9,16 @@ from engine_mutants.mutant import EngineMutant, Finder
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
+from hybridlm.prefix_cache import moves
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.cached_buffers import CachedBuffers
+from hybridlm.rows.pages import RowPages
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
+from models import KV_BLOCK, kv_blocks
 
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:
@@ -76,8 +79,8 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
     gone_on_from: dict[Any, CachedBuffers] = {}
     take, restore = RowMoves.take, RowMoves.restore
 
-    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, spans: Any = ()) -> Snapshot:
-        snapshot = take(self, pool, slot, tokens, owner, spans)
+    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, spans: Any = (), **how: Any) -> Snapshot:
+        snapshot = take(self, pool, slot, tokens, owner, spans, **how)
         if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].on_device:
             gone_on_from[owner].arrays = snapshot.state.arrays
         return snapshot
@@ -100,27 +103,42 @@ def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
-    """Places are counted in spans of another size."""
+    """Positions are counted in spans of another size."""
 
     def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            *others, to = maps
-            maps = *others, to // 8 * 8
+            *others, count = maps
+            maps = *others, count // 8 * 8
         put(buffers, maps)
 
     restored(patch, change)
 
 
-def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
-    """Read the second part of an edge that was cut like the first."""
+def first_of_a_page(patch: pytest.MonkeyPatch) -> None:
+    """Read a page from the first span that has a part of it."""
 
-    def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
-        if part == "span":
-            read, write, first, *others = maps
-            maps = read, write, first * 0, *others
-        put(buffers, maps)
+    def first(spans: Any) -> dict[int, CachedBuffers]:
+        return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in reversed(spans)}
 
-    restored(patch, change)
+    patch.setattr(moves, "buffers_by_block", first)
+
+
+def partly_filled_page_shared(patch: pytest.MonkeyPatch) -> None:
+    """Share the last page of a row, too, which its next step writes."""
+    patch.setattr(RowMoves, "full_pages", lambda self, position: kv_blocks(position))
+
+
+def page_not_held(patch: pytest.MonkeyPatch) -> None:
+    """A cached state names a page of its row without a right to it."""
+    right = RowPages.keep
+
+    def keep(self: RowPages, row: int, block: int) -> Any:
+        page = right(self, row, block)
+        self.drop(page)
+        return page
+
+    patch.setattr(RowMoves, "full_pages", lambda self, position: position // KV_BLOCK or 1)
+    patch.setattr(RowPages, "keep", keep)
 
 
 def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
@@ -193,11 +211,11 @@ def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     last: list[tuple[Any, ...]] = []
     restore, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
-    def page_in(self: CacheMemory, buffers: CachedBuffers) -> None:
+    def page_in(self: CacheMemory, buffers: CachedBuffers, keep: Any = None) -> None:
         if buffers in self._host:
             similar = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
             buffers.arrays = similar[-1] if similar else buffers.arrays
-        restore(self, buffers)
+        restore(self, buffers, keep)
 
     def noted(self: CacheMemory) -> bool:
         evicted = evict_one(self)
@@ -250,12 +268,12 @@ MUTANTS = (
         Finder.ALONE, state_without_the_keys,
     ),
     EngineMutant(
-        "another-size-of-spans", "vLLM#53142", "where a span goes is counted in blocks of another group's size",
+        "another-size-of-spans", "vLLM#53142", "where a span ends is counted in blocks of another group's size",
         Finder.ALONE, another_size_of_spans,
     ),
     EngineMutant(
-        "cut-edge-from-its-beginning", "vLLM#34587", "behind a cut, keys and values are read from the span's beginning",
-        Finder.ALONE, from_the_beginning_of_a_span,
+        "cut-edge-from-its-beginning", "vLLM#34587", "a page is read from the span that has its beginning only",
+        Finder.ALONE, first_of_a_page,
     ),
     EngineMutant(
         "hit-rounded-to-chunks", "SGLang#29973", "a prompt goes on at a whole chunk with the state of a later token",
@@ -280,6 +298,14 @@ MUTANTS = (
     EngineMutant(
         "back-from-the-host", "vLLM#53505", "what comes back from the host is another state",
         Finder.ALONE, one_span_for_all,
+    ),
+    EngineMutant(
+        "partly-filled-page-shared", "MinivLLM#98", "a page that a sequence still writes is shared",
+        Finder.OWNER, partly_filled_page_shared,
+    ),
+    EngineMutant(
+        "page-not-held", "vLLM#52360", "a state names a page that its row gives back",
+        Finder.OWNER, page_not_held,
     ),
     EngineMutant(
         "found-by-length", "vLLM#45477", "the state after as many tokens is taken, whichever they were",

@@ -387,10 +387,10 @@ class Engine:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
         lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
+        positions = inputs.batch.positions
+        ends = np.where(lengths > 0, positions + lengths + shape.mtp_drafts, 0)
         # An MTP head writes the last position of the step before once more.
-        begins = np.maximum(inputs.batch.positions - self._head, 0)
-        active, ends = lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts
-        pool.row_pages.require(rows, np.where(active, begins, 0), np.where(active, ends, 0))
+        pool.row_pages.require(rows, positions - 1 if self._head else positions, ends)
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:

@@ -148,7 +148,7 @@ class RowPages:
 
         Args:
             rows: row of each lane, int [lane].
-            begins, ends: written positions of each lane, int [lane]; equal without any.
+            begins, ends: first written position of each lane and the end of all, int [lane]; end 0 without any.
 
         Raises:
             SlotError: a page is missing, so that keys and values would be lost, or a written page is shared.
@@ -164,7 +164,9 @@ class RowPages:
                 for lane in wrong
             ]
             raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
-        first, last = begins // KV_BLOCK, -(-ends // KV_BLOCK)
+        if not self.owner.shared:
+            return
+        first, last = np.maximum(begins, 0) // KV_BLOCK, -(-ends // KV_BLOCK)
         places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
         table = self._table[rows[:, None], np.minimum(places, self._blocks - 1)]
         self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])

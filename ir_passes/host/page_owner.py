@@ -44,6 +44,10 @@ class PageOwner:
         parts: equal parts of consecutive pages, one for each device that pages are split over. The first page of each
             part is its null page.
 
+    Attributes:
+        size, name, null, parts: as given.
+        shared: number of pages with several holders.
+
     Raises:
         SlotError: no page of a part could be allocated, or the parts are not equal.
     """
@@ -58,6 +62,7 @@ class PageOwner:
         self._free = [deque(range(begin + null, begin + self._each)) for begin in range(0, size, self._each)]
         self._holders: dict[int, list[weakref.ref[Page]]] = {}
         self._counts = np.zeros(size, np.int32)  # holders of each page, for whole tables at a time
+        self.shared = 0
 
     @classmethod
     def of(cls, table: PageTable) -> "PageOwner":
@@ -109,6 +114,7 @@ class PageOwner:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
             self._counts[page._number] = len(remaining)
+            self.shared -= len(remaining) == 1
             if remaining:
                 self._holders[page._number] = remaining
             else:
@@ -208,9 +214,12 @@ class PageOwner:
             faults = [SlotFault.STATES.fault("", message)] if wrong else []
             held = np.zeros(self.size, np.int32)
             held[list(self._holders)] = [len(tokens) for tokens in self._holders.values()]
-            if (held != self._counts).any():
+            if (held != self._counts).any() or self.shared != (held > 1).sum():
                 pages = np.flatnonzero(held != self._counts).tolist()
-                message = f"expected the holders {held[pages].tolist()}, counted {self._counts[pages].tolist()}"
+                message = (
+                    f"expected the holders {held[pages].tolist()}, counted {self._counts[pages].tolist()}; "
+                    f"{(held > 1).sum()} pages have several, counted {self.shared}"
+                )
                 faults.append(SlotFault.STATES.fault(f"pages {pages}", message))
             if lost:
                 message = "they are held by tokens that no longer exist; release a page before dropping it"
@@ -240,6 +249,7 @@ class PageOwner:
         page = Page(self, number)
         self._holders.setdefault(number, []).append(weakref.ref(page))
         self._counts[number] += 1
+        self.shared += int(self._counts[number] == 2)
         return page
 
     def _faults(self, where: str, page: Page) -> list[Statement]:

@@ -54,6 +54,46 @@ def test_shared_page_is_read_only_until_one_holder_is_left() -> None:
     assert pages.bind([[prefix, *actual]], 1, 2, writes=[(0, 1)]).tolist() == [[1, 2]]
 
 
+def test_holders_are_counted() -> None:
+    pages = owner()
+    first, second, third = pages.acquire(3)
+    others = [pages.share(second), pages.share(second)]
+    assert [pages.holders(page) for page in (first, second, others[0], third)] == [1, 3, 3, 1]
+    assert pages.counts().tolist() == [0, 1, 3, 1, 0, 0, 0, 0] and pages.shared == 1
+    pages.release(second)
+    assert pages.holders(others[0]) == 2 and pages.shared == 1 and pages.free == 4
+    pages.release(others[1])
+    assert pages.shared == 0
+    pages.check_integrity()
+    for again in (second, others[1]):
+        with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
+            pages.release(again)
+        with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
+            pages.share(again)
+    assert pages.counts().tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
+    pages.release(others[0])
+    assert pages.free == 5 and not pages.counts()[2]
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
+        pages.holders(others[0])
+    pages._counts[1] = 2
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.STATES,)):
+        pages.check_integrity()
+
+
+def test_written_pages_of_a_table_have_one_holder() -> None:
+    """Every fault of a table is reported, with lane and page."""
+    pages = owner()
+    first, second, third = pages.acquire(3)
+    pages.share(second)
+    table = np.array([[1, 2, 0], [3, 2, 4]])
+    pages.require_one_holder(table, np.array([[True, False, False], [True, False, False]]))
+    pages.require_one_holder(table, np.zeros((2, 3), bool))
+    with pytest.raises(SlotError, match="lane 1, page 2: .* has 2 holders") as error:
+        pages.require_one_holder(table, np.array([[True, True, False], [False, True, True]]))
+    assert error.value.ids == (SlotFault.SHARED, SlotFault.SHARED, SlotFault.RELEASED)
+    assert [page is not None for page in (first, third)] == [True, True]
+
+
 def test_one_page_of_two_lanes_is_not_written() -> None:
     pages = owner()
     slot = pages.acquire(2)

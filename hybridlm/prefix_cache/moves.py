@@ -123,9 +123,9 @@ class RowMoves:
         if not tokens:
             return nothing_consumed(self.kind)
         mark = self._runner.mark(owner)
-        spans, known = list(cached), sum(span.count for span in cached)
+        spans, cached_count = list(cached), sum(span.count for span in cached)
         full = self.full_pages(label.position) if share else 0
-        for block in self._new_blocks(label.position, known):
+        for block in self._new_blocks(label.position, cached_count):
             begin, end = block * KV_BLOCK, min((block + 1) * KV_BLOCK, label.position)
             if block < full:
                 page = KeptPage(pool, pool.keep_page(slot, block))
@@ -133,7 +133,7 @@ class RowMoves:
             else:
                 buffers = self._copied(pool, pool.page(slot, block), begin, end - begin, mark)
             # With an MTP head the span may be empty: the last position of a full page before it has its final values.
-            first = min(max(known, begin), end) - begin
+            first = min(max(cached_count, begin), end) - begin
             spans.append(BufferSpan(buffers, first, end - begin - first))
         return Snapshot(label, self._keep_row(pool, slot, label.position, mark), tuple(spans), mark)
 

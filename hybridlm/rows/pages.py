@@ -103,6 +103,10 @@ class RowPages:
         """Return the device of a page; raises SlotError for a released one."""
         return self.number(page) // self._page_part
 
+    def home_of(self, pages: Sequence[Page]) -> int | None:
+        """Return the device of the first of some pages of one device; None without any."""
+        return self.device_of(pages[0]) if pages else None
+
     def _append(self, row: int, added: Sequence[Page]) -> None:
         pages = self._pages[row]
         pages += added
@@ -187,8 +191,8 @@ class RowPages:
         counts = np.array([len(pages) for pages in self._pages])
         wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
         wrong += np.flatnonzero((self._local(table) != self._table).any(axis=1) | (counts != self._counts)).tolist()
-        kept = self.owner.bind([list(self._kept)], 1, len(self._kept))
-        numbers = np.concatenate([table[table > 0], kept.ravel()])
+        kept_pages = self.owner.bind([list(self._kept)], 1, len(self._kept))
+        numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
         holders = np.bincount(numbers, minlength=self.owner.size)
         expected = self.owner.counts()
         rights = len({page for pages in (*self._pages, self._kept) for page in pages})

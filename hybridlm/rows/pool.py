@@ -73,7 +73,7 @@ class RowPool:
             positions: positions of the KV cache.
             shared: kept pages of one device, for the first of these positions.
         """
-        home = self._device_of_pages(shared)
+        home = self.row_pages.home_of(shared)
         ready = [
             device
             for device in range(self.devices)
@@ -83,10 +83,7 @@ class RowPool:
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages that a new row of a device needs; arguments as for `devices_for`."""
-        return self.row_pages.needed(positions) - (len(shared) if device == self._device_of_pages(shared) else 0)
-
-    def _device_of_pages(self, pages: Sequence[Page]) -> int | None:
-        return self.row_pages.device_of(pages[0]) if pages else None
+        return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row without consumed tokens, with pages for its first `positions` positions.
@@ -108,7 +105,7 @@ class RowPool:
             device = devices[0]
         slot = self.owner.acquire(device)
         self.moved(slot, 0)
-        if self.device_of(slot) == self._device_of_pages(shared):
+        if self.device_of(slot) == self.row_pages.home_of(shared):
             self.row_pages.adopt(self.rows_of([slot])[0], shared)
         self.reserve(slot, positions)
         return slot

@@ -191,7 +191,7 @@ class PageTable(_RowMap):
 
     A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
     table of the same groups, and it is not the null page. Pages of several lanes, for example of a shared prefix, are
-    read only. The host promises this, and `ir_passes.host.page_owner` checks it; the proof shows that a lane reaches
+    read only. The host promises this, and `ir_passes.host.page_owner` keeps it; the proof shows that a lane reaches
     pages of its table only.
 
     Attributes:

@@ -212,13 +212,13 @@ class PageOwner:
             terms = f"{len(nulls)} + {len(free)} + {len(self._holders)} of {self.size}, pages by times found: {wrong}"
             message = f"expected null + free + held = size, each page once; got {terms}"
             faults = [SlotFault.STATES.fault("", message)] if wrong else []
-            held = np.zeros(self.size, np.int32)
-            held[list(self._holders)] = [len(tokens) for tokens in self._holders.values()]
-            if (held != self._counts).any() or self.shared != (held > 1).sum():
-                pages = np.flatnonzero(held != self._counts).tolist()
+            holders = np.zeros(self.size, np.int32)
+            holders[list(self._holders)] = [len(tokens) for tokens in self._holders.values()]
+            if (holders != self._counts).any() or self.shared != (holders > 1).sum():
+                pages = np.flatnonzero(holders != self._counts).tolist()
                 message = (
-                    f"expected the holders {held[pages].tolist()}, counted {self._counts[pages].tolist()}; "
-                    f"{(held > 1).sum()} pages have several, counted {self.shared}"
+                    f"expected the holders {holders[pages].tolist()}, counted {self._counts[pages].tolist()}; "
+                    f"{(holders > 1).sum()} pages have several, counted {self.shared}"
                 )
                 faults.append(SlotFault.STATES.fault(f"pages {pages}", message))
             if lost:

@@ -14,7 +14,9 @@ import hybridlm
 from hybridlm import CheckpointError, ConfigError
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
+from hybridlm.prefix_cache.moves import buffers_by_block
 from hybridlm.requests.results import Completion
+from models import KV_BLOCK
 
 LOADED: dict[str, Any] = {"lanes": 3, "context": 150, "dtype": "float32", "chunk": 16, "draft_tokens": 3}
 SETTINGS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
@@ -96,23 +98,30 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
 
 
 @pytest.mark.long
-def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
-    """The earlier span held that position while it waited for the next token; the later one has its final values."""
+@pytest.mark.parametrize(("first", "last"), [(7, 40), (128, 140), (127, 129), (129, 140)])
+def test_the_last_span_of_a_page_has_final_values(agreeing: hybridlm.LM, first: int, last: int) -> None:
+    """An earlier span held its last position while that waited for the next token; its page may be full."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
-    engine, prompt = lm.engine, PROMPTS[3]
-    for count in (7, 40):
-        lm.generate([prompt[:count]], **SETTINGS)
+    engine, prompt = lm.engine, PROMPTS[5][:last]
+    for count in (first, last):
+        lm.generate([prompt[:count]], max_tokens=4, ignore_eos=True)
     pool = engine.new_pool(1)
     slot = pool.acquire(len(prompt))
     assert engine.prefix_cache is not None
     with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
-        assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
-        first = snapshot.spans[0].buffer
-        first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
+        assert snapshot is not None and snapshot.label.position == last
+        final = buffers_by_block(snapshot.spans).values()
+        earlier = [span.buffer for span in snapshot.spans if span.buffer not in final]
+        assert earlier and all(buffers.page is None for buffers in earlier)
+        for buffers in earlier:
+            buffers.arrays = tuple(jnp.full_like(array, jnp.nan) for array in map(jnp.asarray, buffers.arrays))
+        assert sum(buffers.page is not None for buffers in final) == (last > KV_BLOCK)
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if layout.positions is not None:
-            assert np.isfinite(np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1][: len(prompt)]).all()
+            pages = np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1:]
+            positions = pages.reshape((-1, *pages.shape[2:]))[: len(prompt)]
+            assert np.isfinite(positions).all() and positions.any(axis=(1, 2))[:-1].all()
 
 
 @pytest.mark.long

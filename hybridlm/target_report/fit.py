@@ -22,7 +22,7 @@ class Fit:
     Attributes:
         memory: of the device.
         weights: of the parameters.
-        rows: of the pool with its KV cache, and of a scoring call's pool.
+        rows: of the pool with its KV cache.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.
@@ -91,11 +91,8 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     devices = engine.placement.data
 
     def rows(lanes: int, context: int, page_limit: int | None) -> int:
-        blocks, total = engine.row_arrays.blocks(context), 0
-        for count in (lanes, min(lanes, engine.prefill_lanes)):
-            pages = devices * pool_pages(count // devices, blocks, page_limit)
-            total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
-        return total
+        pages = devices * pool_pages(lanes // devices, engine.row_arrays.blocks(context), page_limit)
+        return bytes_on_a_device(engine.row_arrays.abstract(lanes, pages))
 
     row_bytes = rows(engine.lanes, engine.context, engine.page_limit)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)

@@ -173,8 +173,8 @@ class Reading(Generic[T]):
         counter: statistic that counts the tokens.
 
     Attributes:
-        max_states: maximum states of shared prefixes at a time; one is reserved for nested prefixes. A nested prefix
-            can always begin and no prefix waits for later texts, so there is no deadlock.
+        max_states: maximum states of shared prefixes at a time. A nested prefix can always begin and no prefix waits
+            for later texts, so there is no deadlock.
         states: states of shared prefixes that are read or wait for texts.
     """
 
@@ -193,8 +193,14 @@ class Reading(Generic[T]):
         one_by_one = probing is not None and probing.one_by_one
         self.widths = (1,) if one_by_one else engines[0].widths if widths is None else widths
         self._probing, self._counter = probing, counter
-        self.max_states = 0 if probing is not None else min(max_states(engine, lanes) for engine in engines)
+        self.max_states = 0 if probing is not None else max_states(lanes)
         self.states = 0
+
+    def has_lane(self, text: T, joined: Sequence[QueuedText]) -> bool:
+        """Whether a text may begin beside the texts with a row, of any reading."""
+        room = self.max_states - (text.parent is None)  # one state is reserved for nested prefixes
+        free = sum(other.reading is self for other in joined) < self.lanes
+        return free and (text.index is not None or self.states < room)
 
     def devices(self, text: T, joined: Sequence[QueuedText]) -> list[int]:
         """Return the devices with a row, pages and a lane for a text in each model, most free rows first.
@@ -316,10 +322,9 @@ class Reading(Generic[T]):
         return finished
 
 
-def max_states(engine: Engine, lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes.
+def max_states(lanes: int) -> int:
+    """Return the maximum number of states of shared prefixes: one for each lane and one for a nested prefix.
 
-    One for each lane and one for a nested prefix, at least two, and at most the rows of a device. Free memory does not
-    count, so that the steps of a text depend on texts and settings alone.
+    Free memory does not count, so that the steps of a text depend on texts and settings alone.
     """
-    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
+    return lanes + 1

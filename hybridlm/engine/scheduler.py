@@ -48,8 +48,6 @@ IDLE_TURNS = 8
 _ARRIVALS, _TURNS = itertools.count(), itertools.count(1)
 
 Queued = ActiveSequence | QueuedText
-Heap = list[tuple[tuple[int, ...], Any]]
-"""Waiting sequences or texts with their places (`order`), the least first."""
 
 
 class Scheduler:
@@ -64,8 +62,7 @@ class Scheduler:
         probing: reads and changes inside the model; None without any.
 
     Attributes:
-        waiting: sequences without a row.
-        texts: shared prefixes without a row, and texts; those of an unread prefix wait in its `children`.
+        waiting: heap of (order, sequence or text without a row); texts of an unread prefix wait in its `children`.
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
         turn: number of the last call of `next`, among all schedulers.
@@ -81,8 +78,7 @@ class Scheduler:
         self._engine, self._processor, self._probing = engine, processor, probing
         self._decoding = Decoding(engine, processor, speculation, probing)
         self._admission = Admission(engine, speculation)
-        self.waiting: Heap = []
-        self.texts: tuple[Heap, Heap] = [], []
+        self.waiting: list[tuple[tuple[int, ...], Queued]] = []
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
         self.reading: list[QueuedText] = []
@@ -106,7 +102,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Number of sequences and texts, with a row and without; texts of an unread prefix count as one."""
-        return len(self.waiting) + sum(map(len, self.texts)) + len(self.joined)
+        return len(self.waiting) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
         """Give a sequence its place in the order of arrival."""
@@ -145,16 +141,12 @@ class Scheduler:
 
     def _wait(self, sequence: Queued) -> None:
         """Put a sequence or text into its place of the queue."""
-        heap = self.waiting
-        if isinstance(sequence, QueuedText):
-            heap = self.texts[sequence.index is not None]
-        heapq.heappush(heap, (sequence.order, sequence))
+        heapq.heappush(self.waiting, (sequence.order, sequence))
 
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text that ends; a step in flight may still write its row."""
-        for heap in (self.waiting, *self.texts):
-            heap[:] = [entry for entry in heap if entry[1] is not sequence]
-            heapq.heapify(heap)
+        self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
+        heapq.heapify(self.waiting)
         if isinstance(sequence, QueuedText):
             parent = sequence.parent
             sequence.reading.detach(sequence)
@@ -176,17 +168,16 @@ class Scheduler:
             self._grow()
         if self._prefills_next:
             self._prefill_run += 1
-            texts = min((text.order for text in self.reading), default=None)
-            prompts = min((sequence.order for sequence in self.prefilling), default=None)
-            return self._prefill() if texts is None or (prompts is not None and prompts < texts) else self._read_texts()
+            first = min([*self.prefilling, *self.reading], key=lambda sequence: sequence.order)
+            return self._read_texts() if isinstance(first, QueuedText) else self._prefill()
         self._prefill_run = 0
         return self._decode_step() if self.decoding else None
 
     @property
     def _prefills_next(self) -> bool:
         """Whether the next step prefills prompts or texts."""
-        prefills = bool(self.prefilling or self.reading)
-        return prefills and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
+        prefills = self.prefilling or self.reading
+        return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     @property
     def needs_tokens(self) -> bool:
@@ -195,8 +186,7 @@ class Scheduler:
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the number of accepted tokens per lane of a step that verified."""
-        assert self._pool is not None
-        self._decoding.settle(self._pool, dispatched, accepted)
+        self._decoding.settle(self._engine.pool, dispatched, accepted)
         self._release_finished(dispatched)
 
     def invalidate(self, sequence: ActiveSequence) -> None:
@@ -212,8 +202,7 @@ class Scheduler:
 
     def close(self) -> None:
         """End every sequence and text."""
-        for heap in (self.waiting, *self.texts):
-            heap.clear()
+        self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)
         self._pool = None
@@ -239,8 +228,7 @@ class Scheduler:
             if len(pool.owner.held) != count:
                 message = f"{len(pool.owner.held)} of {pool.size} rows are held by {count} sequences"
                 faults.append(SlotFault.STATES.fault("", message))
-        waiting = [sequence for heap in (self.waiting, *self.texts) for _, sequence in heap]
-        if len(set(map(id, joined))) != len(joined) or any(sequence.slot is not None for sequence in waiting):
+        if len(set(map(id, joined))) != len(joined) or any(entry[1].slot is not None for entry in self.waiting):
             faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
         if len(joined) > self._engine.lanes:
             message = f"{len(joined)} sequences have joined, expected at most {self._engine.lanes}"
@@ -260,14 +248,16 @@ class Scheduler:
         prompts = engine.prefill_lanes - len(self.prefilling)
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
-        while pool is not None and len(self.joined) < engine.lanes:
-            heap = self._first_in_line(prompts > 0, narrow)
-            if heap is None:
+        while pool is not None and self.waiting and len(self.joined) < engine.lanes:
+            _, sequence = self.waiting[0]
+            if isinstance(sequence, QueuedText):
+                reading = sequence.reading
+                may_join = reading not in narrow and reading.has_lane(sequence, self.reading)
+            else:
+                may_join = prompts > 0 and sequence.all_read
+            if not may_join or (device := self._device_for(sequence, pool)) is None:
                 break
-            sequence = heap[0][1]
-            if not sequence.all_read or (device := self._device_for(sequence, pool)) is None:
-                break
-            heapq.heappop(heap)
+            heapq.heappop(self.waiting)
             if isinstance(sequence, QueuedText):
                 self.reading.append(sequence)
                 sequence.reading.begin(sequence, device)
@@ -277,24 +267,6 @@ class Scheduler:
                 delayed.append(sequence)
         for sequence in delayed:
             self._wait(sequence)
-
-    def _first_in_line(self, prompts: bool, narrow: set[Reading[Any]]) -> Heap | None:
-        """Return the heap with the next sequence or text to join, or None.
-
-        Args:
-            prompts: there is room for a prompt in a prefill step.
-            narrow: readings with texts at narrow steps.
-        """
-
-        def may_begin(text: QueuedText) -> bool:
-            reading = text.reading
-            if text.index is None and reading.states >= reading.max_states - (text.parent is None):
-                return False
-            return reading not in narrow and sum(other.reading is reading for other in self.reading) < reading.lanes
-
-        heaps = [heap for heap in self.texts if heap and may_begin(heap[0][1])]
-        heaps += [self.waiting] if prompts and self.waiting else []
-        return min(heaps, key=lambda heap: heap[0][0], default=None)
 
     def _device_for(self, sequence: Queued, pool: RowPool) -> int | None:
         """Return a device with a row and pages for a waiting sequence or text; None if there is none.
@@ -405,7 +377,7 @@ class Scheduler:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
         shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
         if not self._decode_lanes:
-            waiting = [sequence for _, sequence in self.waiting]
+            waiting = [sequence for _, sequence in self.waiting if isinstance(sequence, ActiveSequence)]
             self._decoding.prepare([*self.prefilling, *self.decoding, *waiting], shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
@@ -464,9 +436,7 @@ class Scheduler:
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
-        expected = self._engine.bucket(
-            len(self.prefilling) + len(self.decoding) + len(self.waiting), self._engine.lanes
-        )
+        expected = self._engine.bucket(self.unfinished, self._engine.lanes)
         self._decode_lanes = max(self._decode_lanes, expected)
         self.prefilling.remove(sequence)
         self.decoding.append(sequence)

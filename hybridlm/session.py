@@ -30,7 +30,7 @@ from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.scoring.prompt_logprobs import prompt_logprobs
+from hybridlm.scoring.prompt_logprobs import PromptText, add_prompts, prompt_logprobs
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
@@ -68,7 +68,7 @@ class Session:
                     ...
 
     Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    previous one. Each session has separate pools; sessions do not see each other.
+    previous one. Sessions share the pool of rows and pages, and do not see each other.
 
     Args:
         engine: runs the steps.
@@ -101,6 +101,7 @@ class Session:
         self._budgets: dict[int, ThinkingBudget] = {}
         self._events: list[Event] = []
         self._unscored: dict[int, Request] = {}
+        self._prompts: dict[int, PromptText] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
@@ -200,14 +201,22 @@ class Session:
                     skip_special_tokens=params.skip_special_tokens,
                     keep_tool_markers=params.keep_tool_markers,
                 )
-            if params.prompt_logprobs is not None:
-                self._unscored[request.index] = request
-            if len(request.prompt) < self._engine.context:
-                self._scheduler.add(sequence)
+            if params.prompt_logprobs is None:
+                self._start(sequence)
+            elif len(request.prompt) == 1:
+                self._start(sequence, [None])
             else:
-                if self._unscored:
-                    self._score_prompts()
-                self._end(sequence, "length", None)
+                self._scheduler.arrive(sequence)
+                self._unscored[request.index] = request
+
+    def _start(self, sequence: ActiveSequence, logprobs: PromptLogprobs | None = None) -> None:
+        """Queue a request, with the log-probabilities of its prompt; end it if its prompt fills the context."""
+        if logprobs is not None:
+            self._prompt_logprobs[sequence.request.index] = logprobs
+        if len(sequence.request.prompt) < self._engine.context:
+            self._scheduler.add(sequence)
+        else:
+            self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion as "cancelled".
@@ -239,10 +248,9 @@ class Session:
                 self._read()
             try:
                 if self._unscored:
-                    self._score_prompts()
+                    requests, self._unscored = list(self._unscored.values()), {}
+                    self._prompts |= add_prompts(self._engine, self._scheduler, requests)
                 dispatched = self._scheduler.next()
-            except NumericalError:
-                raise
             except BaseException:
                 self.close()
                 raise
@@ -254,24 +262,6 @@ class Session:
                 self._scheduler.check_integrity()
             events, self._events = self._events, []
             return events
-
-    def _score_prompts(self) -> None:
-        """Compute the log-probabilities of new requests' prompts, together.
-
-        Raises:
-            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
-        """
-        requests, self._unscored = list(self._unscored.values()), {}
-        wrong: NumericalError | None = None
-        for index, logprobs in prompt_logprobs(self._engine, requests).items():
-            if isinstance(logprobs, list):
-                self._prompt_logprobs[index] = logprobs
-                continue
-            error = self.errors[index] = NumericalError(f"request {index}", logprobs)
-            wrong = wrong or error
-            self._forget(self._alive[index], "cancelled")
-        if wrong is not None:
-            raise wrong
 
     def check_integrity(self) -> None:
         """Check that every row of the pools is free or held by one active request.
@@ -308,19 +298,41 @@ class Session:
             timing.keep(self._engine.decisions.decide(lambda: timing.seconds))
         self._done = time.perf_counter()
         self._in_flight.popleft()
-        self._take(dispatched, sampled, accepted)
+        if dispatched.parts:
+            self._take_prompts(dispatched, sampled)
+        else:
+            self._take(dispatched, sampled, accepted)
 
     def _read_outputs(self, dispatched: DispatchedStep) -> tuple[np.ndarray | None, SampledTokens]:
         """Wait for the outputs of a step.
 
-        If the device has failed, the session is closed without its rows.
+        If the device has failed, the session is closed.
         """
         try:
-            return self._engine.runner.read((dispatched.accepted, dispatched.sampled))
+            return self._engine.read((dispatched.accepted, dispatched.sampled))
         except jax.errors.JaxRuntimeError:
-            self._scheduler.lose_rows()
             self.close()
             raise
+
+    def _take_prompts(self, dispatched: DispatchedStep, scored: Any) -> None:
+        """Start the requests whose prompts are scored by a step.
+
+        Raises:
+            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
+        """
+        wrong: NumericalError | None = None
+        for text in dispatched.parts[0].text.reading.take(scored, dispatched.parts):
+            logprobs = prompt_logprobs(text)
+            for index in text.requests:
+                del self._prompts[index]
+                if isinstance(logprobs, list):
+                    self._start(self._alive[index], logprobs)
+                    continue
+                error = self.errors[index] = NumericalError(f"request {index}", logprobs)
+                wrong = wrong or error
+                self._forget(self._alive[index], "cancelled")
+        if wrong is not None:
+            raise wrong
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the tokens that may follow the output of a sequence; None for all."""
@@ -489,3 +501,8 @@ class Session:
         self._budgets.pop(sequence.request.index, None)
         self._unscored.pop(sequence.request.index, None)
         self._prompt_logprobs.pop(sequence.request.index, None)
+        prompt = self._prompts.pop(sequence.request.index, None)
+        if prompt is not None:
+            prompt.requests.remove(sequence.request.index)
+            if not prompt.requests:
+                self._scheduler.leave(prompt)

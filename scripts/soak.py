@@ -126,7 +126,7 @@ class Soak:
         return float(best[-1] - best[-2])
 
     def _look_for_nan(self, lm: hybridlm.LM) -> None:
-        pool = lm.engine._idle_pool
+        pool = lm.engine._pool
         if pool is not None:
             for leaf in jax.tree.leaves(pool.look()):
                 if not np.isfinite(np.asarray(leaf)).all():

@@ -94,7 +94,7 @@ class EngineSide:
     @property
     def scoring(self) -> CompiledStep:
         """The compiled scoring step of a chunk, for its cost and its profile."""
-        return self._engine.program(self._engine.scoring(self.lanes, self._engine.chunk))
+        return self._engine.program(self._engine.shape("score", self.lanes, self._engine.chunk, self.lanes, top=0))
 
     def score(self, tokens: int) -> float:
         """Return the seconds to score new texts of `tokens` tokens."""

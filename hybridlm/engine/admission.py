@@ -11,8 +11,10 @@ submission. So one sequence can always go on.
 
 import warnings
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.reading import QueuedText
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -22,6 +24,9 @@ from models import KV_BLOCK
 
 ROOM = KV_BLOCK
 """Reserved positions behind the prompt of a sequence that joins; fewer if it samples fewer tokens."""
+
+
+Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
 
 class Admission:
@@ -46,7 +51,7 @@ class Admission:
             SlotsExhausted: no row or pages, and not `may_wait`.
         """
         positions = min(len(sequence.prompt) + ROOM, self._limit(sequence, pool))
-        if not self._engine.make_room(pool, positions, shared) and may_wait:
+        if not self._engine.make_room(positions, shared) and may_wait:
             return None
         return pool.acquire(positions, shared=shared)
 
@@ -67,8 +72,8 @@ class Admission:
         pool.reserve(sequence.slot, positions)
         return True
 
-    def last(self, sequence: ActiveSequence, joined: Sequence[ActiveSequence], pool: RowPool) -> ActiveSequence:
-        """Return the sequence to preempt for another one: the last of its device.
+    def last(self, sequence: ActiveSequence, joined: Sequence[Q], pool: RowPool) -> Q:
+        """Return the sequence or text to preempt for a sequence: the last of its device.
 
         Raises:
             SlotsExhausted: no other sequence is on this device; its request should have been refused.
@@ -80,13 +85,13 @@ class Admission:
             pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
         return max(neighbours, key=lambda other: other.order)
 
-    def count(self, sequence: ActiveSequence) -> None:
+    def count(self, sequence: ActiveSequence | QueuedText) -> None:
         """Count a preemption, and warn of the first one of the run."""
         self._engine.stats["preemptions"] += 1
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"request {sequence.request.index} was preempted after {len(sequence.generated)} tokens, because all "
+                f"{sequence.subject} was preempted after {sequence.consumed} tokens, because all "
                 f"{self._engine.cache_positions:,} positions of the KV cache are in use: it waits, and its tokens are "
                 "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
                 stacklevel=2,

@@ -4,9 +4,9 @@ Steps that sample one token are dispatched before the previous step's tokens hav
 last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing, StepReads
+from hybridlm.engine.reading import TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.logit_changes import expected_changes, logit_changes
@@ -35,13 +36,15 @@ class DispatchedStep(NamedTuple):
         accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
         timing: measures it; None if it is not measured.
         reads: lane -> values that it reads inside the model.
+        parts: of texts, for a step that reads texts.
     """
 
-    sampled: SampledTokens
+    sampled: Any
     sequences: list[tuple[ActiveSequence, int]]
     accepted: jax.Array | None = None
     timing: StepTiming | None = None
     reads: Mapping[int, StepReads] = MappingProxyType({})
+    parts: Sequence[TextPart[Any]] = ()
 
 
 class Decoding:
@@ -133,9 +136,10 @@ class Decoding:
         engine, speculation = self._engine, self._speculation
         assert speculation is not None
         for sequence, lane in dispatched.sequences:
-            if sequence.slot is None:
-                continue  # it left while the step was in flight
             count, drafted = int(accepted[lane]), self._drafted[lane]
+            if sequence.slot is None:  # it left or was preempted while the step was in flight
+                sequence.consumed += count
+                continue
             if not 1 <= count <= drafted + 1:
                 message = f"expected 1 to {drafted + 1} accepted tokens of {drafted} drafts, got {count}"
                 raise SlotError(SlotFault.ACCEPTED.fault(f"lane {lane}, {sequence.slot!r}", message))

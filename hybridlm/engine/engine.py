@@ -1,11 +1,11 @@
-"""The engine: parameters, compiled programs, and the pool of rows for a run.
+"""The engine: parameters, compiled programs, and the pool of rows.
 
 More than 300 lines: one class with parts that share its parameters and its pool.
 """
 
 import math
 import weakref
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
@@ -48,6 +48,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
@@ -60,17 +61,16 @@ StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner in the step of each row) -> rows; for tests that inject faults."""
 
 
-class RequestQueue(Protocol):
-    """The requests of a session, with a row and without."""
+class RowQueue(Protocol):
+    """The requests of a session, or the texts of a call."""
 
     @property
-    def waiting(self) -> Sized:
-        """Requests without a row."""
+    def unfinished(self) -> int:
+        """Number of requests and texts, with a row and without."""
         ...
 
-    @property
-    def joined(self) -> Sized:
-        """Requests with a row."""
+    def lose_rows(self) -> None:
+        """Let all with a row wait for another one: the pool's arrays are lost."""
         ...
 
 
@@ -97,7 +97,7 @@ class Engine:
         placement: the devices of the parameters and of the programs.
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
-        rows: rows of the pool of a run: one for each lane.
+        rows: rows of the pool: one for each lane.
         blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
         page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
         prefill_lanes: maximum lanes of a prefill or scoring step.
@@ -106,7 +106,7 @@ class Engine:
         runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
-        queues: queues of the open sessions.
+        queues: queues of open sessions and calls, which share the pool.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners in the step.
@@ -157,8 +157,8 @@ class Engine:
         self.blocks = self.row_arrays.blocks(self.context)
         page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
         self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
-        self._idle_pool: RowPool | None = None
-        self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
+        self._pool: RowPool | None = None
+        self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
@@ -185,7 +185,7 @@ class Engine:
         Raises:
             RuntimeError: requests are waiting or running.
         """
-        count = sum(len(queue.waiting) + len(queue.joined) for queue in self.queues)
+        count = sum(queue.unfinished for queue in self.queues)
         if count:
             raise RuntimeError(
                 f"{count} requests of open sessions are not finished, expected none while weights are replaced; finish "
@@ -316,7 +316,7 @@ class Engine:
         )
 
     def shape(self, step: StepName, lanes: int, tokens: int, rows: int | None = None, **fields: Any) -> Shape:
-        """Return the shape of a step; `rows` of the pool, by default of a run; `fields` as in `Shape`."""
+        """Return the shape of a step; `rows` of another pool than the engine's; `fields` as in `Shape`."""
         return self.paged(Shape(step, lanes, tokens, self.rows if rows is None else rows, **fields))
 
     def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
@@ -324,44 +324,51 @@ class Engine:
         return self.shape("generate", lanes, tokens, **fields)
 
     def scoring(self, lanes: int, tokens: int) -> Shape:
-        """Return the shape of a scoring step, with a row for each lane."""
-        return self.shape("score", lanes, tokens, lanes, top=0)
+        """Return the shape of a scoring step."""
+        return self.shape("score", lanes, tokens, top=0)
 
-    def borrow(self, size: int, cached: bool = False) -> RowPool:
-        """Return a pool of `size` free rows, idle since an earlier run or new.
+    @property
+    def pool(self) -> RowPool:
+        """The pool of all sequences and texts; allocated at first use, and again if its arrays are lost.
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
-
-        Args:
-            size: rows.
-            cached: pages of the pool may have cached states; `make_room` evicts them.
         """
         self.require_parameters()
-        pool = self._idle_pool
-        in_use = pool is not None and self.prefix_cache is not None and self.prefix_cache.in_pool(pool)
-        if pool is not None and pool.size == size and pool.whole and (cached or not in_use):
-            self._idle_pool = None
-            pool.vacate()
-            return pool
-        if not in_use:  # otherwise both pools fit, as `Demand` counts them
-            del pool  # frees its memory before the new pool is allocated
-            self._idle_pool = None
-        return self.new_pool(size)
+        if self._pool is None or not self._pool.whole:
+            for queue in self.queues:
+                queue.lose_rows()
+            if self._pool is not None and self.prefix_cache is not None:
+                self.prefix_cache.lose_pages(self._pool)
+            self._pool = None  # frees its memory before the new pool is allocated
+            self._pool = self.new_pool(self.rows)
+        return self._pool
 
-    def make_room(self, pool: RowPool, positions: int, shared: Sequence[Page] = ()) -> bool:
+    def make_room(self, positions: int, shared: Sequence[Page] = ()) -> bool:
         """Evict cached states until `RowPool.acquire` with these arguments finds pages; return whether it does."""
-        cache = self.prefix_cache
+        pool, cache = self.pool, self.prefix_cache
         if pool.devices_for(positions, shared) or cache is None:
             return bool(pool.devices_for(positions, shared))
         devices = filter(pool.owner.free_in, range(pool.devices))
         return any(cache.make_room(pool, device, pool.needed(positions, device, shared)) for device in devices)
 
-    def give_back(self, pool: RowPool) -> None:
-        """Keep a pool for the next run, unless there is one, or an interrupted step has its rows."""
-        if pool.whole and self._idle_pool is None:
-            self._idle_pool = pool
-        elif self.prefix_cache is not None:
-            self.prefix_cache.leave(pool)
+    def release(self, slot: Slot) -> None:
+        """Give a row of the pool back; a pool without arrays is given up with all its rows.
+
+        In an empty pool rows are handed out in the order of a new one, so that no run depends on an earlier one.
+        """
+        if self._pool is not None and self._pool.whole:
+            self._pool.release(slot)
+            if not self._pool.owner.held:
+                self._pool.vacate()
+
+    def read(self, outputs: Any) -> Any:
+        """Wait for outputs of steps and return them on the host; a device that fails loses the pool."""
+        try:
+            return self.runner.read(outputs)
+        except jax.errors.JaxRuntimeError:
+            if self._pool is not None and self._pool.whole:
+                self._pool.take()
+            raise
 
     def run(
         self,

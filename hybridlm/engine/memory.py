@@ -21,6 +21,7 @@ from hybridlm.engine.arguments import dtype_of_caches
 from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
+from hybridlm.engine.reading import max_states
 from models import KV_BLOCK, Decoder, Weight
 from models.state.pages import context_pages
 
@@ -37,8 +38,8 @@ class Demand:
         weights: bytes of the parameters.
         row: bytes of a row: of the arrays of fixed size of one sequence.
         page: bytes of a page of the KV cache; 0 without one.
-        lanes: rows of the engine's pool on each device, one for each lane.
-        scoring: rows of the pool of a call that scores, on each device.
+        lanes: rows of the pool on each device, one for each lane.
+        states: most states of common beginnings while texts are scored, which have arrays besides the pool.
         context: maximum length of a sequence.
         page_limit: most pages of a pool by `load(cache=)`; None for those of all rows.
         scratch: scratch of the largest compiled step; 0 while none has been compiled.
@@ -50,7 +51,7 @@ class Demand:
     row: int
     page: int
     lanes: int
-    scoring: int
+    states: int
     context: int
     page_limit: int | None = None
     scratch: int = 0
@@ -59,18 +60,16 @@ class Demand:
 
     @property
     def rows(self) -> int:
-        """Bytes of the engine's pool, and of a pool while a call scores."""
-        return self._pools(self.lanes, self.context, self.page_limit)
+        """Bytes of the pool and of states."""
+        return self._rows(self.lanes, self.context, self.page_limit)
 
-    def _pools(self, lanes: int, context: int, page_limit: int | None) -> int:
-        """Return the bytes of both pools."""
-        rows, pages = self._sizes(lanes, context, page_limit)
-        return rows * self.row + pages * self.page
+    def _rows(self, lanes: int, context: int, page_limit: int | None) -> int:
+        """Return the bytes of a pool and of states."""
+        return (lanes + self.states) * self.row + self._pages(lanes, context, page_limit) * self.page
 
-    def _sizes(self, lanes: int, context: int, page_limit: int | None) -> tuple[int, int]:
-        """Return the rows and the pages of both pools together."""
-        sizes = (lanes, min(lanes, self.scoring))
-        return sum(sizes), sum(pool_pages(rows, self._blocks(context), page_limit) for rows in sizes)
+    def _pages(self, lanes: int, context: int, page_limit: int | None) -> int:
+        """Return the pages of a pool and of states."""
+        return sum(pool_pages(rows, self._blocks(context), page_limit) for rows in (lanes, self.states))
 
     def _blocks(self, context: int) -> int:
         """Return the pages of a sequence; 0 without a KV cache."""
@@ -92,29 +91,28 @@ class Demand:
         scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
         cached = f" + prefix_cache {format_bytes(self.prefix_cache)}" if self.prefix_cache else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
-        _, pages = self._sizes(self.lanes, self.context, self.page_limit)
+        pages = self._pages(self.lanes, self.context, self.page_limit)
         limit = "" if self.page_limit is None else ", limited by cache"
         cache = f" + KV cache of {pages} pages x {format_bytes(self.page)} at a context of {self.context}{limit}"
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} lanes and "
-            f"{self.scoring} more while scoring x {format_bytes(self.row)}{cache if self.page else ''}"
-            f"{scratch}{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
-            f"{self._would_fit(available)}"
+            f"{self.states} states while scoring x {format_bytes(self.row)}{cache if self.page else ''}{scratch}"
+            f"{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; {self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:
         remaining = available - self.weights - self.scratch - self.prefix_cache
 
-        def most(numbers: Sequence[int], pools: Callable[[int], int]) -> int:
-            """Return the largest number with pools that fit, or 0; they grow with it."""
-            count = bisect_left(numbers, True, key=lambda number: pools(number) > remaining)
+        def most(numbers: Sequence[int], pool: Callable[[int], int]) -> int:
+            """Return the largest number with a pool that fits, or 0; it grows with it."""
+            count = bisect_left(numbers, True, key=lambda number: pool(number) > remaining)
             return numbers[count - 1] if count else 0
 
-        lanes = most(range(1, self.lanes), lambda n: self._pools(n, self.context, self.page_limit))
+        lanes = most(range(1, self.lanes), lambda n: self._rows(n, self.context, self.page_limit))
         contexts = range(KV_BLOCK, self.context, KV_BLOCK) if self.page else ()
-        context = most(contexts, lambda context: self._pools(self.lanes, context, self.page_limit))
+        context = most(contexts, lambda context: self._rows(self.lanes, context, self.page_limit))
         pages = pool_pages(self.lanes, self._blocks(self.context), self.page_limit)
-        cache = most(range(1, pages - 1), lambda limit: self._pools(self.lanes, self.context, limit))
+        cache = most(range(1, pages - 1), lambda limit: self._rows(self.lanes, self.context, limit))
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += [f"cache={cache * KV_BLOCK * self.devices}"] if cache else []
@@ -200,11 +198,11 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
     # On a CPU the host's share of the prefix cache is in the same memory.
     budget, lanes, context = settings.prefix_cache, settings.lanes, settings.context
     cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
-    devices, scoring = placement.data, placement.prefill_lanes(lanes, MAX_PREFILL_LANES)
+    devices = placement.data
     size = model.state_size(dtype_of_caches(settings.dtype, placement.platform))
     row, page = size.fixed, size.token * KV_BLOCK
     demand = Demand(
-        weights, row, page, lanes // devices, scoring // devices, context,
+        weights, row, page, lanes // devices, max_states(placement.prefill_lanes(lanes, MAX_PREFILL_LANES)), context,
         page_limit(settings.cache, page, devices), prefix_cache=cached, devices=devices,
     )  # fmt: skip
     demand.require(available_memory(placement))

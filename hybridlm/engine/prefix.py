@@ -1,21 +1,22 @@
 """Prefixes: a common beginning that is prefilled once and continued many times."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.reading import QueuedText, Reading
+from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.snapshot_file import save_snapshot
 from hybridlm.errors import NumericalError
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot, nothing_consumed
-from hybridlm.steps.operands import Batch, Feed
-from ir_passes.host.slot_owner import Slot
+from hybridlm.steps.generate import SampledTokens
+from hybridlm.steps.operands import Batch, StepInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,49 +56,49 @@ class Prefix:
         return self.snapshot.nbytes
 
 
+@dataclass(eq=False)
+class PrefixText(QueuedText):
+    """A prefix that is prefilled.
+
+    Attributes:
+        outside: the sampler's token for logits that are not numbers.
+    """
+
+    outside: int = field(kw_only=True)
+
+    def take(self, outputs: SampledTokens, lane: int, first: int, count: int) -> None:
+        """Record a last token without finite logits."""
+        if first + count == len(self.tokens) and np.asarray(outputs.token)[lane] >= self.outside:
+            self.mark_wrong(first + count - 1)
+
+
 def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
-    """Prefill all tokens except the last in a separate row, a chunk per step.
+    """Prefill all tokens except the last, a chunk per step.
 
     Raises:
         NumericalError: the logits after them are not numbers.
         IsolationError, AuditError, HloError: the step is refused.
     """
     with engine.decisions.command("prefix", tokens=tokens):
-        snapshot = _compute(engine, tokens[:-1])
+        snapshot = _compute(engine, tokens) if len(tokens) > 1 else nothing_consumed(engine.kind)
         engine.decisions.share(snapshot)
     return Prefix(tokens, snapshot)
 
 
-def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
-    if not consumed:
-        return nothing_consumed(engine.kind)
-    pool = engine.borrow(engine.rows, cached=True)
+def _compute(engine: Engine, tokens: tuple[int, ...]) -> Snapshot:
+    def inputs(batch: Batch, lanes: Sequence[Any], feeds: Sequence[Any]) -> StepInputs:
+        return sampling_inputs(batch, [None] * len(lanes), engine.vocab_size)
+
+    reading: Reading[PrefixText] = Reading(
+        [engine], engine.bucket(1, engine.lanes), inputs, widths=(engine.chunk,), counter="prompt_tokens"
+    )
+    text, queue = PrefixText(0, tokens, keeps_state=True, outside=engine.vocab_size), Scheduler(engine)
+    queue.add_texts(reading, [text])
     try:
-        engine.make_room(pool, len(consumed))
-        slot = pool.acquire(len(consumed))
-        token, lane, snapshot = _prefill(engine, pool, slot, consumed)
-        pool.release(slot)
+        list(queue.run())
     finally:
-        engine.give_back(pool)
-    if engine.runner.read(token)[lane] >= engine.vocab_size:
-        raise NumericalError("prefix", len(consumed))
-    return snapshot
-
-
-def _prefill(engine: Engine, pool: RowPool, slot: Slot, consumed: tuple[int, ...]) -> tuple[Any, int, Snapshot]:
-    """Return the tokens sampled by the last step, the lane of the prefix, and its state."""
-    (lane,), lane_map = pool.arrange([slot], engine.bucket(1, engine.lanes))
-    owners = [slot if other == lane else None for other in range(len(lane_map.rows))]
-    token: Any = np.zeros(0)
-    for start in range(0, len(consumed), engine.chunk):
-        engine.decisions.checkpoint()
-        part = Feed(consumed[start : start + engine.chunk], start)
-        feeds = [None if owner is None else part for owner in owners]
-        batch = Batch.of(feeds, engine.chunk, lane_map.slots, lane_map.pages)
-        inputs, counts = sampling_inputs(batch, [None] * len(owners), engine.vocab_size), np.asarray(batch.lengths)
-        shape = Shape.of(inputs, pool.size, pool.pages)
-        token = engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts).token
-        engine.stats["prompt_tokens"] += len(part.tokens)
-    snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
-    engine.runner.forget(slot)
-    return token, lane, snapshot
+        queue.close()
+    if text.first_wrong is not None:
+        raise NumericalError("prefix", text.first_wrong)
+    assert text.snapshot is not None
+    return text.snapshot

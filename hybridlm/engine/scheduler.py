@@ -1,7 +1,8 @@
 """The scheduler: continuous batching. Sequences join, prefill, decode and leave at any step.
 
 A sequence waits for admission, then has one row of the pool until it ends: its prompt is prefilled in it chunk by chunk
-(chunked prefill), then it decodes. A step has lanes for its own sequences alone. A prefill step has priority over a
+(chunked prefill), then it decodes. A text, which is scored or read, has a row while it is prefilled. All sessions and
+calls share one pool. A step has lanes for its own sequences alone. A prefill step has priority over a
 decode step, because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding
 sequences get one step, so that a long prompt does not stall them. `Admission` decides by the pages of the KV cache who
 joins and who is preempted. Steps are dispatched before the previous step's tokens have been read: the token a lane
@@ -11,8 +12,12 @@ More than 300 lines: one class moves each sequence from waiting over prefilling 
 """
 
 import heapq
-from collections.abc import Sequence
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +25,10 @@ from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing
+from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
+from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
@@ -37,10 +44,18 @@ MAX_PREFILL_RUN = 8
 SHRINK_PLACES = 256
 """A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
 compiling the smaller step costs more time."""
+IDLE_TURNS = 8
+"""A session is idle for another one, or a call, that has had so many turns since its last turn."""
+
+_ARRIVALS, _TURNS = itertools.count(), itertools.count(1)
+
+Queued = ActiveSequence | QueuedText
 
 
 class Scheduler:
-    """The sequences of one run and the pool with their rows.
+    """The sequences of one session, or the texts of one call, in the pool of the engine.
+
+    For a row or pages, sequences of sessions are preempted that are idle (`IDLE_TURNS`).
 
     Args:
         engine: runs the steps.
@@ -49,8 +64,10 @@ class Scheduler:
         probing: reads and changes inside the model; None without any.
 
     Attributes:
-        waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
+        waiting: heap of (order, sequence or text without a row); texts of an unread prefix wait in its `children`.
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
+        reading: texts with a row; those of the last step are last.
+        turn: number of the last call of `next`, among all schedulers.
     """
 
     def __init__(
@@ -63,13 +80,16 @@ class Scheduler:
         self._engine, self._processor, self._probing = engine, processor, probing
         self._decoding = Decoding(engine, processor, speculation, probing)
         self._admission = Admission(engine, speculation)
-        self.waiting: list[tuple[int, int, ActiveSequence]] = []
+        self.waiting: list[tuple[tuple[int, ...], Queued]] = []
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
-        self._arrived, self._probed_turn, self._prefill_run = 0, False, 0
+        self.reading: list[QueuedText] = []
+        self.turn, self._turns = 0, deque([0] * IDLE_TURNS, IDLE_TURNS)
+        self._probed_turn, self._prefill_run = False, 0
         self._pool: RowPool | None = None
         self._decode_lanes = 0
         engine.queues.add(self)
+        weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading)).atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
         """Enable reads and changes inside the model; raise ValueError if the session drafts."""
@@ -77,45 +97,89 @@ class Scheduler:
         self._probing = probing
 
     @property
-    def joined(self) -> list[ActiveSequence]:
-        """Sequences with a row."""
-        return self.prefilling + self.decoding
+    def joined(self) -> list[Queued]:
+        """Sequences and texts with a row."""
+        return [*self.prefilling, *self.decoding, *self.reading]
+
+    @property
+    def unfinished(self) -> int:
+        """Number of sequences and texts, with a row and without; texts of an unread prefix count as one."""
+        return len(self.waiting) + len(self.joined)
+
+    def arrive(self, sequence: ActiveSequence) -> None:
+        """Give a sequence its place in the order of arrival."""
+        sequence.arrival = next(_ARRIVALS)
 
     def add(self, sequence: ActiveSequence) -> None:
-        """Add a sequence to the queue."""
+        """Add a sequence to the queue; one without a place arrives now."""
         self._decoding.begin(sequence)
-        sequence.arrival = self._arrived
-        self._arrived += 1
+        if sequence.arrival < 0:
+            self.arrive(sequence)
         self._wait(sequence)
 
-    def _wait(self, sequence: ActiveSequence) -> None:
-        """Put a sequence into its place of the queue."""
-        heapq.heappush(self.waiting, (*sequence.order, sequence))
+    def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
+        """Add the texts of a reading to the queue, each behind its shared prefix."""
+        arrival = next(_ARRIVALS)
+        for i, text in enumerate(texts):
+            text.reading = reading
+            if text.parent is None:
+                text.order = (-priority, arrival, i)
+                self._wait(text)
+            else:
+                text.order = (*text.parent.order, i)
+                text.parent.children.append(text)
 
-    def leave(self, sequence: ActiveSequence) -> None:
-        """Remove a sequence that ends; a step in flight may still write its row."""
-        self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
+    def run(self) -> Iterator[Any]:
+        """Read all texts; yield each after its last step has been read."""
+        in_flight: deque[DispatchedStep] = deque()
+        while in_flight or self.unfinished:
+            self._engine.decisions.checkpoint()
+            dispatched = self.next()
+            if dispatched is not None:
+                in_flight.append(dispatched)
+            while len(in_flight) > (dispatched is not None):
+                step = in_flight.popleft()
+                yield from step.parts[0].text.reading.take(self._engine.read(step.sampled), step.parts)
+
+    def _wait(self, sequence: Queued) -> None:
+        """Put a sequence or text into its place of the queue."""
+        heapq.heappush(self.waiting, (sequence.order, sequence))
+
+    def leave(self, sequence: Queued) -> None:
+        """Remove a sequence or text that ends; a step in flight may still write its row."""
+        self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
         heapq.heapify(self.waiting)
-        if sequence.finish_reason == "stop" and sequence in self.decoding and self._pool is not None:
+        if isinstance(sequence, QueuedText):
+            parent = sequence.parent
+            sequence.reading.detach(sequence)
+            if parent is not None and not parent.children and not parent.done:
+                self.leave(parent)
+        elif sequence.finish_reason == "stop" and sequence in self.decoding and self._pool is not None:
             self._cache_state(sequence, self._pool)  # the next turn of a conversation continues it
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
     def next(self) -> DispatchedStep | None:
-        """Dispatch the next step; None if no sequence has anything left to compute."""
+        """Dispatch the next step; None if no sequence has anything left to compute, or others have the pool."""
+        self.turn = next(_TURNS)
+        if self.unfinished:
+            self._pool = self._engine.pool
         self._admit()
+        self._turns.append(self.turn)
         if not self._prefills_next:
             self._grow()
         if self._prefills_next:
             self._prefill_run += 1
-            return self._prefill()
+            first = min([*self.prefilling, *self.reading], key=lambda sequence: sequence.order)
+            return self._read_texts() if isinstance(first, QueuedText) else self._prefill()
         self._prefill_run = 0
         return self._decode_step() if self.decoding else None
 
     @property
     def _prefills_next(self) -> bool:
-        """Whether the next step is a prefill step."""
-        return bool(self.prefilling) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
+        """Whether the next step prefills prompts or texts."""
+        prefills = self.prefilling or self.reading
+        return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     @property
     def needs_tokens(self) -> bool:
@@ -124,8 +188,7 @@ class Scheduler:
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the number of accepted tokens per lane of a step that verified."""
-        assert self._pool is not None
-        self._decoding.settle(self._pool, dispatched, accepted)
+        self._decoding.settle(self._engine.pool, dispatched, accepted)
         self._release_finished(dispatched)
 
     def invalidate(self, sequence: ActiveSequence) -> None:
@@ -134,17 +197,16 @@ class Scheduler:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def lose_rows(self) -> None:
-        """Drop the arrays of the pool after a failed step on the device."""
-        if self._pool is not None and self._pool.whole:
-            self._pool.take()
+        """Let all sequences and texts with a row wait for another one: the pool's arrays are lost."""
+        for sequence in self.joined:
+            self._requeue(sequence)
+        self._pool = None
 
     def close(self) -> None:
-        """End every sequence and give the pool back."""
+        """End every sequence and text."""
         self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)
-        if self._pool is not None:
-            self._engine.give_back(self._pool)
         self._pool = None
 
     def check_integrity(self) -> None:
@@ -155,20 +217,23 @@ class Scheduler:
         """
         faults: list[Statement] = []
         pool, joined = self._pool, self.joined
-        without = [sequence.request.index for sequence in joined if sequence.slot is None]
+        without = [sequence.subject for sequence in joined if sequence.slot is None]
         if without or (joined and pool is None):
-            message = f"requests {without} have no row" if without else f"{len(joined)} sequences have rows of no pool"
+            message = (
+                f"{', '.join(without)} have no row" if without else f"{len(joined)} sequences have rows of no pool"
+            )
             faults.append(SlotFault.NO_ROW.fault("", message))
         elif pool is not None:
             pool.check_integrity()
             pool.rows_of(_slots(joined))
-            if len(pool.owner.held) != len(joined):
-                message = f"{len(pool.owner.held)} of {pool.size} rows are held by {len(joined)} sequences"
+            count = sum(len(queue.joined) for queue in self._engine.queues)
+            if len(pool.owner.held) != count:
+                message = f"{len(pool.owner.held)} of {pool.size} rows are held by {count} sequences"
                 faults.append(SlotFault.STATES.fault("", message))
-        if len({id(s) for s in self.joined}) != len(self.joined) or any(s[2].slot is not None for s in self.waiting):
+        if len(set(map(id, joined))) != len(joined) or any(entry[1].slot is not None for entry in self.waiting):
             faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
-        if len(self.joined) > self._engine.lanes:
-            message = f"{len(self.joined)} sequences have joined, expected at most {self._engine.lanes}"
+        if len(joined) > self._engine.lanes:
+            message = f"{len(joined)} sequences have joined, expected at most {self._engine.lanes}"
             faults.append(SlotFault.STATES.fault("", message))
         if faults:
             raise SlotError(*faults)
@@ -176,40 +241,83 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows and pages to waiting sequences."""
-        engine = self._engine
-        room = engine.lanes - len(self.joined)
-        if not self.waiting or not room:
-            return
-        pool = self._pool = engine.borrow(engine.rows, cached=True) if self._pool is None else self._pool
-        self._join(pool, min(room, len(self.waiting)))
+        """Give rows and pages to waiting sequences and texts.
 
-    def _join(self, pool: RowPool, limit: int) -> None:
-        """Let the next sequences join, each with a row from the deepest cached state of its prompt on.
-
-        A sequence is held back while one of these is prefilling a prefix that both have in common. None overtakes a
+        A sequence is held back while another one is prefilling a prefix that both have in common. None overtakes a
         sequence that waits for pages, or for its tokens of a step in flight after a preemption.
         """
-        delayed = list[ActiveSequence]()
-        for _ in range(min(limit, self._engine.prefill_lanes - len(self.prefilling))):
-            *_, sequence = heapq.heappop(self.waiting)
-            if not sequence.all_read:
-                delayed.append(sequence)
+        engine, pool, delayed = self._engine, self._pool, list[ActiveSequence]()
+        prompts = engine.prefill_lanes - len(self.prefilling)
+        # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
+        narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
+        while pool is not None and self.waiting and len(self.joined) < engine.lanes:
+            _, sequence = self.waiting[0]
+            if isinstance(sequence, QueuedText):
+                reading = sequence.reading
+                if reading in narrow or not reading.has_lane(sequence, self.reading):
+                    break
+                device = self._device_for(sequence)
+                if device is None:
+                    break
+                heapq.heappop(self.waiting)
+                self.reading.append(sequence)
+                reading.begin(sequence, device)
+                continue
+            if not prompts or not sequence.all_read:
                 break
+            heapq.heappop(self.waiting)
+            prompts -= 1
             sequence.begin()
-            cache = self._engine.prefix_cache if sequence.shares_states else None
+            cache = self._cache_of(sequence)
             if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
                 delayed.append(sequence)
-                continue
-            start = sequence.request.start
-            with nullcontext(start) if cache is None else cache.pinned(sequence.prompt, start) as snapshot:
-                joined = self._enter(sequence, snapshot, pool)
-            # A pinned page, of which a part is copied, may take the last room.
-            if not joined and (self.joined or not self._enter(sequence, start, pool)):
+            elif not self._join(sequence, pool):
                 delayed.append(sequence)
                 break
         for sequence in delayed:
             self._wait(sequence)
+
+    def _device_for(self, text: QueuedText) -> int | None:
+        """Return a device with a row and pages for a waiting text; None if there is none.
+
+        If nobody has a row, it is the first device: longer texts have been refused.
+        """
+        engines = text.reading.engines
+        while not (devices := text.reading.devices(text, self.reading)):
+            if not self._preempt_idle(engines):
+                return None if _in_use(engines) else 0
+        return devices[0]
+
+    def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
+        """Preempt the last of the idle sequences and texts of others; False without any."""
+        idle = [
+            (joined.order, queue, joined)
+            for engine in engines
+            for queue in engine.queues
+            if queue.turn < self._turns[0]
+            for joined in queue.joined
+        ]
+        if idle:
+            _, queue, joined = max(idle, key=lambda entry: entry[0])
+            queue._preempt(joined, queue._engine.pool)
+            self._engine.stats["preemptions"] += 1
+        return bool(idle)
+
+    def _cache_of(self, sequence: ActiveSequence) -> PrefixCache | None:
+        """Return the prefix cache for a sequence that shares its states."""
+        return self._engine.prefix_cache if sequence.shares_states else None
+
+    def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
+        """Let a sequence join, from the deepest cached state of its prompt on; False without pages for its prompt."""
+        cache, start = self._cache_of(sequence), sequence.request.start
+        while True:
+            with nullcontext(start) if cache is None else cache.pinned(sequence.prompt, start) as snapshot:
+                if self._enter(sequence, snapshot, pool):
+                    return True
+            if not self._preempt_idle([self._engine]):
+                break
+        # A pinned page, of which a part is copied, may take the last room.
+        return not _in_use([self._engine]) and self._enter(sequence, start, pool)
 
     def _enter(self, sequence: ActiveSequence, snapshot: Snapshot | None, pool: RowPool) -> bool:
         """Give a sequence a row that begins with this state.
@@ -220,14 +328,14 @@ class Scheduler:
         Raises:
             SlotsExhausted: no other sequence has pages; the request should have been refused.
         """
-        moves, cache, start = self._engine.moves, self._engine.prefix_cache, sequence.request.start
-        may_wait = bool(self.joined) or snapshot is not start
+        moves, cache, start = self._engine.moves, self._cache_of(sequence), sequence.request.start
+        may_wait = _in_use([self._engine]) or snapshot is not start
         slot = self._admission.enter(sequence, moves.shareable(snapshot, pool), pool, may_wait)
         if slot is None:
             return False
         sequence.slot = slot
         self.prefilling.append(sequence)
-        if cache is not None and sequence.shares_states:
+        if cache is not None:
             begin = 0 if snapshot is None else snapshot.label.position
             sequence.stops = cache.stops(sequence.prompt, begin)
             sequence.consumed = cache.restore(snapshot, start, pool, slot, sequence.prompt, owner=sequence)
@@ -242,15 +350,43 @@ class Scheduler:
             return
         for sequence in self._admission.short(self.decoding, pool):
             while sequence.slot is not None and not self._admission.grow(sequence, pool):
-                self._preempt(self._admission.last(sequence, self.joined, pool), pool)
+                queue_of = {joined: queue for queue in self._engine.queues for joined in queue.joined}
+                last = self._admission.last(sequence, list(queue_of), pool)
+                queue_of[last]._preempt(last, pool)
+                self._admission.count(last)
 
-    def _preempt(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Take row and pages of a sequence; it waits in its old place."""
-        self._cache_state(sequence, pool)
+    def _preempt(self, sequence: Queued, pool: RowPool) -> None:
+        """Take row and pages of a sequence or text; it waits in its old place."""
+        if isinstance(sequence, ActiveSequence):
+            self._cache_state(sequence, pool)
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Queued) -> None:
+        """Release the row of a sequence or text and let it wait in its old place."""
         self._release(sequence)
         self._engine.runner.forget(sequence)
+        if isinstance(sequence, QueuedText):
+            sequence.begin_again()
         self._wait(sequence)
-        self._admission.count(sequence)
+
+    def _read_texts(self) -> DispatchedStep:
+        """Dispatch the widest next step of texts of one reading, with probes or without."""
+
+        def kind(text: QueuedText) -> tuple[Reading[Any], bool]:
+            return text.reading, text.probe is None
+
+        alike = [text for text in self.reading if kind(text) == kind(self.reading[0])]
+        width = max(text.width for text in alike)
+        texts = [text for text in alike if text.width == width]
+        self.reading[:] = [text for text in self.reading if text not in texts] + texts
+        outputs, parts = texts[0].reading.dispatch(texts, width)
+        for text in texts:
+            if text.done:
+                text.reading.end(text)
+                self.reading.remove(text)
+                for child in text.children:
+                    self._wait(child)
+        return DispatchedStep(outputs, [], parts=parts)
 
     def _prefill(self) -> DispatchedStep:
         """Dispatch the next chunk of every prompt; a sequence with its whole prompt decodes next."""
@@ -265,7 +401,8 @@ class Scheduler:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
         shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
         if not self._decode_lanes:
-            self._decoding.prepare(self.joined + [entry[2] for entry in self.waiting], shape.top)
+            waiting = [sequence for _, sequence in self.waiting if isinstance(sequence, ActiveSequence)]
+            self._decoding.prepare([*self.prefilling, *self.decoding, *waiting], shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         stepped: list[tuple[int, ActiveSequence, int]] = []
@@ -323,7 +460,7 @@ class Scheduler:
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
-        expected = self._engine.bucket(len(self.joined) + len(self.waiting), self._engine.lanes)
+        expected = self._engine.bucket(self.unfinished, self._engine.lanes)
         self._decode_lanes = max(self._decode_lanes, expected)
         self.prefilling.remove(sequence)
         self.decoding.append(sequence)
@@ -358,13 +495,18 @@ class Scheduler:
         busy = self.prefilling or self.waiting
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
-    def _release(self, sequence: ActiveSequence) -> None:
-        """Release the row of a sequence, if it has one."""
+    def _release(self, sequence: Queued) -> None:
+        """Release the row of a sequence or text, if it has one."""
+        if isinstance(sequence, QueuedText):
+            if sequence in self.reading:
+                self.reading.remove(sequence)
+                sequence.reading.release(sequence)
+            return
         for sequences in (self.prefilling, self.decoding):
             if sequence in sequences:
                 sequences.remove(sequence)
-                assert self._pool is not None and sequence.slot is not None
-                self._pool.release(sequence.slot)
+                assert sequence.slot is not None
+                self._engine.release(sequence.slot)
                 sequence.slot = None
 
     def _by_lane(
@@ -384,5 +526,19 @@ class Scheduler:
         )
 
 
-def _slots(sequences: Sequence[ActiveSequence]) -> list[Slot]:
+def _in_use(engines: Sequence[Engine]) -> bool:
+    """Whether a sequence or text has a row of these engines."""
+    return any(queue.joined for engine in engines for queue in engine.queues)
+
+
+def _slots(sequences: Sequence[Queued]) -> list[Slot]:
     return [sequence.slot for sequence in sequences if sequence.slot is not None]
+
+
+def _give_up(engine: Engine, groups: Sequence[Sequence[Queued]]) -> None:
+    """Release the rows of a scheduler that was not closed."""
+    for sequence in itertools.chain(*groups):
+        if isinstance(sequence, QueuedText):
+            sequence.reading.release(sequence)
+        elif sequence.slot is not None:
+            engine.release(sequence.slot)

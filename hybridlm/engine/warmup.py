@@ -85,5 +85,5 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         shapes += [engine.shape("verify", lanes, tokens, mtp_drafts=drafts_of_head) for lanes in decode]
     shapes += [engine.scoring(lanes, width) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for rows in (engine.rows, *prefill) for shape in engine.moves.shapes(rows, engine.pages(rows))]
+        shapes += engine.moves.shapes(engine.rows, engine.pages(engine.rows))
     return list(dict.fromkeys(shapes))

@@ -127,11 +127,13 @@ class PrefixCache:
                     return False
         return True
 
-    def leave(self, pool: RowPool) -> None:
-        """Move the cached pages of a pool to the host, or drop their states, before its arrays are freed."""
+    def lose_pages(self, pool: RowPool) -> None:
+        """Drop the states with pages of a pool; its arrays are lost."""
         with self._lock:
-            lost = self._memory.leave(pool)
-            self._drop_all(node for node in self._nodes.values() if not lost.isdisjoint(_arrays(node)))
+            pages = {node: [buffers.page for buffers in _arrays(node)] for node in self._nodes.values()}
+            self._drop_all(
+                node for node, kept in pages.items() if any(page is not None and page.pool is pool for page in kept)
+            )
 
     def clear(self) -> None:
         """Drop all states, and give back their pages."""
@@ -142,11 +144,6 @@ class PrefixCache:
         for node in list(nodes):
             if node.state is not None and node.state.state is not None:
                 self._memory.discard(self._drop(node.state.state) or ())
-
-    def in_pool(self, pool: RowPool) -> bool:
-        """Whether a pool has cached pages."""
-        with self._lock:
-            return self._memory.in_pool(pool)
 
     def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
         """Return the tokens that a prompt would skip now."""

@@ -50,22 +50,11 @@ class CacheMemory:
         """Swap out the LRU page of a pool's device that no row shares, or drop a state; False if impossible."""
         return self._evict(next((page for page in self._pages(pool, device) if page.page.alone), None))
 
-    def leave(self, pool: RowPool) -> set[CachedBuffers]:
-        """Swap out all pages of a pool, whose arrays will be freed; return those without room on the host."""
-        for buffers in list(self._pages(pool)) if pool.whole else ():
-            if buffers in self._device and self._room_on_host(buffers.nbytes):
-                self._spill(buffers)
-        return set(self._pages(pool))
-
-    def in_pool(self, pool: RowPool) -> bool:
-        """Whether a pool has pages of cached states."""
-        return next(self._pages(pool), None) is not None
-
-    def _pages(self, pool: RowPool, device: int | None = None) -> Iterator[Any]:
-        """Return unpinned pages of a pool, of one device or all, LRU first."""
+    def _pages(self, pool: RowPool, device: int) -> Iterator[Any]:
+        """Return unpinned pages of a pool's device, LRU first."""
         for buffers in self._device:
             page = buffers.page
-            if page is not None and page.pool is pool and not buffers.refcount and device in (None, page.device):
+            if page is not None and page.pool is pool and not buffers.refcount and page.device == device:
                 yield buffers
 
     def _evict(self, buffers: CachedBuffers | None) -> bool:

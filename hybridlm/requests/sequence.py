@@ -94,7 +94,7 @@ class ActiveSequence:
     Attributes:
         prompt: tokens that are read before the next one is sampled: the prompt of the request, and after a preemption
             what was generated before.
-        arrival: number of its arrival in the queue.
+        arrival: number of its arrival, among all sequences and texts; negative before.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.
@@ -109,7 +109,7 @@ class ActiveSequence:
 
     request: Request
     prompt: tuple[int, ...] = field(init=False)
-    arrival: int = 0
+    arrival: int = -1
     consumed: int = 0
     slot: Slot | None = None
     generated: list[int] = field(default_factory=list)
@@ -139,6 +139,11 @@ class ActiveSequence:
     def all_read(self) -> bool:
         """Whether the tokens of all dispatched steps have been read."""
         return len(self.generated) == self.sampled
+
+    @property
+    def subject(self) -> str:
+        """Its name in messages."""
+        return f"request {self.request.index}"
 
     @property
     def order(self) -> tuple[int, int]:

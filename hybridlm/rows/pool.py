@@ -6,7 +6,6 @@ cache of a row is in pages, which it gets as its sequence grows.
 """
 
 from collections.abc import Container, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -96,14 +95,12 @@ class RowPool:
         Raises:
             SlotsExhausted: no device has both a free row and free pages.
         """
-        if device is None and self.owner.free:
-            devices = self.devices_for(positions, shared)
-            if not devices:
-                free = [self.row_pages.free_in(part) for part in range(self.devices)]
-                message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
-                raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
-            device = devices[0]
-        slot = self.owner.acquire(device)
+        devices = self.devices_for(positions, shared)
+        if self.owner.free and (not devices if device is None else device not in devices):
+            free = [self.row_pages.free_in(part) for part in range(self.devices)]
+            message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
+            raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
+        slot = self.owner.acquire(devices[0] if device is None and devices else device)
         self.moved(slot, 0)
         if self.device_of(slot) == self.row_pages.home_of(shared):
             self.row_pages.adopt(self.rows_of([slot])[0], shared)
@@ -156,16 +153,17 @@ class RowPool:
         fitting = {row for part in self._by_device(rows) for row in part[: lanes // self.devices]}
         return [slot for slot, row in zip(slots, rows, strict=True) if row in fitting]
 
-    def arrange(self, slots: Sequence[Slot], lanes: int) -> tuple[list[int], LaneMap]:
+    def arrange(
+        self, slots: Sequence[Slot], lanes: int, places: Sequence[int] | None = None
+    ) -> tuple[Sequence[int], LaneMap]:
         """Place slots into lanes of their devices.
 
         Idle lanes get unused rows of the same device.
 
-        Rows are in ascending order. With as many lanes as rows, each lane has the row of its own number.
-
         Args:
             slots: slots of the step's sequences.
             lanes: lanes of the step on all devices.
+            places: lane of each slot; None for the order of the rows, with as many lanes as rows their numbers.
 
         Returns:
             The lane of each slot, and the rows of all lanes.
@@ -181,15 +179,22 @@ class RowPool:
                 f"of {self.devices} devices, got {lanes} lanes in all"
             )
             raise SlotError(SlotFault.LANES.fault("", message))
-        lane_rows, used_rows = list[int](), set(rows)
+        if places is None:
+            lane_of = {row: row for row in rows}
+            if each < part_rows:
+                numbered = (enumerate(sorted(part), device * each) for device, part in enumerate(parts))
+                lane_of = {row: lane for pairs in numbered for lane, row in pairs}
+            places = [lane_of[row] for row in rows]
+        row_at, lane_rows = dict(zip(places, rows, strict=True)), list[int]()
         for device, part in enumerate(parts):
-            device_rows, used = range(device * part_rows, (device + 1) * part_rows), set(part)
-            unused = (row for row in device_rows if row not in used)
-            lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
-        lane_of = {row: lane for lane, row in enumerate(lane_rows)}
+            used = set(part)
+            unused = (row for row in range(device * part_rows, (device + 1) * part_rows) if row not in used)
+            lane_rows += [
+                row_at[lane] if lane in row_at else next(unused) for lane in range(device * each, (device + 1) * each)
+            ]
         numbers = np.array(lane_rows, np.int32)
-        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, used_rows)
-        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), local, table)
+        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, set(rows))
+        return places, LaneMap(frozen_copy(numbers), local, table)
 
     def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
         """Return the page table of rows, null pages for unused ones; None without KV caches."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.programs.stored_programs import types_of
-from hybridlm.scoring.scorer import TextStep, prefilled
-from hybridlm.scoring.text import QueuedText
+from hybridlm.scoring.scorer import prefilled, step_lanes
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
@@ -103,8 +103,8 @@ class ComparedText(QueuedText):
 
     @property
     def copies(self) -> Sequence[QueuedText]:
-        """The text in the rows of both models."""
-        return self, self.twin
+        """The text in the rows of each model; a model has one row for both of its sides."""
+        return (self, self.twin)[: len(self.reading.engines)]
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
         """Store `count` positions of a lane's outputs from position `first` on."""
@@ -145,18 +145,24 @@ def compare(
     """
     programs: dict[int, CompiledStep] = {}
 
-    def combine(hidden: Sequence[Any]) -> Divergences:
+    engines = list(dict.fromkeys(engine for engine, _ in sides))
+
+    def combine(outputs: Sequence[Any]) -> Divergences:
+        hidden = [outputs[engines.index(engine)] for engine, _ in sides]
         arguments = (*(engine.params for engine, _ in sides), *hidden)
         width = hidden[0].shape[1]
         if width not in programs:
             programs[width] = _program(sides, arguments)
         return programs[width](*arguments)[0]
 
-    step: TextStep[ComparedText] = TextStep(lambda batch, lanes, feeds: StepInputs(batch), combine=combine)
     predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
     distances, wrong = [_empty(len(text)) for text in texts], dict[int, int]()
     if predicted:
-        for text in prefilled([engine for engine, _ in sides], predicted, step, ComparedText, full_lanes=full_lanes):
+        lanes = step_lanes(engines, len(predicted), full_lanes)
+        reading: Reading[ComparedText] = Reading(
+            engines, lanes, lambda batch, lanes, feeds: StepInputs(batch), combine=combine
+        )
+        for text in prefilled(reading, predicted, ComparedText):
             assert text.index is not None
             distances[text.index] = text.distances
             if text.first_wrong is not None:

@@ -8,16 +8,16 @@ import numpy as np
 
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.engine.engine import Engine
-from hybridlm.scoring.scorer import TextStep, prefilled
-from hybridlm.scoring.text import QueuedText
+from hybridlm.engine.reading import QueuedText, Reading
+from hybridlm.scoring.scorer import prefilled, step_lanes
 from hybridlm.steps.operands import StepInputs
 
 BEHIND = 0
-"""Token behind every text: a queue does not prefill the last token."""
+"""Token behind every text: the last token is not prefilled."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class Places:
     """Places of all texts of a call.
 
     Attributes:
@@ -43,7 +43,7 @@ class ReadText(QueuedText):
         total: float64 [hidden], sum over all tokens if `summed`.
     """
 
-    question: Reading = field(kw_only=True)
+    question: Places = field(kw_only=True)
     query: tuple[int, ...] = field(kw_only=True)
     vectors: np.ndarray = field(init=False)
     total: np.ndarray = field(init=False)
@@ -98,12 +98,13 @@ def read_hidden(
     """
     if not texts:
         return []
-    question = Reading(list(map(tuple, places)), size, summed)
-    step: TextStep[ReadText] = TextStep(lambda batch, lanes, feeds: StepInputs(batch))
+    question = Places(list(map(tuple, places)), size, summed)
+    lanes = step_lanes([engine], len(texts), full_lanes)
+    reading: Reading[ReadText] = Reading([engine], lanes, lambda batch, lanes, feeds: StepInputs(batch))
     padded = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
     with engine.decisions.command("read", **sent):
-        read = list(prefilled([engine], padded, step, ReadText, question=question, full_lanes=full_lanes))
+        read = list(prefilled(reading, padded, ReadText, question=question))
     return sorted(read, key=lambda text: text.index or 0)
 
 

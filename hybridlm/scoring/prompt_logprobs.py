@@ -1,29 +1,52 @@
-"""Log-probabilities of request prompts, by the scorer; cached states have none."""
+"""Log-probabilities of request prompts, by the steps of scoring; cached states have none."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from hybridlm.engine.engine import Engine
-from hybridlm.requests.results import PromptLogprobs, Score
+from hybridlm.engine.scheduler import Scheduler
+from hybridlm.requests.results import PromptLogprobs
 from hybridlm.requests.sequence import Request
-from hybridlm.scoring.scorer import scores
+from hybridlm.scoring.scorer import score_of, scoring
+from hybridlm.scoring.shared_prefixes import texts_to_read
+from hybridlm.scoring.text import ScoredText
 
 
-def prompt_logprobs(engine: Engine, requests: Sequence[Request]) -> dict[int, PromptLogprobs | int]:
-    """Return the log-probabilities of prompts by request number.
+@dataclass(eq=False)
+class PromptText(ScoredText):
+    """A prompt that is scored.
 
-    Equal prompts and common beginnings are scored once. A prompt without finite numbers has the index of its first
-    wrong token.
+    Attributes:
+        requests: numbers of the requests with this prompt.
     """
-    results: dict[int, PromptLogprobs | int] = {}
+
+    requests: list[int] = field(default_factory=list)
+
+
+def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request]) -> dict[int, PromptText]:
+    """Queue prompts to be scored, and return them by request number.
+
+    Equal prompts and common beginnings are scored once.
+    """
+    queued: dict[int, PromptText] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
         group = [request for request in requests if request.params.prompt_logprobs == top]
-        prompts = list(dict.fromkeys(request.given for request in group))
-        score_of = dict(zip(prompts, scores(engine, prompts, top), strict=True))
-        results |= {request.index: _entries(score_of[request.given]) for request in group}
-    return results
+        requests_of: dict[tuple[int, ...], list[int]] = {}
+        for request in group:
+            requests_of.setdefault(request.given, []).append(request.index)
+        reading, prompts = scoring(engine, len(requests_of), top), dict(enumerate(requests_of))
+        texts = texts_to_read(reading, prompts, PromptText)
+        for text in texts:
+            if text.index is not None:
+                text.requests = requests_of[text.tokens]
+                queued |= dict.fromkeys(text.requests, text)
+        scheduler.add_texts(reading, texts, max(request.priority for request in group))
+    return queued
 
 
-def _entries(score: Score) -> PromptLogprobs | int:
+def prompt_logprobs(text: PromptText) -> PromptLogprobs | int:
+    """Return a prompt's log-probabilities, or the index of its first token without finite ones."""
+    score = score_of(text, with_top=True)
     if score.first_wrong is not None:
         return score.first_wrong
     tops = score.top_logprobs or [{} for _ in score.token_ids]

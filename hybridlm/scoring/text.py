@@ -1,115 +1,15 @@
 """A text while it is scored: progress, results, and storage for interrupted runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from hybridlm.engine.prefix import Prefix
-from hybridlm.engine.widths import next_width
+from hybridlm.engine.reading import QueuedText, T
 from hybridlm.files.finished import FinishedTexts
-from hybridlm.requests.captured import Recorder
-from hybridlm.requests.finite import first_not_finite
-from hybridlm.requests.probes import Probe
-from hybridlm.rows.snapshot import Snapshot
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.scoring.text_distributions import TextDistributions
-from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
-from ir_passes.host.slot_owner import Slot
-
-
-@dataclass(eq=False)
-class QueuedText:
-    """A text or shared prefix, with a lane while it is prefilled.
-
-    Attributes:
-        index: number in its call; None for a shared prefix.
-        tokens: token ids, with `prefix`; the last is not prefilled.
-        prefix: user's prefix; results begin behind it.
-        parent: shared prefix, with the results of the first tokens.
-        consumed: tokens of the state after all dispatched steps.
-        snapshot: state after a shared prefix, while texts wait for it.
-        children: texts and prefixes that wait for a shared prefix.
-        first_wrong: first token with results that are not finite, or None.
-    """
-
-    index: int | None
-    tokens: tuple[int, ...]
-    prefix: Prefix | None = None
-    parent: Self | None = None
-    consumed: int = 0
-    slot: Slot | None = None
-    snapshot: Snapshot | None = None
-    children: list[Self] = field(default_factory=list)
-    probe: Probe | None = None
-    recorder: Recorder | None = None
-    first_wrong: int | None = None
-
-    @property
-    def copies(self) -> "Sequence[QueuedText]":
-        """The text in the rows of each model."""
-        return (self,)
-
-    @property
-    def before(self) -> int:
-        return 0 if self.prefix is None else len(self.prefix)
-
-    @property
-    def end(self) -> int:
-        """Number of tokens to prefill: all but the last, unless the probe reads it."""
-        last = len(self.tokens) - 1
-        return last + 1 if self.probe is not None and self.probe.reads(last) else last
-
-    @property
-    def done(self) -> bool:
-        """Whether every token that is prefilled has been."""
-        return self.consumed >= self.end
-
-    @property
-    def start(self) -> Snapshot | None:
-        """State that it continues, or None."""
-        if self.parent is not None:
-            return self.parent.snapshot
-        return None if self.prefix is None else self.prefix.snapshot
-
-    def width(self, widths: tuple[int, ...]) -> int:
-        """Return the width of the next step among descending `widths`."""
-        return next_width(self.end - self.consumed, widths)
-
-    def feed(self, width: int) -> Feed:
-        """Return the next tokens to prefill, at most `width`."""
-        end = min(self.end, self.consumed + width)
-        if self.probe is not None:
-            end = self.probe.stop(self.consumed, end)
-        return Feed(self.tokens[self.consumed : end], self.consumed)
-
-    def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens."""
-        raise NotImplementedError
-
-    def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name, to store or to fill."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Copy the first tokens' results from the shared prefix, after all steps."""
-        if self.parent is not None and self.parent.first_wrong is not None:
-            self.first_wrong = self.parent.first_wrong
-
-    def check(self, arrays: Sequence[Any], first: int) -> None:
-        """Record the first token, counted from `first`, without finite results in arrays [token, ..]."""
-        wrong = first_not_finite(arrays)
-        self.mark_wrong(None if wrong is None else first + wrong)
-
-    def mark_wrong(self, token: int | None) -> None:
-        """Record the index of a token without finite results; None for none."""
-        if token is not None and (self.first_wrong is None or token < self.first_wrong):
-            self.first_wrong = token
-
-
-T = TypeVar("T", bound=QueuedText)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from hybridlm.devices.placement import bytes_on_a_device
 from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import format_bytes
+from hybridlm.engine.reading import max_states
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
@@ -22,7 +23,7 @@ class Fit:
     Attributes:
         memory: of the device.
         weights: of the parameters.
-        rows: of the pool with its KV cache, and of a scoring call's pool.
+        rows: of the pool with its KV cache, and of states of common beginnings while texts are scored.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.
@@ -84,7 +85,7 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     Args:
         memory: of each device.
         scratch: of the largest step, besides weights and rows; None if unknown.
-        resident: weights and rows in XLA's layout; None if unknown.
+        resident: weights and pool in XLA's layout; None if unknown.
     """
     weights = engine.parameters_on_a_device[1]
 
@@ -92,13 +93,14 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
     def rows(lanes: int, context: int, page_limit: int | None) -> int:
         blocks, total = engine.row_arrays.blocks(context), 0
-        for count in (lanes, min(lanes, engine.prefill_lanes)):
-            pages = devices * pool_pages(count // devices, blocks, page_limit)
-            total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
+        for count in (lanes // devices, max_states(engine.prefill_lanes)):
+            pages = pool_pages(count, blocks, page_limit)
+            total += bytes_on_a_device(engine.row_arrays.abstract(devices * count, devices * pages))
         return total
 
     row_bytes = rows(engine.lanes, engine.context, engine.page_limit)
-    padding = 0 if resident is None else max(0, resident - weights - row_bytes)
+    pool = bytes_on_a_device(engine.row_arrays.abstract(engine.rows, engine.pages(engine.rows)))
+    padding = 0 if resident is None else max(0, resident - weights - pool)
     padded = 1 + padding / (weights + row_bytes)
 
     def free(lanes: int, context: int, page_limit: int | None) -> int:

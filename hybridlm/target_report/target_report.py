@@ -162,17 +162,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Return the bytes of weights, pool and scoring pool in XLA's layout.
-
-    Arguments of a decode and a scoring step have pools of different sizes.
-    """
-    scoring = engine.prefill_lanes
-    shapes = engine.generating(engine.lanes, 1), engine.scoring(scoring, engine.chunk)
-    reports = [steps[shape].certificate for shape in shapes if shape in steps]
-    arguments = [certificate.memory.arguments for certificate in reports if certificate is not None]
-    if len(arguments) < len(shapes):
-        return None
-    decode, score = arguments
-    if engine.rows == scoring:
-        return 2 * decode - engine.parameters_on_a_device[1]
-    return decode + (decode - score) * scoring // (engine.rows - scoring)
+    """Return the bytes of weights and pool in XLA's layout, from the arguments of a decode step; None without one."""
+    shape = engine.generating(engine.lanes, 1)
+    certificate = steps[shape].certificate if shape in steps else None
+    return None if certificate is None else certificate.memory.arguments

@@ -217,7 +217,7 @@ def test_a_device_without_memory_closes_the_session_and_nothing_else(
     """Allocation of a pool fails, or the dispatch of a step of an existing pool."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     if place == "new_rows":
-        text_lm.engine._idle_pool = None
+        text_lm.engine._pool = None
 
     def full(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")

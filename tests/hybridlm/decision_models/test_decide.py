@@ -77,7 +77,7 @@ def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.M
     tokens = sum(len(prompt.token_ids) for prompt in lm.text_model.decider().encode(long))
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == tokens
     assert gained["prefix_tokens_saved"] > tokens / 3
-    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.engine.reading.max_states", lambda lanes: 0)
     assert bits(lm.decide_requests([long])) == shared
 
 
@@ -244,7 +244,7 @@ def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monk
     requests = [{"state": "a story " * 6, "questions": item} for item in (two, {"spam": two["spam"]}, two)]
     result = bits(lm.decide_requests(requests))
     assert result[0] == result[2] and len(result[1]) == 1
-    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.engine.reading.max_states", lambda lanes: 0)
     assert bits(lm.decide_requests(requests)) == result
 
 

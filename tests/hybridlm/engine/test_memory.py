@@ -24,33 +24,35 @@ PAGE = MB // 8
 
 
 def demand(scratch: int = 0) -> Demand:
-    return Demand(weights=100 * MB, row=MB, page=PAGE, lanes=8, scoring=4, context=4096, scratch=scratch)
+    return Demand(weights=100 * MB, row=MB, page=PAGE, lanes=8, states=5, context=4096, scratch=scratch)
 
 
-def pools(lanes: int, context: int, pages: int) -> int:
-    """Bytes of the pool of a run and of one of a call that scores, with at most `pages` pages and a null page each."""
-    return sum(MB * rows + PAGE * (1 + min(rows * context // 128, pages)) for rows in (lanes, min(lanes, 4)))
+def pool(lanes: int, context: int, pages: int) -> int:
+    """Bytes of the pool and of five states, each with at most `pages` pages and a null page."""
+    return sum(MB * rows + PAGE * (1 + min(rows * context // 128, pages)) for rows in (lanes, 5))
 
 
 def test_the_sum() -> None:
-    needed = 100 * MB + pools(8, 4096, 256)
-    assert demand().total == needed == 100 * MB + 12 * 5 * MB + 2 * PAGE
+    needed = 100 * MB + pool(8, 4096, 256)
+    assert demand().total == needed == 100 * MB + 13 * 5 * MB + 2 * PAGE
     demand().require(needed)
     demand().require(None)
-    with pytest.raises(InsufficientMemory, match=r"4 more while scoring x 1.049 MB \+ KV cache of 386 pages x"):
+    with pytest.raises(
+        InsufficientMemory, match=r"8 lanes and 5 states while scoring x 1.049 MB \+ KV cache of 418 pages x"
+    ):
         demand().require(needed - 1)
-    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 169.1 MB"):
+    with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 174"):
         demand(scratch=MB).require(needed)
 
 
 def test_a_limit_of_the_kv_cache_counts() -> None:
     limited = replace(demand(), page_limit=150)
-    needed = 100 * MB + 12 * MB + PAGE * (151 + 129)
+    needed = 100 * MB + 13 * MB + PAGE * (151 + 151)
     assert limited.total == needed
-    with pytest.raises(InsufficientMemory, match=r"KV cache of 280 pages .* limited by cache"):
+    with pytest.raises(InsufficientMemory, match=r"KV cache of 302 pages .* limited by cache"):
         limited.require(needed - 1)
     assert replace(demand(), page_limit=10**6).total == demand().total
-    assert replace(demand(), page=0).total == 112 * MB, "a model without a KV cache"
+    assert replace(demand(), page=0).total == 113 * MB, "a model without a KV cache"
 
 
 def test_a_prefix_cache_counts() -> None:
@@ -63,13 +65,13 @@ def test_a_prefix_cache_counts() -> None:
 
 def test_what_would_fit_is_the_most_that_fits() -> None:
     """Each suggestion fits, and the next larger one does not."""
-    available = 100 * MB + 43 * MB
+    available = 100 * MB + 51 * MB
     with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
         demand().require(available)
     match = re.search(r"; lanes=(\d+) or context=(\d+) or cache=(\d+) would fit$", str(raised.value))
     assert match is not None
     lanes, context, cache = map(int, match.groups())
-    fits = lambda lanes, context, cache=10**9: 100 * MB + pools(lanes, context, cache // 128) <= available
+    fits = lambda lanes, context, cache=10**9: 100 * MB + pool(lanes, context, cache // 128) <= available
     assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
     assert fits(8, context) and not fits(8, context + 128)
     assert fits(8, 4096, cache) and not fits(8, 4096, cache + 128)
@@ -89,7 +91,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
     directory = write_text_checkpoint(tmp_path)
     monkeypatch.setattr(memory, "available_memory", lambda placement: 10_000)
     monkeypatch.setattr(loading, "load_parameters", lambda *args: pytest.fail("weights were read"))
-    with pytest.raises(InsufficientMemory, match="rows of 3 lanes and 3 more while scoring"):
+    with pytest.raises(InsufficientMemory, match="rows of 3 lanes and 4 states while scoring x"):
         hybridlm.load(directory, lanes=3)
 
 
@@ -100,7 +102,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
     demand, each = demands
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (demand.lanes, demand.scoring) == (8, 4)
+    assert (each.lanes, each.states, each.devices) == (2, 5, 4) and (demand.lanes, demand.states) == (8, 5)
     assert (each.row, each.page) == (
         demand.row,
         demand.page,
@@ -128,7 +130,7 @@ def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytes
     hybridlm.load(directory, lanes=1, context=32, chunk=4)
     (needed,) = totals
     monkeypatch.setattr(memory, "available_memory", lambda placement: needed)
-    monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
+    monkeypatch.setattr(Engine, "new_pool", lambda *args: pytest.fail("a pool was allocated"))
     weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())
     monkeypatch.setattr(memory, "available_memory", lambda placement: needed - weights)
     monkeypatch.setattr(Demand, "require", lambda self, available: real(self, available) if self.scratch else None)

@@ -219,7 +219,7 @@ def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> 
         session.step()
         scheduler = session._scheduler
         assert [len(sequence.prompt) for sequence in scheduler.joined] == [370]
-        assert [entry[2].request.index for entry in sorted(scheduler.waiting)] == [1, 2]
+        assert [sequence.request.index for _, sequence in sorted(scheduler.waiting)] == [1, 2]
         assert finished(session)[0] == 0
 
 
@@ -239,7 +239,7 @@ def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
         scheduler = session._scheduler
         while not (scheduler.waiting and scheduler.decoding):
             session.step()
-        waiting = scheduler.waiting[0][2]
+        waiting = scheduler.waiting[0][1]
         assert waiting.generated and waiting.slot is None
         session.cancel(waiting.request.index)
         session.cancel(scheduler.decoding[0].request.index)

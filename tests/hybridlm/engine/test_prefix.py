@@ -178,10 +178,9 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
     def full_of_nan() -> None:
-        pool = engine.borrow(engine.rows)
+        pool = engine.pool
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
         pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
-        engine.give_back(pool)
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading_engine import ReadingEngine, read_without_model
 from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
@@ -21,7 +22,6 @@ from hybridlm.score_files.formats import open_source
 from hybridlm.score_files.order import MAX_PART_WINDOWS, beginning, common_length, plan, sorted_parts
 from hybridlm.score_files.rows import START, InputRow
 from hybridlm.score_files.survey import Limits, RowWindow
-from hybridlm.scoring.queue import ScoringQueue
 
 CHUNK = 8
 
@@ -59,16 +59,10 @@ class Counting:
 
     def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         self.calls += 1
-        queue, alive = ScoringQueue(dict(enumerate(texts)), None, (self.chunk,), 5), []
-        while queue or alive:
-            while len(alive) < 4 and (item := queue.take(lambda text: [0])) is not None:
-                queue.begun(item)
-                alive.append(item)
-            item = alive.pop(0)
-            begin = 0 if item.parent is None else len(item.parent.tokens) - 1
-            self.computed += -(-(len(item.tokens) - 1 - begin) // self.chunk) * self.chunk
-            if item.index is None:
-                queue.prefilled(item)
+        engine = ReadingEngine(8, 4, (self.chunk,))
+        for _ in read_without_model(engine, dict(enumerate(texts)), 5):
+            pass
+        self.computed += engine.computed
         return score(texts)
 
 

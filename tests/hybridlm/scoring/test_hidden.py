@@ -24,6 +24,6 @@ def test_places_are_those_of_forward_with_and_without_common_parts(
         vectors = text.vectors
         assert vectors.dtype == np.float32 and vectors.shape == (len(index), size)
         np.testing.assert_allclose(vectors, expected[i, list(index)], atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.engine.reading.max_states", lambda lanes: 0)
     single = read_hidden(text_lm.engine, texts, places, size)
     assert [item.vectors.tobytes() for item in single] == [item.vectors.tobytes() for item in states]

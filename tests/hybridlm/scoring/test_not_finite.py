@@ -15,7 +15,7 @@ import hybridlm
 from hybridlm import Intervention
 from hybridlm.decision_models.decide import Decider
 from hybridlm.requests.finite import first_not_finite
-from hybridlm.scoring.pooling import Reading, ReadText, class_logits
+from hybridlm.scoring.pooling import Places, ReadText, class_logits
 from ir_passes.files.strict_json import parse_json
 
 TEXTS = [[5, 6, 7, 8], [5, 6, 9, 8, 11], [7]]
@@ -135,7 +135,7 @@ class _Head:
 def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm.text_model.prompts
-    read = ReadText(0, (5, 0), question=Reading([(0,)], 4), query=(0,))
+    read = ReadText(0, (5, 0), question=Places([(0,)], 4), query=(0,))
     head: Any = _Head(scores)
     decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})

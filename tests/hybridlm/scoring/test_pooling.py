@@ -61,7 +61,7 @@ def test_common_beginnings_are_computed_once(text_lm: hybridlm.LM, pooling: Any,
     stem, options = TEXTS[0], TEXTS[4]
     texts = [[*stem, *options[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
     with monkeypatch.context() as patch:
-        patch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
+        patch.setattr("hybridlm.engine.reading.max_states", lambda lanes: 0)
         vectors = text_lm.embed(texts, pooling=pooling)
     settings = dict(text_lm.stats)
     assert text_lm.embed(texts, pooling=pooling).tobytes() == vectors.tobytes()

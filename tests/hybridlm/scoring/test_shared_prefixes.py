@@ -1,23 +1,20 @@
 """Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
-import gc
 import json
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading_engine import ReadingEngine, read_without_model
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
+from hybridlm.engine import reading
 from hybridlm.programs.shapes import Shape
-from hybridlm.scoring import scorer
-from hybridlm.scoring.queue import ScoringQueue, shared_prefixes
-from hybridlm.scoring.text import ScoredText
+from hybridlm.scoring.shared_prefixes import shared_prefixes
 from hybridlm.steps.operands import StepInputs
 
 IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
@@ -75,32 +72,19 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
 @settings(max_examples=150)
 def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, limit: int) -> None:
     """No text waits for ever, in whatever order lanes become free."""
-    queue = ScoringQueue(dict(enumerate(texts)), None, (1,), limit)
-    alive: list[ScoredText] = []
-    states: set[ScoredText] = set()
+    engine = ReadingEngine(8, lanes, (1,))
     indices = []
-    while queue or alive:
-        while len(alive) < lanes and (text := queue.take(lambda text: [0])) is not None:
-            assert text.parent is None or text.parent in states
-            queue.begun(text)
-            if text.parent is not None and not text.parent.children:
-                states.remove(text.parent)
-            alive.append(text)
-        assert alive, "everything waits for something that waits"
-        text = alive.pop(0)
-        if text.index is None:
-            queue.prefilled(text)
-            states.add(text)
-        else:
-            indices.append(text.index)
-        assert len(states) + sum(part.index is None for part in alive) <= limit
-    assert sorted(indices) == list(range(len(texts))) and not states
+    for group, finished in read_without_model(engine, dict(enumerate(texts)), limit):
+        assert group.states <= limit
+        indices += [text.index for text in finished]
+    assert sorted(indices) == list(range(len(texts))) and not engine.pool.owner.held
+    assert not texts or group.states == 0
 
 
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
     """Scores with every text consumed by itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(scorer, "max_held", lambda engine, lanes: 0)
+        patch.setattr(reading, "max_states", lambda lanes: 0)
         return lm.score(texts, **settings)
 
 
@@ -177,18 +161,12 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
     assert ran[0] and ran[0] == ran[1]
 
 
-def test_the_pool_of_a_run_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """States held at a time have no more rows than the pool whose memory they take, or two."""
+def test_scores_and_completions_share_a_pool(text_lm: hybridlm.LM) -> None:
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
-    pool = weakref.ref(engine._idle_pool)
+    pool = engine.pool
     text_lm.score([IDS[:3]])
-    gc.collect()
-    assert pool() is None and engine._idle_pool is not None and engine._idle_pool.size == 1
-    for lanes in (1, 2, 3, 4, 8, 64):
-        fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
-        for size in (1, 2, 4):
-            assert 2 <= scorer.max_held(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
+    assert engine.pool is pool and pool.size == engine.rows and not pool.owner.held
 
 
 @pytest.mark.long

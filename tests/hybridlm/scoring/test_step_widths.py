@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading_engine import ReadingEngine, read_without_model
 
 import hybridlm
 from hybridlm.engine.widths import next_width, step_widths, text_widths
-from hybridlm.scoring.queue import ScoringQueue, may_begin, widest_step
-from hybridlm.scoring.text import ScoredText
 
 CPU = step_widths(128, "cpu")
 WIDTHS = st.sampled_from([(1,), (5,), (20, 5), (100, 32, 8), CPU, step_widths(128, "cuda")])
@@ -50,21 +49,11 @@ def lengths(count: int, mean: float, sigma: float, limit: int = 2048) -> list[in
 
 def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
     """Return the share of real tokens among step places, without a model."""
-    queue = ScoringQueue({i: tuple(range(i, i + count)) for i, count in enumerate(counts)}, None, widths, 0)
-    lanes: list[ScoredText | None] = [None] * LANES
-    tokens = places = 0
-    while queue or any(lanes):
-        if may_begin(lanes, widths):
-            for lane in range(LANES):
-                lanes[lane] = lanes[lane] or queue.take(lambda text: [0])
-        width, active = widest_step(lanes, widths)
-        places += LANES * width
-        for lane, text in enumerate(active):
-            if text is not None:
-                tokens += len(text.feed(width).tokens)
-                text.consumed += width
-                lanes[lane] = None if text.done else text
-    return tokens / places
+    engine = ReadingEngine(8, LANES, widths)
+    texts = {i: tuple(range(i, i + count)) for i, count in enumerate(counts)}
+    finished = [text.index for _, texts in read_without_model(engine, texts, 0) for text in texts]
+    assert sorted(finished) == list(range(len(counts)))
+    return engine.tokens / engine.places
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,17 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
     engine = lm.engine
-    engine._idle_pool = None
+    engine._pool = None
     want, scores = lm.generate(prompts, **settings), lm.score(prompts)
     assert lm.generate(prompts, **settings) == want
 
-    def full_of_nan(count: int) -> None:
-        pool = engine.borrow(count)
-        rows = pool.take()
+    def fill_with_nan() -> None:
+        rows = engine.pool.take()
         layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
-        pool.put(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
-        engine.give_back(pool)
+        engine._pool.put(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
 
-    full_of_nan(engine.rows)
+    fill_with_nan()
     assert lm.generate(prompts, **settings) == want
-    full_of_nan(engine.bucket(len(prompts), engine.prefill_lanes))
+    fill_with_nan()
     for got, expected in zip(lm.score(prompts), scores, strict=True):
         assert got.logprobs.tobytes() == expected.logprobs.tobytes()

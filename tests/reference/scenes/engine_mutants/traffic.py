@@ -151,7 +151,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """
     results: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
-    engine._idle_pool = None  # nothing of a run that had a fault
+    engine._pool = None  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE

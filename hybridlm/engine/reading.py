@@ -1,0 +1,334 @@
+"""Texts that are read: for scores, residual streams or a state. They have rows as requests have, and sample nothing.
+
+The number of a text's tokens determines its step widths, so its numbers depend neither on other texts nor on requests.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.probing import StepReads, TextProbing
+from hybridlm.engine.widths import next_width
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.captured import Recorder
+from hybridlm.requests.finite import first_not_finite
+from hybridlm.requests.probes import Probe
+from hybridlm.rows.snapshot import Snapshot
+from hybridlm.steps.operands import Batch, Feed, StepInputs
+from ir_passes.host.slot_owner import Slot
+
+if TYPE_CHECKING:
+    from hybridlm.engine.prefix import Prefix
+
+
+@dataclass(eq=False)
+class QueuedText:
+    """A text or shared prefix, with a row while it is prefilled.
+
+    Attributes:
+        index: number in its call; None for a shared prefix.
+        tokens: token ids, with `prefix`; the last is not prefilled.
+        prefix: user's prefix; results begin behind it.
+        parent: shared prefix, with the results of the first tokens.
+        consumed: tokens of the state after all dispatched steps.
+        keeps_state: `snapshot` is taken at its end.
+        snapshot: state after its last step; of a shared prefix while texts wait for it.
+        children: texts and prefixes that wait for a shared prefix.
+        first_wrong: first token with results that are not finite, or None.
+        begun: number of times that it has begun: once, and once more after each preemption.
+        reading: the call's texts.
+        order: its place in the queue, as `ActiveSequence.order`.
+    """
+
+    index: int | None
+    tokens: tuple[int, ...]
+    prefix: "Prefix | None" = None
+    parent: Self | None = None
+    consumed: int = 0
+    slot: Slot | None = None
+    keeps_state: bool = False
+    snapshot: Snapshot | None = None
+    children: list[Self] = field(default_factory=list)
+    probe: Probe | None = None
+    recorder: Recorder | None = None
+    first_wrong: int | None = None
+    begun: int = field(default=0, init=False)
+    reading: "Reading[Any]" = field(init=False)
+    order: tuple[int, ...] = field(init=False)
+
+    all_read = True
+    """A text waits for no step in flight."""
+
+    @property
+    def subject(self) -> str:
+        """Its name in messages."""
+        return "a shared prefix" if self.index is None else f"text {self.index}"
+
+    @property
+    def copies(self) -> "Sequence[QueuedText]":
+        """The text in the rows of each model."""
+        return (self,)
+
+    @property
+    def before(self) -> int:
+        return 0 if self.prefix is None else len(self.prefix)
+
+    @property
+    def end(self) -> int:
+        """Number of tokens to prefill: all but the last, unless the probe reads it."""
+        last = len(self.tokens) - 1
+        return last + 1 if self.probe is not None and self.probe.reads(last) else last
+
+    @property
+    def done(self) -> bool:
+        """Whether every token that is prefilled has been."""
+        return self.consumed >= self.end
+
+    @property
+    def start(self) -> Snapshot | None:
+        """State that it continues, or None."""
+        if self.parent is not None:
+            return self.parent.snapshot
+        return None if self.prefix is None else self.prefix.snapshot
+
+    def begin_again(self) -> None:
+        """Drop the results: the text is read from its first token on, since the state of its prefix may be gone."""
+        self.parent, self.consumed, self.recorder, self.first_wrong = None, 0, None, None
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Allocate empty results."""
+
+    @property
+    def width(self) -> int:
+        """Width of its next step."""
+        return next_width(self.end - self.consumed, self.reading.widths)
+
+    def feed(self, width: int) -> Feed:
+        """Return the next tokens to prefill, at most `width`."""
+        end = min(self.end, self.consumed + width)
+        if self.probe is not None:
+            end = self.probe.stop(self.consumed, end)
+        return Feed(self.tokens[self.consumed : end], self.consumed)
+
+    def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
+        """Store a step's results, NumPy arrays, for `count` tokens."""
+        raise NotImplementedError
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name, to store or to fill."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Copy the first tokens' results from the shared prefix, after all steps."""
+        if self.parent is not None and self.parent.first_wrong is not None:
+            self.first_wrong = self.parent.first_wrong
+
+    def check(self, arrays: Sequence[Any], first: int) -> None:
+        """Record the first token, counted from `first`, without finite results in arrays [token, ..]."""
+        wrong = first_not_finite(arrays)
+        self.mark_wrong(None if wrong is None else first + wrong)
+
+    def mark_wrong(self, token: int | None) -> None:
+        """Record the index of a token without finite results; None for none."""
+        if token is not None and (self.first_wrong is None or token < self.first_wrong):
+            self.first_wrong = token
+
+
+T = TypeVar("T", bound=QueuedText)
+
+
+class TextPart(NamedTuple, Generic[T]):
+    """Part of a text in one step.
+
+    Attributes:
+        first, count: `count` predicted tokens from `first` on; the step begins one token earlier.
+    """
+
+    lane: int
+    text: T
+    first: int
+    count: int
+    reads: StepReads | None
+    last: bool
+    begun: int
+
+
+class Reading(Generic[T]):
+    """The texts of one call, and their steps.
+
+    A text has the same lane in the steps of each model (models in lockstep).
+
+    Args:
+        engines: of each model; the first has widths and statistics.
+        lanes: of every step.
+        inputs: (batch, texts in lanes, feeds) -> inputs.
+        top: most likely tokens to report, or None.
+        combine: outputs of each model -> outputs; None with one model.
+        widths: widths of steps, descending; None for those of the first engine.
+        probing: reads and changes inside the model.
+        counter: statistic that counts the tokens.
+
+    Attributes:
+        max_states: maximum states of shared prefixes at a time. A nested prefix can always begin and no prefix waits
+            for later texts, so there is no deadlock.
+        states: states of shared prefixes that are read or wait for texts.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        lanes: int,
+        inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs],
+        top: int | None = None,
+        combine: Callable[[Sequence[Any]], Any] | None = None,
+        widths: tuple[int, ...] | None = None,
+        probing: TextProbing | None = None,
+        counter: str = "scored_tokens",
+    ):
+        self.engines, self.lanes, self._inputs, self._top, self._combine = engines, lanes, inputs, top, combine
+        one_by_one = probing is not None and probing.one_by_one
+        self.widths = (1,) if one_by_one else engines[0].widths if widths is None else widths
+        self._probing, self._counter = probing, counter
+        self.max_states = 0 if probing is not None else max_states(lanes)
+        self.states = 0
+
+    def has_lane(self, text: T, joined: Sequence[QueuedText]) -> bool:
+        """Whether a text may begin beside the texts with a row, of any reading."""
+        room = self.max_states - (text.parent is None)  # one state is reserved for nested prefixes
+        free = sum(other.reading is self for other in joined) < self.lanes
+        return free and (text.index is not None or self.states < room)
+
+    def devices(self, text: T, joined: Sequence[QueuedText]) -> list[int]:
+        """Return the devices with a row, pages and a lane for a text in each model, most free rows first.
+
+        Cached states are evicted if no device has the pages.
+
+        Args:
+            joined: texts with a row, of any reading.
+        """
+        pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
+        used = [pool.device_of(other.slot) for other in joined if other.reading is self and other.slot is not None]
+        pairs = list(zip(self.engines, text.copies, strict=True))
+        for engine, copy in pairs:
+            engine.make_room(copy.end)
+        devices, *others = (engine.pool.devices_for(copy.end) for engine, copy in pairs)
+        return [device for device in devices if used.count(device) < each and all(device in other for other in others)]
+
+    def begin(self, text: T, device: int | None) -> None:
+        """Acquire a text's row of each model, and restore its state.
+
+        Raises:
+            SlotsExhausted: a row or pages are missing.
+        """
+        self.states += text.index is None
+        text.begun += 1
+        for engine, copy in zip(self.engines, text.copies, strict=True):
+            copy.slot = engine.pool.acquire(copy.end, device)
+            if copy.start is not None:
+                copy.consumed = engine.moves.restore(copy.start, engine.pool, copy.slot, copy.tokens, owner=copy)
+        if self._probing is not None and text.probe is not None and text.index is not None:
+            capacity = len(text.probe.read_in(0, len(text.tokens)))
+            text.recorder = self._probing.recorder(text.probe, text.index, capacity)
+        self.detach(text)
+
+    def detach(self, text: T) -> None:
+        """Let a text wait for its shared prefix no longer; the last one releases the state."""
+        parent = text.parent
+        if parent is not None and text in parent.children:
+            parent.children.remove(text)
+            if not parent.children and parent.done:
+                for copy in parent.copies:
+                    copy.snapshot = None
+                self.states -= 1
+
+    def end(self, text: T) -> None:
+        """Release the rows of a text after its last step; keep its state for those that wait for it."""
+        for engine, copy in zip(self.engines, text.copies, strict=True):
+            if copy.slot is not None and (text.children or text.keeps_state):
+                spans = () if copy.start is None else copy.start.spans
+                copy.snapshot = engine.moves.take(engine.pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
+            if text.index is None:
+                # Each restore adds the whole prefix to the statistic, but it was computed once.
+                engine.stats["prefix_tokens_saved"] -= copy.consumed
+        self.release(text)
+        self.states += text.index is None and bool(text.children)
+
+    def release(self, text: T) -> None:
+        """Release a text's rows."""
+        self.states -= text.index is None
+        for engine, copy in zip(self.engines, text.copies, strict=True):
+            if copy.slot is not None:
+                engine.release(copy.slot)
+                copy.slot = None
+                engine.runner.forget(copy)
+
+    def dispatch(self, texts: Sequence[T], width: int) -> tuple[Any, list[TextPart[T]]]:
+        """Dispatch a step of texts with rows; return its pending outputs and its parts.
+
+        Args:
+            texts: with probes or without: texts without have the bits of the plain step.
+            width: tokens of a lane.
+        """
+        outputs, places, lane_map = [], None, None
+        lanes: list[T | None] = [None] * self.lanes
+        for i, engine in enumerate(self.engines):
+            slots = [slot for text in texts if (slot := text.copies[i].slot) is not None]
+            places, rows = engine.pool.arrange(slots, self.lanes, places)
+            if lane_map is None:
+                lane_map = rows
+                for lane, text in zip(places, texts, strict=True):
+                    lanes[lane] = text
+                feeds = [None if text is None else text.feed(width) for text in lanes]
+                inputs = self._inputs(Batch.of(feeds, width, rows.slots, rows.pages), lanes, feeds)
+                if self._probing is not None and texts[0].probe is not None:
+                    inputs = inputs._replace(probes=self._probing.text_inputs(lanes, feeds, width))
+            inputs = inputs._replace(batch=inputs.batch._replace(slots=rows.slots, pages=rows.pages))
+            shape = Shape.of(inputs, engine.pool.size, engine.pool.pages, self._top)
+            owners = [None if text is None else text.copies[i] for text in lanes]
+            counts = np.asarray(inputs.batch.lengths)
+            outputs.append(engine.run(shape, engine.pool, rows.rows, inputs, owners=owners, counts=counts))
+        stepped = [
+            (lane, text, feed)
+            for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True))
+            if text is not None and feed is not None
+        ]
+        for _, text, feed in stepped:
+            for copy in text.copies:
+                copy.consumed += len(feed.tokens)
+        reads = {}
+        if self._probing is not None and texts[0].probe is not None and lane_map is not None:
+            consumed = [(lane, text, len(feed.tokens)) for lane, text, feed in stepped]
+            reads = self._probing.after_step(self.engines[0].pool, lane_map, consumed)
+        parts: list[TextPart[T]] = []
+        for lane, text, feed in stepped:
+            count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
+            parts.append(TextPart(lane, text, feed.position + 1, count, reads.get(lane), text.done, text.begun))
+        return outputs[0] if self._combine is None else self._combine(outputs), parts
+
+    def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
+        """Store a step's results, NumPy arrays; return the texts that are finished."""
+        finished = list[T]()
+        for lane, text, first, count, reads, last, begun in parts:
+            if begun != text.begun:
+                continue  # it was preempted
+            text.take(results, lane, first, count)
+            if self._probing is not None:
+                text.mark_wrong(self._probing.take(text, reads, results.hidden_states, lane))
+            self.engines[0].stats[self._counter] += count
+            if last:
+                text.finish()
+                if text.index is not None:
+                    finished.append(text)
+        return finished
+
+
+def max_states(lanes: int) -> int:
+    """Return the maximum number of states of shared prefixes: one for each lane and one for a nested prefix.
+
+    Free memory does not count, so that the steps of a text depend on texts and settings alone.
+    """
+    return lanes + 1

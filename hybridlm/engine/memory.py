@@ -97,7 +97,8 @@ class Demand:
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} lanes and "
             f"{self.states} states while scoring x {format_bytes(self.row)}{cache if self.page else ''}{scratch}"
-            f"{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; {self._would_fit(available)}"
+            f"{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
+            f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:

@@ -290,8 +290,8 @@ def test_random_traffic_equals_solo_runs(
         assert completion.token_ids == (want[: len(completion.token_ids)] if cancelled else want)
 
 
-def test_another_session_gets_copies(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each session has its own pool; the first one's rows and pages are read only."""
+def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the positions of the last page are copied."""
     with lm.session() as first, lm.session() as second:
         first.submit(FIRST, max_tokens=30, **FREE)
         while not decodes(first, 0):

@@ -27,13 +27,13 @@ def list_steps(folder: Folder = None, debug: Debug = False) -> None:
         store = _store(folder)
         table = table_of("step", "MB", "compiled in", "last used", "file", text_columns=5, overflow="fold")
         entries = store.entries()
-        for entry in entries:
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-            label = "damaged, or another's" if entry.label is None else entry.label
-            row = (label, f"{entry.bytes / 1e6:,.1f}", f"{entry.seconds:.1f} s", used, entry.name[:12])
+        for file, header in entries:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.used))
+            label, seconds = ("damaged, or another's", 0.0) if header is None else (header.label, header.seconds)
+            row = (label, f"{file.bytes / 1e6:,.1f}", f"{seconds:.1f} s", used, file.name[:12])
             table.add_row(*map(Text, row))
         console_for_table().print(table)
-        total = sum(entry.bytes for entry in entries)
+        total = sum(file.bytes for file, _ in entries)
         typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
 
 

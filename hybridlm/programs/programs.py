@@ -25,10 +25,9 @@ from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.kept_state import KeptState
-from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
-from hybridlm.programs.stored_programs import StoredPrograms, types_of
+from hybridlm.programs.stored_programs import Origin, StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.contract import page_table, slot_map, step_contract

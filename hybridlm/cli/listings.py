@@ -1,4 +1,4 @@
-"""Lists: `hybridlm cache`, compiled steps that are kept between processes; `hybridlm families`, families of models."""
+"""Steps kept between processes, and lists: `hybridlm warmup`, `hybridlm cache`, `hybridlm families`."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hybridlm.cli.options import Debug, console_for_table, reported, table_of
+from hybridlm.cli.options import Debug, Loading, Model, console_for_table, loads, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from ir_passes.compile.stored import ExecutableStore
@@ -70,3 +70,40 @@ def list_families(debug: Debug = False) -> None:
             table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))
         console_for_table().print(table)
         typer.echo("wrappers: " + ", ".join(name for wrapper in WRAPPERS for name in wrapper.model_types))
+
+
+@loads()
+def warmup(
+    loading: Loading,
+    model: Model,
+    full: Annotated[
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")
+    ] = False,
+) -> None:
+    """Compile and store every step of generation and scoring.
+
+    Later processes compile nothing.
+
+    Give the settings that the model is loaded with later: other lanes, contexts, chunks, dtypes or meshes have other
+    steps. The exit status is 1 if a step could not be kept.
+    """
+    if (lm := loading.leading(model)) is None:
+        return
+    lm.warmup(every_bucket=not full)
+    table = table_of("step", "origin", "seconds", text_columns=2)
+    origins = lm.engine.programs.origins
+    for shape, origin in origins.items():
+        where = "from the store" if origin.stored else "compiled"
+        table.add_row(*map(Text, (str(shape), where, f"{sum(origin.seconds.values()):.2f}")))
+    console_for_table().print(table)
+    compiled = sum(not origin.stored for origin in origins.values())
+    typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")
+    if lost := sum(not origin.reusable for origin in origins.values()):
+        folder = cache_of(None).folder
+        typer.echo(
+            f"error: {'no cache' if folder is None else folder / STEPS}: {lost} of {len(origins)} steps are not kept, "
+            "later processes compile them again: make room (hybridlm cache clear) or set XDG_CACHE_HOME to a folder of "
+            "another disk, and run this again",
+            err=True,
+        )
+        raise typer.Exit(1)

@@ -39,13 +39,7 @@ def quantise(
     """
     with reported(debug), load_progress(None) as progress:
         report = quantise_checkpoint(
-            resolve(source),
-            target,
-            scheme=scheme,
-            group_size=group_size,
-            mixers=mixers,
-            head=head,
-            progress=progress,
+            resolve(source), target, scheme=scheme, group_size=group_size, mixers=mixers, head=head, progress=progress
         )
         if report.ragged:
             typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")

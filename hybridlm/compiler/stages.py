@@ -5,12 +5,4 @@ from ir_passes.compile.stages import LoweredStep, ProvedStep, TracedStep
 from ir_passes.jaxpr.placement import PlacementError, Unplaced
 from ir_passes.jaxpr.refused_settings import SettingError
 
-__all__ = [
-    "IsolatedStep",
-    "LoweredStep",
-    "PlacementError",
-    "ProvedStep",
-    "SettingError",
-    "TracedStep",
-    "Unplaced",
-]
+__all__ = ["IsolatedStep", "LoweredStep", "PlacementError", "ProvedStep", "SettingError", "TracedStep", "Unplaced"]

@@ -47,9 +47,10 @@ class Weights:
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
         self.decoder, self.source_fingerprint = decoder, files.fingerprint
         self._texts, self._adapters = texts, list(files.adapters)
-        self._types = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), dict(texts.params)
-        )
+        self._types = {
+            name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)
+            for name, param in texts.params.items()
+        }
 
     @property
     def packed(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import jax
 
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused_settings import require_donation, require_programs
+from ir_passes.jaxpr.refused import require_donation, require_programs
 
 FIXED: dict[str, Any] = {
     "jax_enable_x64": False,

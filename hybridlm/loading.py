@@ -54,7 +54,7 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles
 from hybridlm.version import __version__
 from ir_passes.compile.stored import ExecutableStore
-from ir_passes.jaxpr.forked import require_threads
+from ir_passes.jaxpr.refused import require_threads
 from models import DecoderConfig
 
 _log = logging.getLogger("hybridlm")

@@ -35,7 +35,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
-from ir_passes.jaxpr.forked import require_threads
+from ir_passes.jaxpr.refused import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> checked request."""

@@ -36,7 +36,7 @@ from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes.jaxpr.forked import require_threads
+from ir_passes.jaxpr.refused import require_threads
 from models.layers.embedding import embedding_rows
 from models.ops.quantised_weight import stored_form
 

@@ -47,7 +47,10 @@ class Weights:
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
         self.decoder, self.source_fingerprint = decoder, files.fingerprint
         self._texts, self._adapters = texts, list(files.adapters)
-        self._types = {name: _type_of(param) for name, param in texts.params.items()}
+        self._types = {
+            name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)
+            for name, param in texts.params.items()
+        }
 
     @property
     def packed(self) -> list[str]:
@@ -137,8 +140,3 @@ class Weights:
             fault, advice = f"{len(packed)} weights are packed, as {packed[0]}", "load with dequantise= to replace them"
         if fault:
             raise ValueError(f"{method}: {fault}; {advice}")
-
-
-def _type_of(param: Any) -> Any:
-    """Return shape, dtype and sharding of the arrays of a parameter."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)

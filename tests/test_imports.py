@@ -172,7 +172,7 @@ LAYERS = {
     """,
     "ir_passes": """
         compile
-        report rewrites sanitizer
+        rewrites sanitizer
         host measure proof scratch xla_audit
         contract kernels
         jaxpr

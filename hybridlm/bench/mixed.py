@@ -73,9 +73,6 @@ class OwnMixedSide:
         self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)
         return seconds
 
-    def close(self) -> None:
-        """A model has no process to end."""
-
 
 PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")
 """Counters of `LM.stats` for the shares."""

@@ -52,7 +52,10 @@ def read_classifier(
     if SCORE not in names:
         # A model that was saved without any head, as embedding models are.
         models = [str(name) for name in directory.config.get("architectures") or ()]
-        headless = (models and all(name.endswith("Model") for name in models)) or _has_decision_head(directory)
+        headless = (models and all(name.endswith("Model") for name in models)) or (
+            any((directory.path / name).is_file() for name in DECISION_HEADS)
+            or directory.config.get("model_type") == JEV
+        )
         if bare and not config.tied and headless:
             return family, replace(config, tied=True), None, False
         return family, config, None, True
@@ -65,11 +68,6 @@ def read_classifier(
     names_of = labels or tuple(f"LABEL_{i}" for i in range(shape[0]))
     family = replace(family, skipped=(*family.skipped, SCORE_PATTERN))
     return family, replace(config, tied=config.tied or bare), Classifier(weight, names_of), False
-
-
-def _has_decision_head(directory: Checkpoint) -> bool:
-    files = any((directory.path / name).is_file() for name in DECISION_HEADS)
-    return files or directory.config.get("model_type") == JEV
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:

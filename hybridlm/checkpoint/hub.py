@@ -61,7 +61,8 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
             "Give a GGUF file, or the directory that holds config.json (of an adapter: adapter_config.json) and the "
             "safetensors files.",
         )
-    if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(name):
+    looks_like_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1
+    if isinstance(dir_or_hub_id, os.PathLike) or looks_like_path:
         raise CheckpointError(
             name, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
         )
@@ -84,10 +85,6 @@ def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
         return path
     files = [f"{folder}/adapter_config.json", f"{folder}/adapter_model.safetensors"]
     return _download(os.fspath(dir_or_hub_id), None, None, files, [])
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1
 
 
 def _download(

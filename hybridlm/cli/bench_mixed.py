@@ -12,7 +12,7 @@ import jax
 import typer
 from rich.text import Text
 
-from hybridlm.bench.llama_server import LlamaServerSide
+from hybridlm.bench.llama_cpp import LlamaServerSide
 from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide

@@ -2,9 +2,8 @@
 
 import math
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +28,8 @@ from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.targets import read_target
 
-
-class StepKind(StrEnum):
-    """A step at the largest number of lanes."""
-
-    DECODE = "decode"
-    PROMPT = "prompt"
-    SCORE = "score"
+StepKind = Literal["decode", "prompt", "score"]
+"""A step at the largest number of lanes."""
 
 
 @loads(*STEP_OPTIONS)
@@ -45,7 +39,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
     step: Annotated[
         StepKind, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
-    ] = StepKind.DECODE,
+    ] = "decode",
     weights: Annotated[
         bool,
         typer.Option("--weights", help="List the tensors of the checkpoint instead: scheme, size, signs of damage."),
@@ -73,7 +67,7 @@ def inspect(
     pools.
     """
     if weights:
-        options = {"--html": html is not None, "--target": target is not None, "--step": step is not StepKind.DECODE}
+        options = {"--html": html is not None, "--target": target is not None, "--step": step != "decode"}
         if any(options.values()):
             names = ", ".join(name for name, used in options.items() if used)
             raise ValueError(f"--weights: lists tensors, not a step; expected no {names} beside it")
@@ -131,9 +125,9 @@ def _list_weights(model: str) -> None:
 
 
 def _shape(engine: Engine, kind: StepKind) -> Shape:
-    if kind is StepKind.SCORE:
+    if kind == "score":
         return engine.scoring(engine.prefill_lanes, engine.chunk)
-    if kind is StepKind.PROMPT:
+    if kind == "prompt":
         return engine.generating(engine.prefill_lanes, engine.chunk)
     return engine.generating(engine.lanes, 1)
 

@@ -1,4 +1,4 @@
-"""Lists: `hybridlm cache`, compiled steps that are kept between processes; `hybridlm families`, families of models."""
+"""Steps kept between processes, and lists: `hybridlm warmup`, `hybridlm cache`, `hybridlm families`."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hybridlm.cli.options import Debug, console_for_table, reported, table_of
+from hybridlm.cli.options import Debug, Loading, Model, console_for_table, loads, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from ir_passes.compile.stored import ExecutableStore
@@ -27,13 +27,13 @@ def list_steps(folder: Folder = None, debug: Debug = False) -> None:
         store = _store(folder)
         table = table_of("step", "MB", "compiled in", "last used", "file", text_columns=5, overflow="fold")
         entries = store.entries()
-        for entry in entries:
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-            label = "damaged, or another's" if entry.label is None else entry.label
-            row = (label, f"{entry.bytes / 1e6:,.1f}", f"{entry.seconds:.1f} s", used, entry.name[:12])
+        for file, header in entries:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.used))
+            label, seconds = ("damaged, or another's", 0.0) if header is None else (header.label, header.seconds)
+            row = (label, f"{file.bytes / 1e6:,.1f}", f"{seconds:.1f} s", used, file.name[:12])
             table.add_row(*map(Text, row))
         console_for_table().print(table)
-        total = sum(entry.bytes for entry in entries)
+        total = sum(file.bytes for file, _ in entries)
         typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
 
 
@@ -70,3 +70,40 @@ def list_families(debug: Debug = False) -> None:
             table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))
         console_for_table().print(table)
         typer.echo("wrappers: " + ", ".join(name for wrapper in WRAPPERS for name in wrapper.model_types))
+
+
+@loads()
+def warmup(
+    loading: Loading,
+    model: Model,
+    full: Annotated[
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")
+    ] = False,
+) -> None:
+    """Compile and store every step of generation and scoring.
+
+    Later processes compile nothing.
+
+    Give the settings that the model is loaded with later: other lanes, contexts, chunks, dtypes or meshes have other
+    steps. The exit status is 1 if a step could not be kept.
+    """
+    if (lm := loading.leading(model)) is None:
+        return
+    lm.warmup(every_bucket=not full)
+    table = table_of("step", "origin", "seconds", text_columns=2)
+    origins = lm.engine.programs.origins
+    for shape, origin in origins.items():
+        where = "from the store" if origin.stored else "compiled"
+        table.add_row(*map(Text, (str(shape), where, f"{sum(origin.seconds.values()):.2f}")))
+    console_for_table().print(table)
+    compiled = sum(not origin.stored for origin in origins.values())
+    typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")
+    if lost := sum(not origin.reusable for origin in origins.values()):
+        folder = cache_of(None).folder
+        typer.echo(
+            f"error: {'no cache' if folder is None else folder / STEPS}: {lost} of {len(origins)} steps are not kept, "
+            "later processes compile them again: make room (hybridlm cache clear) or set XDG_CACHE_HOME to a folder of "
+            "another disk, and run this again",
+            err=True,
+        )
+        raise typer.Exit(1)

@@ -17,12 +17,11 @@ from hybridlm.cli.files.commands import batch, classify, decide, divergence, emb
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
-from hybridlm.cli.listings import cache, list_families
+from hybridlm.cli.listings import cache, list_families, warmup
+from hybridlm.cli.options import EXIT_INTERRUPTED
 from hybridlm.cli.quantise import quantise
-from hybridlm.cli.signals import EXIT_INTERRUPTED
 from hybridlm.cli.standard_output import standard_output
 from hybridlm.cli.verify import verify
-from hybridlm.cli.warmup import warmup
 from hybridlm.version import __version__
 
 # No markup: messages read the same in a log and may contain brackets.

@@ -1,4 +1,4 @@
-"""Options of `load` for all commands, and errors as messages without traceback."""
+"""Options of `load` for all commands; errors as messages without traceback; ends by signals."""
 
 import inspect
 import json
@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridlm.cli.groups import expanded, gathered, parameters_of
-from hybridlm.cli.signals import ended_by_signals
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.engine.abstract import SERVING
@@ -223,3 +223,40 @@ def _notes(error: BaseException) -> list[str]:
 
 def _show_warning(message: Warning | str, *rest: Any) -> None:
     typer.echo(f"warning: {message}", err=True)
+
+
+ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+
+EXIT_INTERRUPTED = [128 + number for number in (signal.SIGINT, *ENDING)]
+"""Exit statuses of an interrupted command."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that ends the command, raised wherever it runs."""
+
+    def __init__(self, number: int):
+        self.number = number
+        super().__init__(f"ended by {signal.Signals(number).name}")
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise Ended for a signal that would end the process without a word.
+
+    Ignored signals (nohup) stay ignored. A process of a group ends at once: another one may be gone.
+    """
+    chosen = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    if jax.distributed.is_initialized() or threading.current_thread() is not threading.main_thread():
+        chosen = []
+
+    def end(number: int, frame: object) -> None:
+        raise Ended(number)
+
+    for number in chosen:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in chosen:
+            signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,7 @@
 """`hybridlm quantise`: a quantised copy of a checkpoint, for this library and for others."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,16 +10,8 @@ from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.cli.options import Debug, reported
 from hybridlm.progress import load_progress
 
-
-class Scheme(StrEnum):
-    """Codes and scales of the weights."""
-
-    FP8_BLOCK = "fp8-block"
-    INT8 = "int8"
-    INT4 = "int4"
-    NVFP4 = "nvfp4"
-
-
+Scheme = Literal["fp8-block", "int8", "int4", "nvfp4"]
+"""Codes and scales of the weights."""
 GroupSize = Annotated[
     int | None,
     typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
@@ -48,13 +39,7 @@ def quantise(
     """
     with reported(debug), load_progress(None) as progress:
         report = quantise_checkpoint(
-            resolve(source),
-            target,
-            scheme=scheme.value,
-            group_size=group_size,
-            mixers=mixers,
-            head=head,
-            progress=progress,
+            resolve(source), target, scheme=scheme, group_size=group_size, mixers=mixers, head=head, progress=progress
         )
         if report.ragged:
             typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")

@@ -63,7 +63,7 @@ class Subject:
     def recipe(self) -> Recipe | None:
         """Return the recipe of --scheme, or None."""
         if self.scheme is not None:
-            return Recipe.of(self.scheme.value, group_size=self.group_size, mixers=self.mixers, head=self.head)
+            return Recipe.of(self.scheme, group_size=self.group_size, mixers=self.mixers, head=self.head)
         if self.group_size is not None or self.mixers or self.head:
             raise ValueError("--group-size, --mixers, --head: expected --scheme beside them")
         return None

@@ -201,10 +201,6 @@ def _cells(step: StepReport) -> tuple[str | Text, ...]:
         format_bytes(step.moved),
         "" if floor is None else f"{step.moved / floor:.2f}",
         "" if floor is None else f"{step.flops / 1e9:,.3g}",
-        "" if seconds is None else _milliseconds(seconds),
+        "" if seconds is None else f"{seconds * 1000:.3g} ms",
         "" if rate is None else f"{rate:,.0f}",
     )
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"

@@ -3,7 +3,4 @@
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.proof.agreement import devices_agree
 
-__all__ = [
-    "Collective",
-    "devices_agree",
-]
+__all__ = ["Collective", "devices_agree"]

@@ -2,8 +2,4 @@
 
 from ir_passes.contract.contract import Bound, BoundContract, ContractFault
 
-__all__ = [
-    "Bound",
-    "BoundContract",
-    "ContractFault",
-]
+__all__ = ["Bound", "BoundContract", "ContractFault"]

@@ -3,9 +3,4 @@
 from ir_passes.compile.exported import Exported, ExportError, load_exported
 from ir_passes.files.record import RecordError
 
-__all__ = [
-    "ExportError",
-    "Exported",
-    "RecordError",
-    "load_exported",
-]
+__all__ = ["ExportError", "Exported", "RecordError", "load_exported"]

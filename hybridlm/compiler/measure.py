@@ -3,9 +3,4 @@
 from ir_passes.measure.dependence import Dependence, measured_dependence
 from ir_passes.measure.unaccepted import Unaccepted, unaccepted_reach
 
-__all__ = [
-    "Dependence",
-    "Unaccepted",
-    "measured_dependence",
-    "unaccepted_reach",
-]
+__all__ = ["Dependence", "Unaccepted", "measured_dependence", "unaccepted_reach"]

@@ -2,7 +2,4 @@
 
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 
-__all__ = [
-    "PlannedStep",
-    "plan_step",
-]
+__all__ = ["PlannedStep", "plan_step"]

@@ -3,10 +3,4 @@
 from ir_passes.scratch.liveness import Liveness, liveness
 from ir_passes.scratch.verifier import Plan, PlanError, verify_plan
 
-__all__ = [
-    "Liveness",
-    "Plan",
-    "PlanError",
-    "liveness",
-    "verify_plan",
-]
+__all__ = ["Liveness", "Plan", "PlanError", "liveness", "verify_plan"]

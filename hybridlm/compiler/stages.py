@@ -3,14 +3,6 @@
 from ir_passes.compile.isolated import IsolatedStep
 from ir_passes.compile.stages import LoweredStep, ProvedStep, TracedStep
 from ir_passes.jaxpr.placement import PlacementError, Unplaced
-from ir_passes.jaxpr.refused_settings import SettingError
+from ir_passes.jaxpr.refused import SettingError
 
-__all__ = [
-    "IsolatedStep",
-    "LoweredStep",
-    "PlacementError",
-    "ProvedStep",
-    "SettingError",
-    "TracedStep",
-    "Unplaced",
-]
+__all__ = ["IsolatedStep", "LoweredStep", "PlacementError", "ProvedStep", "SettingError", "TracedStep", "Unplaced"]

@@ -4,10 +4,4 @@ from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.findings import Finding, FindingKind
 from ir_passes.xla_audit.hlo import HloError
 
-__all__ = [
-    "AuditReport",
-    "Finding",
-    "FindingKind",
-    "HloError",
-    "audit",
-]
+__all__ = ["AuditReport", "Finding", "FindingKind", "HloError", "audit"]

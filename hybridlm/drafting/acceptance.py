@@ -97,11 +97,7 @@ class Drafting:
             self._last = (0, 0, ())
 
     def propose(self, generated: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:
-        """Return drafts after the generated tokens; raises as `checked_proposal`.
-
-        Raises:
-            TypeError, ValueError: the drafter's answer is invalid (see `checked_proposal`).
-        """
+        """Return drafts after the generated tokens; raises as `checked_proposal`."""
         self._tokens += generated[len(self._tokens) - self._prompt :]
         if self._last[:2] != (len(self._tokens), limit):
             drafts = checked_proposal(self._drafter, self._tokens, limit, vocab_size) if limit > 0 else ()

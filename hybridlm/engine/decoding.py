@@ -17,8 +17,7 @@ from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.reading import TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.logit_changes import expected_changes, logit_changes
-from hybridlm.requests.sampling_operands import sampling_arrays, sampling_inputs
+from hybridlm.requests.sampling_operands import expected_changes, logit_changes, sampling_arrays, sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor

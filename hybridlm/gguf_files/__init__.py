@@ -8,5 +8,3 @@ from hybridlm.gguf_files.companions import companions
 from hybridlm.gguf_files.config import gguf_config
 from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, read_header
 from hybridlm.gguf_files.tensors import NamedTensor, named_tensors
-
-__all__ = ["BLOCK_TYPES", "GgufHeader", "NamedTensor", "companions", "gguf_config", "named_tensors", "read_header"]

@@ -74,10 +74,6 @@ def _scales_and_zeros(raw: Raw) -> tuple[Scales, Scales]:
     return _half(raw[:, :2]) * scale.astype(np.float32), _half(raw[:, 2:4]) * zero.astype(np.float32)
 
 
-def _q4_k(raw: Raw) -> Unpacked:
-    return Unpacked(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
-
-
 def _q5_k(raw: Raw) -> Unpacked:
     codes = _nibbles(raw[:, 48:], 32) | _bits(raw[:, 16:48], 32, range(8), 1) << 4
     return Unpacked(codes.astype(np.int8), *_scales_and_zeros(raw))
@@ -133,7 +129,9 @@ PACKED_TYPES: Mapping[str, BlockType] = {
     ),
     "Q2_K": BlockType("int4", 16, "float32", True, _q2_k),
     "Q3_K": BlockType("int8", 16, "float32", False, _q3_k),
-    "Q4_K": BlockType("int4", 32, "float32", True, _q4_k),
+    "Q4_K": BlockType(
+        "int4", 32, "float32", True, lambda raw: Unpacked(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
+    ),
     "Q5_K": BlockType("int8", 32, "float32", True, _q5_k),
     "Q6_K": BlockType("int8", 16, "float32", False, _q6_k),
     "IQ4_NL": BlockType(

@@ -49,7 +49,9 @@ def grammar_text(options: Any) -> str:
     if compact not in (True, False) or (compact and not kind.startswith("json")):
         raise ValueError(f"disable_any_whitespace: expected True or False, with json or json_object, got {compact!r}")
     if kind in ("json", "json_object"):
-        schema = _schema(value) if kind == "json" else _any_object(value)
+        if kind == "json_object" and value is not True:
+            raise ValueError(f"json_object: expected True, got {value!r:.80}")
+        schema = _schema(value) if kind == "json" else '{"type": "object"}'
         text = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False} if compact else None)
     elif kind == "choice":
         text = LLMatcher.grammar_from_lark(_choice(value))
@@ -76,12 +78,6 @@ def _schema(value: Any) -> str:
     if not isinstance(schema, dict):
         raise ValueError(f"json: expected a JSON schema, which is an object, got {schema!r:.80}")
     return json.dumps(schema)
-
-
-def _any_object(value: Any) -> str:
-    if value is not True:
-        raise ValueError(f"json_object: expected True, got {value!r:.80}")
-    return '{"type": "object"}'
 
 
 def _choice(value: Any) -> str:

@@ -111,18 +111,13 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
         others_text = f"; {', '.join(remaining)} did not answer and were killed" if remaining else ""
         raise LaunchError(
             f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others_text}",
-            _as_shell(status),
+            128 - status if status < 0 else status,  # as a shell counts it: 128 and the signal
             others_ended=not remaining and [number for number, _ in failures] == [0],
         )
     if remaining:
         raise LaunchError(
             f"process 0 has ended, and {', '.join(remaining)} did not within {timeout / 2:g} s: killed", 1
         )
-
-
-def _as_shell(status: int) -> int:
-    """Return an exit status as a shell counts it: 128 and the signal."""
-    return 128 - status if status < 0 else status
 
 
 def _prefixed(number: int, source: IO[bytes]) -> None:

@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,34 +34,18 @@ class Message(NamedTuple):
     history: int
 
 
-class Store(Protocol):
-    """Key-value store of the processes; see `KeyValues`."""
-
-    def set(self, name: str, value: bytes) -> None:
-        """Set the value of a new name."""
-        ...
-
-    def get(self, name: str) -> bytes:
-        """Return the value of a name, waiting until it exists."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete a name and its value."""
-        ...
-
-
 class Messages:
     """Messages of a run, in order.
 
     Args:
-        store: shared; its `get` waits for a value.
+        store: with the methods `set`, `get` and `delete` of `KeyValues`; its `get` waits until a name has a value.
         classes: known data classes by name.
 
     Attributes:
         count: sent or received so far.
     """
 
-    def __init__(self, store: Store, classes: Sequence[type] = ()):
+    def __init__(self, store: Any, classes: Sequence[type] = ()):
         self._store, self.count = store, 0
         self._deleted = 0
         self.classes = {dataclass.__name__: dataclass for dataclass in classes}

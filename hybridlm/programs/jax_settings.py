@@ -7,12 +7,12 @@ are in a program's key.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused_settings import require_donation, require_programs
+from ir_passes.jaxpr.refused import require_donation, require_programs
 
 FIXED: dict[str, Any] = {
     "jax_enable_x64": False,
@@ -76,23 +76,15 @@ class JaxSettings:
         return fixed_settings(self._device, without_mesh=True)
 
 
-class HasSettings(Protocol):
-    """An object with methods that run the steps of a model."""
-
-    @property
-    def settings(self) -> JaxSettings: ...
-
-
-Self = TypeVar("Self", bound=HasSettings)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def under_settings(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
-    """Run a method under the `settings` of its object."""
+def under_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Run a method under the `settings` (`JaxSettings`) of its object."""
 
     @wraps(method)
-    def run(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.settings.for_steps():
             return method(self, *args, **kwargs)
 

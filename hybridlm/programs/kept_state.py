@@ -116,31 +116,11 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
     faults: dict[tuple[str, MeasuredFault], Finding] = {}
     for lanes in _calls(tokens, rng):
         state = jax.tree.map(partial(_random_state, lanes=len(lanes.lengths), rng=rng), model.state_arrays())
-        results = _Results(
-            *jax.device_get(
-                (
-                    verified(params, lanes.tokens, lanes, state),
-                    verified(params, lanes.other_drafts, lanes, state),
-                    ordinary(params, lanes.tokens, lanes, state),
-                )
-            )
-        )
+        runs = [verified(params, drafts, lanes, state) for drafts in (lanes.tokens, lanes.other_drafts)]
+        results = jax.device_get([*runs, ordinary(params, lanes.tokens, lanes, state)])
         for name, kind, message in _differences(model, lanes, results):
             faults.setdefault((name, kind), Finding(kind, name, message, REMEDY, (name,)))
     return tuple(faults.values())
-
-
-class _Results(NamedTuple):
-    """Outputs `[lane, token, hidden]` and state of each run, on the host.
-
-    Attributes:
-        first, second: results of a verifying step with the first and the second set of rejected drafts.
-        ordinary: results of a step that reads only the accepted tokens.
-    """
-
-    first: tuple[np.ndarray, tuple]
-    second: tuple[np.ndarray, tuple]
-    ordinary: tuple[np.ndarray, tuple]
 
 
 def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
@@ -193,8 +173,15 @@ def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
         yield _Lanes(ids, other_drafts.astype(np.int32), lengths, accepted, positions)
 
 
-def _differences(model: Decoder, lanes: _Lanes, results: "_Results") -> Iterator[tuple[str, MeasuredFault, str]]:
-    """Yield (name of the array, fault, message) for each wrong array of each lane."""
+def _differences(
+    model: Decoder, lanes: _Lanes, results: Sequence[tuple[np.ndarray, tuple]]
+) -> Iterator[tuple[str, MeasuredFault, str]]:
+    """Yield (name of the array, fault, message) for each wrong array of each lane.
+
+    Args:
+        results: outputs `[lane, token, hidden]` and state of three runs: a verifying step with the first and the second
+            set of rejected drafts, and a step that reads only the accepted tokens.
+    """
     layers = model.stateful()
     names = [type(layer).__name__ for layer in layers]
     described = jax.tree_util.tree_leaves_with_path(model.state_arrays())

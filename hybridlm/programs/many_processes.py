@@ -12,8 +12,7 @@ from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Examples, Move, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape, EditShape
-from hybridlm.rows.pool import RowPool
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 
@@ -47,10 +46,6 @@ class ManyProcesses(Runner):
     def compiled(self, shape: AnyShape, examples: Examples) -> Any:
         """Return the program, once every process has one with the same text."""
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
-
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Raise ValueError: one process alone can change states of rows."""
-        self.require_edits(str(shape))
 
     def read(self, outputs: Any) -> Any:
         """Return outputs on the host; names a process that has ended meanwhile."""

@@ -25,17 +25,14 @@ from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.kept_state import KeptState
-from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
-from hybridlm.programs.stored_programs import StoredPrograms, types_of
+from hybridlm.programs.stored_programs import Origin, StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.split import SplitRows
-from hybridlm.steps.contract import page_table, slot_map, step_contract
-from hybridlm.steps.dim_names import name_pool_dims
+from hybridlm.steps.contract import name_pool_dims, page_table, slot_map, step_contract
 from hybridlm.steps.edit import edit_contract, edit_step
-from hybridlm.steps.generate import generate_step
-from hybridlm.steps.hidden import hidden_step
+from hybridlm.steps.generate import generate_step, hidden_step
 from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import verify_step

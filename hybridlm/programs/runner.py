@@ -13,7 +13,6 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.multiprocess.process_group import ProcessGroup
-from hybridlm.programs.in_flight import InFlight
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, EditShape, Shape
@@ -104,9 +103,9 @@ class Runner(ABC):
     def move(self, step: Move, examples: Examples) -> None:
         """Dispatch a step that copies a part of a row."""
 
-    @abstractmethod
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch a change of rows; see `require_edits`."""
+        """Dispatch a change of rows; by default raise ValueError (see `require_edits`)."""
+        self.require_edits(str(shape))
 
     def require_edits(self, subject: str) -> None:
         """Raise ValueError unless states can be read and changed between steps."""
@@ -148,6 +147,36 @@ class Runner(ABC):
     def forget(self, owner: Any) -> None:
         """Drop the record of a sequence or text that gives up its rows."""
         return None
+
+
+MAX_IN_FLIGHT = 16
+"""Calls before a wait; XLA:CPU lets 32 programs wait on a device."""
+
+
+class InFlight:
+    """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
+
+    XLA:CPU has one thread per device of a process. A collective holds the threads of arrived devices; so does a call
+    for a device with 32 waiting programs. Without a free thread for the other devices, XLA ends the process after 40
+    seconds.
+
+    Args:
+        shared: programs run on several such devices; otherwise nothing is awaited.
+    """
+
+    def __init__(self, shared: bool):
+        self._shared = shared
+        self._results: list[Any] = []
+
+    def add(self, results: Any) -> None:
+        """Add a call's results, a pytree of arrays; later calls may donate them."""
+        if not self._shared:
+            return
+        self._results.append(results)
+        if len(self._results) == MAX_IN_FLIGHT:
+            # Arrays donated to a later call are ready before the results of that call, which are awaited too.
+            results, self._results = self._results, []
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])
 
 
 class OneProcess(Runner):

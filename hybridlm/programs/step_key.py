@@ -67,11 +67,7 @@ def structure_name(structure: Structure) -> str | None:
 
 
 def step_key(
-    shape: AnyShape,
-    args: tuple[Any, ...],
-    structure: str | None,
-    certify: str,
-    placement: Placement,
+    shape: AnyShape, args: tuple[Any, ...], structure: str | None, certify: str, placement: Placement
 ) -> str | None:
     """Return the key of one step, or None."""
     sources = own_sources()

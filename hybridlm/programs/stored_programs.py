@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import jax
@@ -25,6 +26,25 @@ RESULTS = (SampledTokens, Scored)
 """Named tuples that steps return."""
 LOADING = 2
 """Threads that load programs; XLA links a program on one."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a compiled step: the store, or a compilation.
+
+    Attributes:
+        stored: from the store.
+        seconds: by part: "load", or compilation phases and "keep".
+        reusable: later processes find it in the store.
+    """
+
+    stored: bool
+    seconds: dict[str, float]
+    reusable: bool
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {took:.2f}" for name, took in self.seconds.items() if took >= 0.005)
+        return f"{'from the store' if self.stored else 'compiled'} in {sum(self.seconds.values()):.2f} s ({parts})"
 
 
 class StoredPrograms:
@@ -82,8 +102,7 @@ class StoredPrograms:
         if key is None:
             return False
         certificate = step.certificate
-        took = certificate.seconds
-        seconds = took.trace + took.prove + took.rewrite + took.lower + took.compile + took.audit
+        seconds = sum(astuple(certificate.seconds))
         try:
             description, program = describe(step, args, RESULTS)
         except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:

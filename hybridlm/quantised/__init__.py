@@ -9,16 +9,3 @@ from hybridlm.quantised.groups import GroupedTensors, group_tensors
 from hybridlm.quantised.schemes import SCHEMES, DequantiseError, QuantisedTensor
 from hybridlm.quantised.settings import QuantisationSettings, read_settings
 from hybridlm.quantised.shapes import Hints
-
-__all__ = [
-    "SCHEMES",
-    "DequantiseError",
-    "GroupedTensors",
-    "Hints",
-    "QuantisationSettings",
-    "QuantisedTensor",
-    "contradictions",
-    "dequantise",
-    "group_tensors",
-    "read_settings",
-]

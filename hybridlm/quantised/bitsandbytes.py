@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hybridlm.quantised.schemes import NestedScales, QuantisedTensor
+from hybridlm.quantised.schemes import QuantisedTensor
 from hybridlm.quantised.shapes import FLOATS, MAX_ENTRIES, Mismatch, Tensors
 from ir_passes.files.strict_json import parse_json
 
@@ -89,7 +89,7 @@ def _blocks(tensors: Tensors) -> QuantisedTensor:
     return tensors.made(scheme, tuple(shape), 4, block=(1, block), nested=nested)
 
 
-def _nested(tensors: Tensors, state: Mapping[str, Any], blocks: int) -> NestedScales:
+def _nested(tensors: Tensors, state: Mapping[str, Any], blocks: int) -> tuple[int, float]:
     for role in ("nested scale", "nested table"):
         if role not in tensors.members:
             raise Mismatch(f"{tensors.members['scale']}: expected a tensor {BLOCKS[role]}, found none")
@@ -102,7 +102,7 @@ def _nested(tensors: Tensors, state: Mapping[str, Any], blocks: int) -> NestedSc
         raise Mismatch(f"{tensors.members['state']}: expected nested_dtype float32, found {state['nested_dtype']!r}")
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
         raise Mismatch(f"{tensors.members['state']}: expected nested_offset, a number, found {offset!r}")
-    return NestedScales(block, float(offset))
+    return block, float(offset)
 
 
 def _state(tensors: Tensors, scheme: str) -> Mapping[str, Any]:

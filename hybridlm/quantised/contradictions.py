@@ -29,8 +29,8 @@ def contradictions(
             statement = f"lists it as {_or(listed)}" if listed else "does not list it"
         elif settings.schemes is not None and not _forms(tensor) & settings.schemes:
             statement = f"says {_or(settings.schemes)} ({settings.method})"
-        elif _other_width(tensor, settings.hints.bits):
-            statement = f"says integers of {_or(map(str, settings.hints.bits))} bits, and not of {tensor.bits}"
+        elif (bits := settings.hints.bits) and tensor.scheme in ("int-packed", "int8") and tensor.bits not in bits:
+            statement = f"says integers of {_or(map(str, bits))} bits, and not of {tensor.bits}"
         else:
             continue
         yield f"{name}: the files hold {tensor.scheme} codes, the configuration {statement}"
@@ -56,10 +56,6 @@ def _forms(tensor: QuantisedTensor) -> frozenset[str]:
         forms |= {"fp8-channel"} if rows == 1 else set()
         forms |= {"fp8-block"} if rows <= tensor.block[0] and columns <= tensor.block[1] else set()
     return frozenset(forms)
-
-
-def _other_width(tensor: QuantisedTensor, bits: frozenset[int]) -> bool:
-    return bool(bits) and tensor.scheme in ("int-packed", "int8") and tensor.bits not in bits
 
 
 def _or(schemes: Iterable[str]) -> str:

@@ -63,10 +63,6 @@ def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return values
 
 
-def _mxfp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    return _by_columns(_fp8(tensor, read), tensor.scales(read))
-
-
 def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     return _by_columns(float4_e2m1(read(tensor.parts["codes"]).view(np.uint8)), tensor.scales(read))
 
@@ -167,7 +163,7 @@ _FORMULAS: Mapping[str, Callable[[QuantisedTensor, Read], np.ndarray]] = {
     "fp8-block": _block,
     "fp8-channel": _channel,
     "fp8-tensor": _tensor,
-    "mxfp8": _mxfp8,
+    "mxfp8": lambda tensor, read: _by_columns(_fp8(tensor, read), tensor.scales(read)),
     "nvfp4": _nvfp4,
     "mxfp4": _mxfp4,
     "int8": _integers,

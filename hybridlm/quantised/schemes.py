@@ -6,7 +6,6 @@ A quantised weight is codes `[..., out, in]` with a scale per group of entries. 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
@@ -47,17 +46,6 @@ class DequantiseError(ValueError):
         super().__init__(f"{tensor}: {fault}")
 
 
-class NestedScales(NamedTuple):
-    """Scales stored as 8-bit codes: `table[code] * scale + offset` (bitsandbytes' double quantisation).
-
-    Attributes:
-        block: consecutive codes that share a scale.
-    """
-
-    block: int
-    offset: float
-
-
 @dataclass(frozen=True)
 class QuantisedTensor:
     """A weight that a checkpoint stores as codes and scales.
@@ -71,6 +59,8 @@ class QuantisedTensor:
         divided: the global scale divides (compressed-tensors) instead of multiplies (modelopt).
         zero_plus_one: zero points are stored less one (first GPTQ version).
         groups: integer scales of a row.
+        nested: of scales stored as 8-bit codes, `table[code] * scale + offset` (bitsandbytes' double quantisation): the
+            consecutive codes that share a scale, and the offset.
     """
 
     scheme: str
@@ -81,7 +71,7 @@ class QuantisedTensor:
     divided: bool = False
     zero_plus_one: bool = False
     groups: int | None = None
-    nested: NestedScales | None = None
+    nested: tuple[int, float] | None = None
     bytes: int = field(default=0, compare=False)
 
     @property
@@ -114,11 +104,12 @@ class QuantisedTensor:
         lead = self.shape[:-1]
         return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
 
-    def _nested_scales(self, read: Read, nested: NestedScales) -> Float32[np.ndarray, " block"]:
+    def _nested_scales(self, read: Read, nested: tuple[int, float]) -> Float32[np.ndarray, " block"]:
         stored, table, scale = (read(self.parts[role]) for role in ("scale", "nested table", "nested scale"))
-        scale = np.repeat(scale.astype(np.float32), nested.block)[: stored.size]
+        block, offset = nested
+        scale = np.repeat(scale.astype(np.float32), block)[: stored.size]
         with np.errstate(over="ignore", invalid="ignore"):
-            return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(nested.offset)
+            return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(offset)
 
     def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
         """Return the offsets of "int4-affine".

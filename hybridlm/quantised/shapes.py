@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hybridlm.quantised.schemes import NestedScales, QuantisedTensor, Read
+from hybridlm.quantised.schemes import QuantisedTensor, Read
 
 FLOATS = frozenset({"BF16", "F16", "F32"})
 POWERS = frozenset({"U8", "F8_E8M0"})
@@ -130,7 +130,7 @@ class Tensors:
         bits: int = 8,
         groups: int | None = None,
         block: tuple[int, int] | None = None,
-        nested: NestedScales | None = None,
+        nested: tuple[int, float] | None = None,
     ) -> QuantisedTensor:
         return QuantisedTensor(
             scheme,

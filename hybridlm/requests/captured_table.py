@@ -23,9 +23,6 @@ class CaptureTable:
 
     Raises:
         MissingExtra: pyarrow is not installed.
-
-    Raises:
-        MissingExtra: pyarrow is not installed.
         OSError: the file cannot be made.
     """
 

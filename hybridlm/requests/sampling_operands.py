@@ -1,11 +1,13 @@
-"""Sampling settings of sequences as inputs of a step."""
+"""Sampling settings, penalties, biases, bans and grammars of sequences as inputs of a step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from hybridlm.requests.logit_changes import logit_changes
+from hybridlm.grammars import token_masks
 from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
+from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 from hybridlm.steps.operands import Batch, StepInputs
 
@@ -44,3 +46,92 @@ def _sampling_mode(params: ResolvedParams) -> int:
     if params.temperature == 0:
         return GREEDY
     return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED
+
+
+MIN_CHANGES, CHANGES_STEP = 64, 8
+"""Changes of a lane in the smallest step, and the factor to the next step."""
+
+
+def logit_changes(
+    lanes: Sequence[ActiveSequence | None],
+    vocab_size: int,
+    drafts: Sequence[Sequence[int]] | None = None,
+    tokens: int = 1,
+) -> LogitChanges | None:
+    """Return the logit changes of all lanes, padded to a bucket; None without changes.
+
+    All sampled tokens of these lanes must have been read.
+
+    Args:
+        drafts: of each lane in a verifying step; None in a sampling step.
+    """
+    lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
+    grammars = [None if s is None else s.grammar for s in lanes]
+    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
+    if all(lane_change is None for lane_change in lane_changes) and masks is None:
+        return None
+    count = bucket(max((lane_change[0].size for lane_change in lane_changes if lane_change is not None), default=0))
+    changes = LogitChanges(
+        np.full((len(lanes), count), vocab_size, np.int32),
+        np.zeros((len(lanes), count), np.float32),
+        np.ones((len(lanes), count), np.float32),
+        np.zeros((len(lanes), count), np.float32),
+        masks,
+    )
+    for lane, lane_change in enumerate(lane_changes):
+        if lane_change is not None:
+            for target, part in zip(changes[:-1], lane_change, strict=True):
+                assert isinstance(target, np.ndarray)
+                target[lane, : part.size] = part
+    return changes
+
+
+def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
+    """Return the `Shape` fields about changes that these sequences probably need."""
+    params = [sequence.request.params for sequence in sequences]
+    if not any(settings.needs_output for settings in params):
+        return {}
+    return {"changes": MIN_CHANGES, "masked": any(settings.masked for settings in params)}
+
+
+def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:
+    """Return an operand without changes; `mask` is the mask shape after the lanes."""
+    bias, repetition, penalty = (np.zeros((lanes, count), np.float32) for _ in range(3))
+    masks = None if mask is None else np.zeros((lanes, *mask), np.uint32)
+    return LogitChanges(np.zeros((lanes, count), np.int32), bias, repetition, penalty, masks)
+
+
+def bucket(count: int) -> int:
+    """Return the number of changes of the step with room for `count`."""
+    size = MIN_CHANGES
+    while size < count:
+        size *= CHANGES_STEP
+    return size
+
+
+def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the distinct tokens with changed logits, and the changes."""
+    request, params = sequence.request, sequence.request.params
+    generated = np.array(sequence.output, np.int32)
+    if len(sequence.generated) != sequence.sampled:
+        raise AssertionError(f"request {request.index}: a step with penalties needs all of its sampled tokens")
+    history = (*request.prompt, *sequence.generated)
+    bias = dict(params.logit_bias)
+    banned = params.stop_token_ids if generated.size < params.min_tokens else frozenset[int]()
+    banned |= {word[-1] for word in params.bad_words if history[len(history) - len(word) + 1 :] == word[:-1]}
+    repeated, counted = np.empty(0, np.int32), np.empty(0, np.int32)
+    counts = np.empty(0, np.int64)
+    if params.repetition_penalty != 1:
+        repeated = np.unique(np.array(history, np.int32))
+    if params.presence_penalty or params.frequency_penalty:
+        counted, counts = np.unique(generated, return_counts=True)
+    biased = np.array([*bias, *banned], np.int32)
+    tokens = np.unique(np.concatenate([biased, repeated, counted])).astype(np.int32)
+    changes = np.zeros(tokens.size, np.float32), np.ones(tokens.size, np.float32), np.zeros(tokens.size, np.float32)
+    for token, value in bias.items():
+        changes[0][np.searchsorted(tokens, token)] = value
+    changes[0][np.searchsorted(tokens, np.array(sorted(banned), np.int32))] = -np.inf
+    changes[1][np.searchsorted(tokens, repeated)] = params.repetition_penalty
+    penalty = params.presence_penalty + params.frequency_penalty * counts
+    changes[2][np.searchsorted(tokens, counted)] = penalty
+    return tokens, *changes

@@ -170,12 +170,9 @@ def _is_for_each(name: str, value: Any) -> bool:
         return any(item is None or isinstance(item, list | tuple) for item in value)
     if name == "bad_words":
         # A word is a string or a list of token ids.
-        return any(isinstance(item, list | tuple) and not all(map(_is_id, item)) for item in value)
+        words = (item for item in value if isinstance(item, list | tuple))
+        return any(isinstance(part, str | list | tuple) for word in words for part in word)
     return True
-
-
-def _is_id(item: Any) -> bool:
-    return not isinstance(item, str | list | tuple)
 
 
 def draw_seed() -> int:

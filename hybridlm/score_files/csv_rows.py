@@ -125,11 +125,9 @@ class CsvScores(JsonScores):
 
     def part(self, rows: list[OutputRow]) -> bytes:
         """Return the records of rows, each a JSON string on a line."""
-        return "".join(dump(self._row_record(row)) + "\n" for row in rows).encode("ascii")
-
-    def _row_record(self, row: OutputRow) -> str:
-        values: dict[str, Any] = {"error": row.error, **(row.fields or {}), "id": row.id}
-        return _record([_cell(json_value(values.get(name), self._columns.get(name))) for name in self._names])
+        each: list[dict[str, Any]] = [{"error": row.error, **(row.fields or {}), "id": row.id} for row in rows]
+        cells = ([_cell(json_value(row.get(name), self._columns.get(name))) for name in self._names] for row in each)
+        return "".join(dump(_record(record)) + "\n" for record in cells).encode("ascii")
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
         """Yield names and records of all parts in the input's order."""

@@ -9,7 +9,6 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import TypeVar
@@ -32,26 +31,16 @@ PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
 """Fields of a request's body with the beginning of its prompts."""
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest compared beginning, and the number of beginnings; each is twice as long as the last."""
-
-
-@dataclass(frozen=True)
-class SortWindow:
-    """Parts of consecutive rows.
-
-    Attributes:
-        order: int64 [rows], row in each place of the parts, from the first row; None in order.
-    """
-
-    parts: int
-    order: np.ndarray | None
+SortWindow = tuple[int, np.ndarray | None]
+"""Number of parts of consecutive rows; int64 [rows], row in each place of the parts, from the first; None in order."""
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
     """Yield the parts of each sort window, with its order."""
     first = 0
-    for window in windows:
-        yield parts[first : first + window.parts], window.order
-        first += window.parts
+    for count, order in windows:
+        yield parts[first : first + count], order
+        first += count
 
 
 Planned = tuple[SortWindow, Iterator[list[InputRow]]]
@@ -73,9 +62,9 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
         if share >= MIN_SAVED:
             unsorted = list(rows)
             parts = sorted_parts(unsorted, limits)
-            yield SortWindow(len(parts), np.concatenate(parts)), ([unsorted[i] for i in part] for part in parts)
+            yield (len(parts), np.concatenate(parts)), ([unsorted[i] for i in part] for part in parts)
         else:
-            yield SortWindow(len(group), None), (list(islice(rows, window.rows)) for window in group)
+            yield (len(group), None), (list(islice(rows, window.rows)) for window in group)
             deque(rows, maxlen=0)  # skips the other rows
 
 

@@ -57,8 +57,8 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
             order, number = list[SortWindow](), 0
             for sort, rows_of_parts in () if parts.joined else plan(source, windows, limits):
                 order.append(sort)
-                if number + sort.parts <= len(parts.done):
-                    number += sort.parts
+                if number + sort[0] <= len(parts.done):
+                    number += sort[0]
                     continue
                 for rows in rows_of_parts:
                     number += 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -156,13 +156,8 @@ class ScoreTask(Task):
         return ProbedRows(sites, capture, self.positions, changes)
 
 
-class _ScoredRow(NamedTuple):
-    """Texts of a row, one per completion, with questions and probes."""
-
-    texts: list[ScoredIds]
-    questions: list[TextQuestion]
-    probes: list[Probe | None]
-    several: bool
+ScoredRow = tuple[list[ScoredIds], list[TextQuestion], list[Probe | None], bool]
+"""Texts of a row, one per completion, with questions and probes; True for a list of completions."""
 
 
 def scored_rows(
@@ -187,22 +182,21 @@ def scored_rows(
     chosen = settings.token_ids
     field = chosen if isinstance(chosen, str) else None
 
-    def read(row: InputRow) -> _ScoredRow:
+    def read(row: InputRow) -> ScoredRow:
         texts, questions, probes = encode(row.item, row.key), list[TextQuestion](), list[Probe | None]()
         if settings.given:
             ids = (chosen if field is None else row.chosen) or ()
             questions = [about(text, settings.start, ids, field or "token_ids", vocab_size) for text in texts]
         if probed is not None:
             probes = probed.probes(texts, row.interventions, row.key)
-        return _ScoredRow(texts, questions, probes, row.several)
+        return texts, questions, probes, row.several
 
-    def run(rows: Sequence[_ScoredRow]) -> list[RowValues]:
-        question = (
-            settings.together([question for row in rows for question in row.questions]) if settings.given else None
-        )
-        ids = [text.token_ids for row in rows for text in row.texts]
-        results = iter(scores(ids, question, [probe for row in rows for probe in row.probes]))
-        return [_values([own(next(results), ids) for ids in row.texts], row.several) for row in rows]
+    def run(rows: Sequence[ScoredRow]) -> list[RowValues]:
+        asked = [question for _, questions, _, _ in rows for question in questions]
+        question = settings.together(asked) if settings.given else None
+        ids = [text.token_ids for texts, *_ in rows for text in texts]
+        results = iter(scores(ids, question, [probe for _, _, probes, _ in rows for probe in probes]))
+        return [_values([own(next(results), ids) for ids in texts], several) for texts, _, _, several in rows]
 
     return RowTask(
         columns={**score_columns(settings), **({} if probed is None else probed.columns)},

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,12 +94,8 @@ def survey(
 
 def _kind(id: Id) -> str:
     if isinstance(id, str):
-        return "string" if id.isascii() or _encodable(id) else "string that UTF-8 cannot hold"
+        return "string" if id.isascii() or not re.search("[\ud800-\udfff]", id) else "string that UTF-8 cannot hold"
     return "whole number" if -(2**63) <= (id or 0) < 2**63 else "whole number beyond 64 bits"
-
-
-def _encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _twice(hashes: "array[int]") -> set[int]:

@@ -1,4 +1,4 @@
-"""The contract of every step, with the declarations of the kernels for CPUs.
+"""The contract of every step, with the declarations of the kernels for CPUs and names of pool dimensions.
 
 All steps find the rows of their lanes by one slot map, and the pages of KV caches by one page table.
 """
@@ -14,6 +14,7 @@ from ir_passes import Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotM
 from models.ops import decode_attention_cpu, expert_dot, packed_product, quantised_experts, row_product
 from models.ops.kernels import PagedKernel, PoolKernel, pool_target
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
+from models.state.state import StateArray
 
 STATE, PAGES = Pool("state"), Pool("pages")
 """Entries of arrays with rows, and of KV caches, which have pages."""
@@ -118,3 +119,30 @@ def step_contract(verifying: bool, arrays: Any, slots: SlotMap, pages: PageTable
     """
     outputs, rows = (Lane(role="accepted"), Lane()) if verifying else Lane(), pools_of(arrays)
     return LaneContract((Shared(), rows, _inputs(slots, pages)), (outputs, rows), opaque=kernel_calls(slots, pages))
+
+
+POSITION = "position"
+"""Name of the positions of a cache in the proof: no program has a constant position."""
+
+
+def name_pool_dims(contract: LaneContract, arrays: Any) -> LaneContract:
+    """Return the contract with a name for every dimension of its pools.
+
+    Args:
+        contract: contract of a step with these arrays in its pools, arguments and results.
+        arrays: a `StateArray` for each.
+    """
+
+    def entry(role: Any) -> Any:
+        if isinstance(role, Pool):
+            role = jax.tree.map(lambda array: role, arrays)
+        elif jax.tree.structure(role) != jax.tree.structure(arrays):
+            return role
+        return jax.tree.map(lambda pool, array: replace(pool, dims=_names(array)), role, arrays)
+
+    return replace(contract, inputs=tuple(map(entry, contract.inputs)), outputs=tuple(map(entry, contract.outputs)))
+
+
+def _names(array: StateArray) -> tuple[str, ...]:
+    names = (POSITION if size is None else name for name, size in array.sizes)
+    return ("page" if array.grows else "row", *names)

@@ -81,12 +81,7 @@ def accept(
 
 
 def _sample_after_each(
-    model: Decoder,
-    hidden: Array,
-    tokens: Array,
-    inputs: StepInputs,
-    top: int | None,
-    processor: LogitsProcessor | None,
+    model: Decoder, hidden: Array, tokens: Array, inputs: StepInputs, top: int | None, processor: LogitsProcessor | None
 ) -> SampledTokens:
     """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, _ = hidden.shape

@@ -7,5 +7,3 @@ Imports the engine and everything below it. Begin with `target_report`; `step_re
 from hybridlm.target_report.fit import Fit
 from hybridlm.target_report.step_report import StepReport
 from hybridlm.target_report.target_report import TargetReport, report_on, shapes_of, target_engine
-
-__all__ = ["Fit", "StepReport", "TargetReport", "report_on", "shapes_of", "target_engine"]

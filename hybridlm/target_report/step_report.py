@@ -52,11 +52,15 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
         return None
     lanes = max(1, shape.lanes // placement.data)
     rows = lanes * shape.tokens
-    weights = {id(weight_array): weight_array for weight_array in map(_array, _params(model))}
+    weights = {
+        id(weight_array): weight_array
+        for weight_array in (_array(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
+    }
     size, multiplied = 0.0, 0.0
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Moe):
-            part, met = node.config.router, _met(node, rows)
+            part = node.config.router
+            met = 1.0 - (1.0 - part.per_token / part.experts) ** rows  # fraction of experts of uniformly routed tokens
             for name in ("gate_up_proj", "up_proj", "down_proj"):
                 if (weight := getattr(node, name, None)) is not None:
                     expert_weight = weights.pop(id(_array(weight)))
@@ -65,7 +69,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     table = _array(model.embed_tokens)
     if not model.config.tied:
         weights.pop(id(table))
-        size += rows * _row_bytes(table)
+        size += rows * sum(array.shape[-1] * array.dtype.itemsize for array in jax.tree.leaves(table))
     head = _array(model.head)
     sampled = lanes if shape.step == "generate" else rows
     for remaining_weight in weights.values():
@@ -78,23 +82,9 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     return Floor(int(size) + 2 * lanes * state_size.fixed + cached, int(2 * multiplied))
 
 
-def _met(layer: Moe, rows: int) -> float:
-    """Return the fraction of experts of uniformly routed tokens."""
-    router = layer.config.router
-    return 1.0 - (1.0 - router.per_token / router.experts) ** rows
-
-
-def _params(model: Decoder) -> list[Any]:
-    return [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
-
-
 def _array(param: Any) -> Any:
     """Return a parameter's array, type, or packed weight."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
-
-
-def _row_bytes(weight: Any) -> int:
-    return sum(array.shape[-1] * array.dtype.itemsize for array in jax.tree.leaves(weight))
 
 
 def _numbers(weight: Any) -> int:
@@ -174,12 +164,7 @@ def failed_report(shape: AnyShape, why: str) -> StepReport:
 
 
 def step_report(
-    shape: AnyShape,
-    step: CompiledStep,
-    floor: Floor | None,
-    target: Target,
-    context: int,
-    arguments: tuple[Any, ...],
+    shape: AnyShape, step: CompiledStep, floor: Floor | None, target: Target, context: int, arguments: tuple[Any, ...]
 ) -> StepReport:
     """Return the report of a compiled step.
 

@@ -42,7 +42,10 @@ def _sandbox() -> "_Sandbox":
     sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_namespace, dict=_Dict()
+        raise_exception=_raise_exception,
+        strftime_now=lambda pattern: datetime.now().strftime(pattern),
+        namespace=_namespace,
+        dict=_Dict(),
     )
     return sandbox
 
@@ -82,10 +85,6 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _namespace(*args: Any, **kwargs: Any) -> _Namespace:

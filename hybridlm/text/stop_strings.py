@@ -24,8 +24,8 @@ class GrowingText:
 
     def push(self, token: int) -> None:
         self._add(self._stream.push(token))
-        if self._stops and not self.stopped:
-            self._stop_in(self._stream.unsettled())
+        if self._stops and not self.stopped and (rest := self._stream.unsettled()):
+            self._find(self.text + rest, len(self.text))
 
     def finish(self) -> None:
         """Add the text that was held back."""
@@ -36,10 +36,6 @@ class GrowingText:
         length = len(self.text)
         self.text += piece
         self._find(self.text, length)
-
-    def _stop_in(self, rest: str) -> None:
-        if rest:
-            self._find(self.text + rest, len(self.text))
 
     def _find(self, text: str, searched: int) -> None:
         places = [text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stops]

@@ -88,9 +88,11 @@ class Tokenizer:
         # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
         from hybridlm.text import tokenizer_files as files
 
-        fields = files.read_tokenizer(Path(path))
         try:
-            return None if fields is None else Tokenizer(**fields._asdict())
+            fields = files.read_tokenizer(Path(path))
+            return None if fields is None else Tokenizer(**fields)
+        except CheckpointError:
+            raise
         except ValueError as error:
             raise CheckpointError(Path(path) / "tokenizer_config.json", str(error)) from error
 

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -41,31 +41,13 @@ OTHER_FORMATS = (
 TEMPLATE_FOLDER = "additional_chat_templates"
 
 
-class TokenizerParts(NamedTuple):
-    """Arguments of `Tokenizer`."""
-
-    backend: tokenizers.Tokenizer
-    special_tokens: dict[str, str]
-    chat_templates: dict[str, str]
-    of_tiktoken: bool
-    chat_control_tokens: list[str] | None = None
-
-
-def read_tokenizer(path: Path) -> TokenizerParts | None:
+def read_tokenizer(path: Path) -> dict[str, Any] | None:
     """Return the arguments of `Tokenizer`, or None.
 
     Raises:
         CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
+        ValueError: a field of a file is wrong.
     """
-    try:
-        return _read_tokenizer(path)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(path / "tokenizer_config.json", str(error)) from error
-
-
-def _read_tokenizer(path: Path) -> TokenizerParts | None:
     if path.suffix.lower() == ".gguf" and path.is_file():
         texts = companions(read_header(path))
         if "tokenizer.json" not in texts:
@@ -77,7 +59,7 @@ def _read_tokenizer(path: Path) -> TokenizerParts | None:
     return _parts(path, text, read_settings(path), _read(path / "config.json"))
 
 
-def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> TokenizerParts:
+def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
@@ -92,7 +74,7 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
     return _with_templates(path, backend, settings, named)
 
 
-def _of_another_format(path: Path) -> TokenizerParts | None:
+def _of_another_format(path: Path) -> dict[str, Any] | None:
     """Return the arguments without tokenizer.json; warn of a tokenizer in another format."""
     formats = [name for name in OTHER_FORMATS if (path / name).exists()]
     settings, config = ({}, {}) if TIKTOKEN not in formats else (read_settings(path), _read(path / "config.json"))
@@ -111,7 +93,7 @@ def _of_another_format(path: Path) -> TokenizerParts | None:
             f"{path}: found {', '.join(formats)} but no tokenizer.json, the only format that is read, but for "
             f"{TIKTOKEN} of {', '.join(MODEL_TYPES)}: prompts have to be token ids. transformers can write one: "
             f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-            stacklevel=4,
+            stacklevel=3,
         )
     return None
 
@@ -122,10 +104,15 @@ def _with_templates(
     settings: dict[str, Any],
     named: dict[str, Token],
     of_tiktoken: bool = False,
-) -> TokenizerParts:
+) -> dict[str, Any]:
     roles = {role: str_of(token) for role, token in named.items()}
-    controls = chat_control_tokens(settings)
-    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken, controls)
+    return {
+        "backend": backend,
+        "special_tokens": roles,
+        "chat_templates": chat_templates(path, settings),
+        "of_tiktoken": of_tiktoken,
+        "chat_control_tokens": chat_control_tokens(settings),
+    }
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:

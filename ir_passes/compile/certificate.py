@@ -7,11 +7,11 @@ in every process.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ir_passes.compile import html
 from ir_passes.compile.known_statements import STATEMENTS, unknown_ids
 from ir_passes.contract.statements import Statement
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
-from ir_passes.report import html
 from ir_passes.rewrites.pipeline import PassReport
 
 FORMAT = 6

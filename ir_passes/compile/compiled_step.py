@@ -9,11 +9,11 @@ from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.exported import Exported, export
+from ir_passes.compile.html import table
 from ir_passes.compile.planned_step import plan_graph
 from ir_passes.compile.running import Running, successors_of
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.jaxpr.timing import paused
-from ir_passes.report.html import table
 from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.verifier import Plan
 from ir_passes.targets import Target, TargetError

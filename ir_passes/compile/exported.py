@@ -26,7 +26,7 @@ from ir_passes.files.atomic import whole_file
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import without_layouts
 from ir_passes.jaxpr.dtypes import named
-from ir_passes.jaxpr.forked import require_threads
+from ir_passes.jaxpr.refused import require_threads
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
 Form = Literal["stablehlo", "executable"]

@@ -5,8 +5,8 @@ from html import escape
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.html import table
 from ir_passes.measure.dependence import Dependence
-from ir_passes.report.html import table
 
 MAX_KERNELS = 40
 OWN_COLOUR = "e6f4ea"

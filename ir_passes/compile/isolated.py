@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import update_wrapper
 from operator import attrgetter
 from typing import Any
@@ -17,22 +16,14 @@ from ir_passes.compile.proving import Certify
 from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
-from ir_passes.jaxpr.forked import require_threads
+from ir_passes.jaxpr.refused import require_threads
 from ir_passes.jaxpr.tracing import FunctionSignature, check_hashable, name_of
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
 _AVAL = attrgetter("aval")
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A compiled step with its types, settings and places; the key has tree and static values."""
-
-    avals: tuple[Any, ...]
-    context: Any
-    places: Any
-    step: CompiledStep
+_Entry = tuple[tuple[Any, ...], Any, Any, CompiledStep]
+"""Types, settings and places of arguments, and the step for them; the key has tree and static values."""
 
 
 def isolated(
@@ -148,17 +139,17 @@ class IsolatedStep:
         key, context = (tree, _kinds(static)), jax_private.program_settings()
         # Types and settings are compared and not hashed: they are the same objects from call to call.
         for entry in self._entries.get(key, ()):
-            if entry.avals == avals and entry.context == context:
+            if entry[0] == avals and entry[1] == context:
                 break
         else:
             entry = self._entry(key, avals, context, leaves, args, kwargs, static)
         try:
-            return entry.step(*args, **kwargs), entry.step
+            return entry[3](*args, **kwargs), entry[3]
         except (TypeError, ValueError):
             _check_concrete(self.__name__, leaves)
-            if entry.places == _places(leaves):
+            if entry[2] == _places(leaves):
                 raise
-        step = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays are on other devices
+        step = self._entry(key, avals, context, leaves, args, kwargs, static)[3]  # its arrays are on other devices
         return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
@@ -201,14 +192,14 @@ class IsolatedStep:
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())
             wanted = avals, context, places
-            match = next((entry for entry in entries if (entry.avals, entry.context, entry.places) == wanted), None)
+            match = next((entry for entry in entries if entry[:3] == wanted), None)
             if match is None:
                 merged_args = _merged(args, static)
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
                 call = "@isolated(contract, {})"
                 lowered = self.lower(*merged_args, **named)
-                match = _Entry(*wanted, lowered.compile(**self._compile, call=call))
-                self._made.append(match.step)
+                match = *wanted, lowered.compile(**self._compile, call=call)
+                self._made.append(match[3])
             self._entries[key] = (match, *(entry for entry in entries if entry is not match))
             return match
 

@@ -8,7 +8,7 @@ import jax
 
 from ir_passes.compile.proving import warn
 from ir_passes.contract.contract import BoundContract
-from ir_passes.jaxpr.forked import ForkedProcessError, Process
+from ir_passes.jaxpr.refused import ForkedProcessError, Process
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import addresses
 

@@ -31,11 +31,10 @@ from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Scheduled, schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.placement import check_donated
-from ir_passes.jaxpr.refused_settings import require_donation, require_programs
+from ir_passes.jaxpr.refused import require_donation, require_programs, require_threads
 from ir_passes.jaxpr.timing import Clock
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.entries import (
-    ENTRIES,
     ROW_MAPS,
     Bound,
     ContractError,
     ContractFault,
-    Entry,
     Lane,
     Opaque,
     Packed,
@@ -36,25 +34,6 @@ from ir_passes.contract.prefix import by_argument, spread
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer
 from ir_passes.jaxpr.tracing import Trace, trace_function
-
-__all__ = [
-    "ENTRIES",
-    "ROW_MAPS",
-    "Bound",
-    "BoundContract",
-    "ContractError",
-    "ContractFault",
-    "Entry",
-    "Lane",
-    "LaneContract",
-    "Opaque",
-    "Packed",
-    "PageTable",
-    "Pool",
-    "Shared",
-    "SlotMap",
-    "Unspecified",
-]
 
 
 @dataclass(frozen=True)

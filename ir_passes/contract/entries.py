@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from ir_passes.contract.statements import StatedError, StatementId
-from ir_passes.jaxpr.dtypes import DType
 
 
 class ContractFault(StatementId):
@@ -265,7 +264,7 @@ class Bound:
     path: str
     entry: Entry
     shape: tuple[int, ...]
-    dtype: DType
+    dtype: Any
 
     @property
     def layout(self) -> str | None:

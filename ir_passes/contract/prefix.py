@@ -50,12 +50,8 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
         yield from spread(below, part, where + jax.tree_util.keystr((key,)))
 
 
-def _is_node(node: Any) -> bool:
-    return not jax.tree_util.all_leaves([node])
-
-
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    if not _is_node(node):
+    if jax.tree_util.all_leaves([node]):
         return None
     leaves = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
     return [(path[0], child) for path, child in leaves]

@@ -6,6 +6,7 @@ from `StatedError`.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Self
 
 
@@ -75,7 +76,7 @@ class StatedError(Exception):
     """
 
     def __init__(self, *faults: Statement, where: str = "", advice: str = ""):
-        self.faults, self._around = faults, (where, advice)
+        self.faults, self._around = faults, {"where": where, "advice": advice}
         text = "; ".join(f"{fault.about}: {fault.sentence}" if fault.about else fault.sentence for fault in faults)
         super().__init__(f"{where}: {text}" if where else f"{text}; {advice}" if advice else text)
 
@@ -86,11 +87,7 @@ class StatedError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For pickle, which would otherwise call the class with the message.
-        return _restored, (type(self), self.faults, *self._around)
-
-
-def _restored(kind: type[StatedError], faults: tuple[Statement, ...], where: str, advice: str) -> StatedError:
-    return kind(*faults, where=where, advice=advice)
+        return partial(type(self), **self._around), self.faults
 
 
 class Claim(StatementId):

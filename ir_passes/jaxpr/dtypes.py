@@ -4,7 +4,7 @@ NumPy's functions do not count a narrow integer as an integer, and reject a key.
 """
 
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,8 @@ GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 """JAX's random generators; keys of others do not outlive their process."""
 
 
-class DType(Protocol):
-    """The dtype of a step's array: `numpy.dtype`, or JAX's typed random key."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def itemsize(self) -> int: ...
-
-
-def dtype_of(leaf: Any) -> DType:
-    """Return the dtype of an array, an abstract one, or a number."""
+def dtype_of(leaf: Any) -> Any:
+    """Return the dtype of an array, an abstract one, or a number: `numpy.dtype`, or of a typed random key."""
     return leaf.dtype if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype") else np.result_type(leaf)
 
 

@@ -6,6 +6,7 @@ More than 300 lines: one interpreter of one language.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -337,7 +338,7 @@ class _Body:
             if (place.size or 1, place.stride) != (size, 1) or not self._begins(place.start, axis, size):
                 raise BlockGuessFailed(part.array)
             places[dim], shape[dim] = _Place(0, place.size), size
-        return [_Indexer(tuple(places), tuple(shape)), *rest]
+        return [SimpleNamespace(indices=tuple(places), shape=tuple(shape)), *rest]
 
     def _begins(self, start: Any, axis: int, size: int) -> bool:
         """Whether an index is the number of a step along a grid axis, times `size`."""
@@ -697,14 +698,6 @@ class _Place:
     start: Any
     size: int | None
     stride: int = 1
-
-
-@dataclass(frozen=True)
-class _Indexer:
-    """Indices into an array of a shape."""
-
-    indices: tuple[_Place, ...]
-    shape: tuple[int, ...]
 
 
 def _place(index: Any) -> _Place:

@@ -390,7 +390,7 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     for exact in (True, False):
         for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
             try:
-                moved = _sum_moved(jaxpr, blocks, arrays, others, _Instances(grid, chosen, numbered, exact))
+                moved = _sum_moved(jaxpr, blocks, arrays, others, grid, chosen, numbered, exact)
             except UncountedKernel:
                 continue
             counts = ("load", len(blocks)), ("store", mapping.num_outputs)
@@ -399,39 +399,35 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     raise UncountedKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
 
 
-@dataclass(frozen=True)
-class _Instances:
-    """The instances of a kernel that are run.
+def _sum_moved(
+    jaxpr: Any,
+    blocks: Sequence[Blocks],
+    arrays: Sequence[Any],
+    others: Any,
+    grid: tuple[int, ...],
+    axes: frozenset[int],
+    numbered: bool,
+    exact: bool,
+) -> _Moved:
+    """Return the bytes that all instances load and store.
 
-    Attributes:
-        grid: of the kernel.
+    Args:
         axes: the grid axes whose instances are run one by one; one stands for all along another axis.
         numbered: the instances know their numbers along these axes.
         exact: as in `_Instance`.
     """
-
-    grid: tuple[int, ...]
-    axes: frozenset[int]
-    numbered: bool
-    exact: bool
-
-
-def _sum_moved(
-    jaxpr: Any, blocks: Sequence[Blocks], arrays: Sequence[Any], others: Any, instances: _Instances
-) -> _Moved:
-    """Return the bytes that all instances load and store."""
-    total, counted, grid = _Moved(), dict[Any, _Moved](), instances.grid
-    for ids in np.ndindex(*(size if axis in instances.axes else 1 for axis, size in enumerate(grid))):
-        numbers = tuple(int(number) if axis in instances.axes else UNKNOWN for axis, number in enumerate(ids))
+    total, counted = _Moved(), dict[Any, _Moved]()
+    for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
+        numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
         contents = [_block(block, array, numbers) for block, array in zip(blocks, arrays, strict=True)]
-        seen = numbers if instances.numbered else (UNKNOWN,) * len(grid)
+        seen = numbers if numbered else (UNKNOWN,) * len(grid)
         key = seen, tuple(map(_digest, contents))
         if key not in counted:
-            instance = _Instance(seen, grid, instances.exact)
+            instance = _Instance(seen, grid, exact)
             instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
             counted[key] = instance.moved
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
-    times = prod(size for axis, size in enumerate(grid) if axis not in instances.axes)
+    times = prod(size for axis, size in enumerate(grid) if axis not in axes)
     return {key: times * size for key, size in total.items()}
 
 

@@ -3,7 +3,7 @@
 XLA writes the stacked results of a scan outside the bytes of its `xs`. It updates a carry in place.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +15,8 @@ from ir_passes.jaxpr import ir
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import WRITES
 
-
-@dataclass(frozen=True)
-class StackedPool:
-    """A pool that is operand `xs` of a scan; its successor is result `ys`."""
-
-    xs: int
-    ys: int
+StackedPool = tuple[int, int]
+"""Operand `xs` of a scan that is a pool, and the number of its successor among the results `ys`."""
 
 
 def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
@@ -37,7 +32,7 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
         if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
             eqns.append(eqn)
             continue
-        new, results, more = ir.emit(_CarriedScan(eqn, tuple(stacked[eqn.outvars[0]])), eqn.invars, eqn)
+        new, results, more = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
         eqns += new
         consts |= more
         names.update(zip(eqn.outvars, results, strict=True))
@@ -68,7 +63,7 @@ def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
             if operand is None or entry.axis == 0:  # lanes along axis 0: a scan over lanes
                 break
             version = eqn.invars[operand]
-            stacked.setdefault(eqn.outvars[0], []).append(StackedPool(operand, result))
+            stacked.setdefault(eqn.outvars[0], []).append((operand, result))
     return stacked
 
 
@@ -95,21 +90,16 @@ def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
     return sources[0] if len(sources) == len(results) == 1 else None
 
 
-@dataclass(frozen=True)
-class _CarriedScan:
-    """A scan as a function of its operands, with pools as carries."""
+def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[..., list[jax.Array]]:
+    """Return a scan as a function of its operands; each iteration reads and writes its layer of the pools."""
+    params = eqn.params
+    count, carries = ir.scan_counts(eqn)
+    body, first = ir.as_function(params["jaxpr"]), count + carries
+    place_of = {operand: place for place, (operand, _) in enumerate(stacked)}
+    successors = [result for _, result in stacked]
+    others = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
 
-    eqn: ir.JaxprEqn
-    pools: tuple[StackedPool, ...]
-
-    def __call__(self, *operands: jax.Array) -> list[jax.Array]:
-        """Run the scan; each iteration reads and writes its layer of the pools."""
-        params = self.eqn.params
-        count, carries = ir.scan_counts(self.eqn)
-        body, first = ir.as_function(params["jaxpr"]), count + carries
-        place_of = {pool.xs: place for place, pool in enumerate(self.pools)}
-        successors = [pool.ys for pool in self.pools]
-        others = [result for result in range(carries, len(self.eqn.outvars)) if result not in successors]
+    def scan(*operands: jax.Array) -> list[jax.Array]:
 
         def run(state: Any, slices: Any) -> Any:
             carry, pools = state
@@ -124,7 +114,7 @@ class _CarriedScan:
             ]
             return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in others)
 
-        pools = tuple(operands[pool.xs] for pool in self.pools)
+        pools = tuple(operands[operand] for operand, _ in stacked)
         sliced = tuple(operands[operand] for operand in range(first, len(operands)) if operand not in place_of)
         layers = jnp.arange(params["length"], dtype=jnp.int32)
         (carry, pools), ys = lax.scan(
@@ -136,7 +126,9 @@ class _CarriedScan:
             unroll=params["unroll"],
         )
         by_result = dict(zip(successors, pools, strict=True)) | dict(zip(others, ys, strict=True))
-        return [*carry, *(by_result[result] for result in range(carries, len(self.eqn.outvars)))]
+        return [*carry, *(by_result[result] for result in range(carries, len(eqn.outvars)))]
+
+    return scan
 
 
 # With `lax.dynamic_index_in_dim` and `dynamic_update_index_in_dim` XLA copies the pool: they add reshapes.

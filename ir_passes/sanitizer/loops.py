@@ -94,11 +94,8 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
     )
     run.judge.verdict = verdict
     merged = [_agreed(array) for array in stacked]
-    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(_stacked(results), merged)]
-
-
-def _stacked(tags: Sequence[Tags | None]) -> Tagged:
-    return [None if tag is None else replace(tag, lanes=tag.lanes[None]) for tag in tags]
+    each = [None if tag is None else replace(tag, lanes=tag.lanes[None]) for tag in results]
+    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(each, merged)]
 
 
 def _agreed(stacked: Array) -> Array:

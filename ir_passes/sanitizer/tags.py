@@ -185,10 +185,6 @@ def _broadcast_in_dim(eqn: JaxprEqn, array: Ints) -> Ints:
     return array.reshape((*shape, array.shape[-1]))
 
 
-def _squeeze(eqn: JaxprEqn, array: Ints) -> Ints:
-    return array.squeeze(tuple(eqn.params["dimensions"]))
-
-
 def _reshape(eqn: JaxprEqn, array: Ints) -> Ints:
     old, new, columns = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), array.shape[-1]
     spread, shape = list(array.shape[:-1]), []
@@ -240,10 +236,6 @@ def _tile(eqn: JaxprEqn, array: Ints) -> Ints:
     return numpy_of(array).tile(array, (*reps, 1))
 
 
-def _rev(eqn: JaxprEqn, array: Ints) -> Ints:
-    return array[tuple(slice(None, None, -1 if i in eqn.params["dimensions"] else 1) for i in range(array.ndim - 1))]
-
-
 def _bitcast(eqn: JaxprEqn, array: Ints) -> Ints:
     added = len(shape_of(eqn.outvars[0])) - len(shape_of(eqn.invars[0]))
     return array if added == 0 else array[..., None, :] if added > 0 else array[..., 0, :]
@@ -252,10 +244,12 @@ def _bitcast(eqn: JaxprEqn, array: Ints) -> Ints:
 _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
-    "squeeze": _squeeze,
+    "squeeze": lambda eqn, array: array.squeeze(tuple(eqn.params["dimensions"])),
     "reshape": _reshape,
     "slice": _slice,
-    "rev": _rev,
+    "rev": lambda eqn, array: array[
+        tuple(slice(None, None, -1 if i in eqn.params["dimensions"] else 1) for i in range(array.ndim - 1))
+    ],
     "tile": _tile,
     "bitcast_convert_type": _bitcast,
 }

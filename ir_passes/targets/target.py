@@ -107,7 +107,8 @@ class Target:
         target_devices, first_device = set(self.devices), jax.sharding.SingleDeviceSharding(self.devices[0])
 
         def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-            sharding, typed = getattr(leaf, "sharding", None), jax.typeof(leaf) if not _is_type(leaf) else leaf
+            typed = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+            sharding = getattr(leaf, "sharding", None)
             if not isinstance(sharding, jax.sharding.NamedSharding):
                 sharding = first_device
             elif isinstance(sharding.mesh, jax.sharding.AbstractMesh) or not sharding.device_set <= target_devices:
@@ -227,7 +228,3 @@ def _has(package: str) -> bool:
         return bool(metadata.version(package))
     except metadata.PackageNotFoundError:
         return False
-
-
-def _is_type(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -12,9 +12,8 @@ import numpy as np
 
 from ir_passes.jaxpr.collectives import ORDERED, Collective, Scheduled
 from ir_passes.xla_audit import hlo_schema
-from ir_passes.xla_audit.damage import HloError
 from ir_passes.xla_audit.dataflow import LiveValues
-from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
+from ir_passes.xla_audit.findings import Finding, FindingKind, HloError, origin, where
 from ir_passes.xla_audit.program import Array, Computation, Executable, Groups, Instruction
 
 KINDS = {

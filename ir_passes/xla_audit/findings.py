@@ -1,5 +1,7 @@
-"""Faults that the audit finds in a compiled step."""
+"""Faults that the audit finds in a compiled step; unreadable executables, whose readers run inside `hlo_errors`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ir_passes.contract.statements import MeasuredFault, Statement, StatementId
@@ -103,3 +105,28 @@ def _operands(instruction: Instruction, module: Module) -> list[Instruction]:
         for operand in module.computations[instruction.computation].instructions
         if operand.id in instruction.operands
     ]
+
+
+class HloError(ValueError):
+    """Missing data of an executable; the message names the part."""
+
+
+# fmt: off
+UNEXPECTED = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
+)
+# fmt: on
+"""Errors of inconsistent references, shapes or numbers."""
+
+
+@contextmanager
+def hlo_errors(part: str) -> Iterator[None]:
+    """Convert unexpected errors of a reader to HloError with the name of the part."""
+    try:
+        yield
+    except HloError:
+        raise
+    except UNEXPECTED as error:
+        raise HloError(
+            f"{part} cannot be read; is it damaged, or did its field numbers change? {type(error).__name__}: {error}"
+        ) from error

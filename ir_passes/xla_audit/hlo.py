@@ -13,7 +13,7 @@ import jax
 from ir_passes.jaxpr import jax_private
 from ir_passes.xla_audit import hlo_schema
 from ir_passes.xla_audit.collectives import read_groups
-from ir_passes.xla_audit.damage import HloError, hlo_errors
+from ir_passes.xla_audit.findings import HloError, hlo_errors
 from ir_passes.xla_audit.program import (
     Allocation,
     Array,

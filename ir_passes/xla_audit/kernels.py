@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
-from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.dataflow.asynchronous import COPYING, STARTED
+from ir_passes.xla_audit.findings import hlo_errors
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.products import multiplies, product_flops
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Module
@@ -192,7 +192,7 @@ class _ScheduleWalk:
             written = sum(size for index, size in _results(fused) if not self._on_chip(instruction.id, index))
             kind = instruction.fusion_kind
             products = [(part, product_flops(part, _arrays(part, fused))) for part in fused.instructions]
-            dtypes = [_dtype(part, fused) for part, flops in products if flops]
+            dtypes = [_arrays(part, fused)[0].dtype for part, flops in products if flops]
             flops = sum(flops for _, flops in products)
         else:
             arrays = tuple(operand.array for operand in operands)
@@ -223,12 +223,11 @@ class _ScheduleWalk:
             if value.slice is not None:
                 parameter = self._buffers.allocations[value.slice.allocation].parameter
             else:  # without a buffer assignment only a pool itself is known, not its versions
-                parameter = value.instruction.parameter if self._is_argument(value.instruction) else None
+                made = value.instruction
+                is_argument = made.opcode == "parameter" and made.computation == self._module.entry
+                parameter = made.parameter if is_argument else None
             if parameter is not None and parameter in self._pools and value.array.dtype != "tuple":
                 yield self._pools[parameter]
-
-    def _is_argument(self, instruction: Instruction) -> bool:
-        return instruction.opcode == "parameter" and instruction.computation == self._module.entry
 
 
 def _read_of(instruction: Instruction, fused: Computation, module: Module) -> int:
@@ -294,7 +293,3 @@ def _array_bytes(array: Array) -> int:
 
 def _arrays(instruction: Instruction, fused: Computation) -> tuple[Array, ...]:
     return tuple(operand.array for operand in fused.operands(instruction)) if multiplies(instruction) else ()
-
-
-def _dtype(instruction: Instruction, fused: Computation) -> str:
-    return _arrays(instruction, fused)[0].dtype

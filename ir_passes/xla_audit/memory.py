@@ -74,14 +74,14 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
                 f"{value} needs {needed} bytes within the {size} of its allocation, got {place}",
                 REMEDY,
             )
-    for carry in live.carries:
-        places = {place for _, place in carry.places if place is not None}
+    for instruction, index, named in live.carries:
+        places = {place for _, place in named if place is not None}
         if len(places) > 1:
             yield Finding(
                 FindingKind.CARRY_MOVED,
-                where(carry.instruction, module),
-                f"entry {list(carry.index)} has to be in one place, got "
-                + ", ".join(f"{name}: {place}" for name, place in carry.places if place is not None),
+                where(instruction, module),
+                f"entry {list(index)} has to be in one place, got "
+                + ", ".join(f"{name}: {place}" for name, place in named if place is not None),
                 REMEDY,
             )
 

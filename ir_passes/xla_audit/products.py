@@ -1,7 +1,6 @@
 """Arithmetic of products and convolutions, from their dimension numbers."""
 
 import math
-from collections.abc import Iterable
 
 from ir_passes.xla_audit import hlo_schema
 from ir_passes.xla_audit.program import Array, Instruction
@@ -31,12 +30,9 @@ def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
         _met(window, lhs.dims[dim]) for window, dim in zip(windows, dims["input_spatial"], strict=True)
     )
     features = rhs.dims[dims["kernel_input_feature"]]
-    return 2 * _places(instruction.array, dims) * features * contacts
-
-
-def _places(result: Array, dims: dict[str, int]) -> int:
-    """Elements of a convolution's result at one window place."""
-    return result.dims[dims["output_batch"]] * result.dims[dims["output_feature"]]
+    # Elements of the result at one window place.
+    places = instruction.array.dims[dims["output_batch"]] * instruction.array.dims[dims["output_feature"]]
+    return 2 * places * features * contacts
 
 
 def _met(window: dict[str, int], size: int) -> int:
@@ -46,10 +42,9 @@ def _met(window: dict[str, int], size: int) -> int:
     padded = low + (size - 1) * base + 1 + high if size else low + high
     reach = (window["size"] - 1) * dilation + 1
     outputs = (padded - reach) // stride + 1 if padded >= reach else 0
-    return sum(_inside(range(0, outputs * stride, stride), position * dilation - low, size, base)
-               for position in range(window["size"]))  # fmt: skip
-
-
-def _inside(starts: Iterable[int], offset: int, size: int, base: int) -> int:
-    positions = (start + offset for start in starts)
-    return sum(0 <= position <= (size - 1) * base and position % base == 0 for position in positions)
+    places = (
+        start + position * dilation - low
+        for position in range(window["size"])
+        for start in range(0, outputs * stride, stride)
+    )
+    return sum(0 <= place <= (size - 1) * base and place % base == 0 for place in places)

@@ -24,12 +24,7 @@ TARGETS = (
     "hybridlm_latent_decode_attention",
 )
 """Names of the handlers: functions of the library and targets of XLA's calls."""
-POOL_TARGETS = (
-    "hybridlm_recurrent_step",
-    "hybridlm_recurrent_read",
-    "hybridlm_conv_step",
-    "hybridlm_conv_read",
-)
+POOL_TARGETS = ("hybridlm_recurrent_step", "hybridlm_recurrent_read", "hybridlm_conv_step", "hybridlm_conv_read")
 """Names of the handlers of pools. Their first operand is the row of each lane, or empty for row i of lane i."""
 BY_SLOT = "_by_slot"
 """End of a second target of each of `POOL_TARGETS`, for calls with rows: a declaration is of one of both."""

@@ -9,7 +9,7 @@ import pytest
 from forked import outcomes
 
 import hybridlm
-from ir_passes.jaxpr.forked import ForkedProcessError
+from ir_passes.jaxpr.refused import ForkedProcessError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hybridlm.requests.logit_changes import logit_changes
+from hybridlm.requests.sampling_operands import logit_changes
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ActiveSequence, Request
 from hybridlm.requests.validation import resolve

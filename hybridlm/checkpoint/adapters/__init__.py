@@ -15,16 +15,3 @@ from hybridlm.checkpoint.adapters.adapter import (
     own_adapter,
 )
 from hybridlm.checkpoint.adapters.match import bind
-
-__all__ = [
-    "DECISION",
-    "JUDGE",
-    "Adapter",
-    "BoundAdapter",
-    "adapter_folder",
-    "base_of",
-    "bind",
-    "has_adapter",
-    "open_adapter",
-    "own_adapter",
-]

@@ -59,7 +59,10 @@ def save_checkpoint(
         FileExistsError: something exists at `target`.
         OSError: it cannot be written; nothing is left behind.
     """
-    names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
+    names = {
+        name: [name] if len(pieces) == 1 else [f"{name}.{number}" for number in range(len(pieces))]
+        for name, (_, pieces) in parameters.items()
+    }
     arrays = {
         piece_name: array
         for name, (_, pieces) in parameters.items()
@@ -86,10 +89,6 @@ def save_checkpoint(
             if packed:
                 fields["packed"] = {name: dict(description) for name, description in packed.items()}
             (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
-
-
-def _piece_names(name: str, count: int) -> list[str]:
-    return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
 
 
 def copy_small_files(source: Path, directory: Path) -> dict[str, str]:

@@ -6,13 +6,20 @@ deleted.
 """
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from ir_passes.compile.stored.entry_file import MAX_HEADER_BYTES, START, Entry, from_bytes, read_header, to_bytes
-from ir_passes.files.store import FileStore, UntrustedError
+from ir_passes.compile.stored.entry_file import (
+    MAX_HEADER_BYTES,
+    START,
+    Entry,
+    Header,
+    from_bytes,
+    read_header,
+    to_bytes,
+)
+from ir_passes.files.store import FileStore, StoredFile, UntrustedError
 
 _log = logging.getLogger("hybridlm")
 
@@ -20,23 +27,6 @@ DEFAULT_MAX_BYTES = 4 << 30
 MAX_ENTRY_BYTES = 2 << 30
 UNUSABLE = (OSError, ValueError, jax.errors.JaxRuntimeError)
 """Errors of a wrong entry: record and description errors are ValueErrors."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """An entry in a list.
-
-    Attributes:
-        label: None for another file.
-        bytes: of the file.
-        used: last written or loaded, in seconds since 1970.
-    """
-
-    name: str
-    label: str | None
-    seconds: float
-    bytes: int
-    used: float
 
 
 class ExecutableStore(FileStore):
@@ -83,22 +73,20 @@ class ExecutableStore(FileStore):
             return False
         return True
 
-    def entries(self) -> list[Listed]:
-        """Return all files of the store, the newest use first.
+    def entries(self) -> list[tuple[StoredFile, Header | None]]:
+        """Return all files of the store and their headers (None of another file), the newest use first.
 
         Raises:
             UntrustedError: the directory may be another's.
         """
-        listed: list[Listed] = []
-        for name, size, used in self.files():
+        listed: list[tuple[StoredFile, Header | None]] = []
+        for file in sorted(self.files(), key=lambda file: (-file.used, file.name)):
             try:
-                start = self.read_start(name, START.size + MAX_HEADER_BYTES)
-                header = read_header(start, name.removesuffix(self.suffix))[0]
-                label, seconds = header.label, header.seconds
+                start = self.read_start(file.name, START.size + MAX_HEADER_BYTES)
+                listed.append((file, read_header(start, file.name.removesuffix(self.suffix))[0]))
             except UNUSABLE:
-                label, seconds = None, 0.0
-            listed.append(Listed(name, label, seconds, size, used))
-        return sorted(listed, key=lambda entry: (-entry.used, entry.name))
+                listed.append((file, None))
+        return listed
 
     def damaged(self, key: str, error: Exception) -> None:
         """Log why an entry is not used; once for an untrusted folder."""

@@ -53,13 +53,8 @@ class LiveValue:
         return f"{self.instruction.name}{list(self.index) if self.index else ''} {self.array}"
 
 
-@dataclass(frozen=True)
-class Carry:
-    """Places that must be equal: inputs and outputs of a while or conditional."""
-
-    instruction: Instruction
-    index: Index
-    places: tuple[tuple[str, Slice | None], ...]
+Carry = tuple[Instruction, Index, tuple[tuple[str, Slice | None], ...]]
+"""Places that must be equal: inputs and outputs of a while or conditional."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +275,7 @@ class _Flow:
                 (f"body's result {self._name(last)}", self._defined[last][3]),
                 (f"result of {instruction.name}", self._slices.get((instruction.id, index))),
             )
-            self._carries.append(Carry(instruction, index, places))
+            self._carries.append((instruction, index, places))
         return leaves
 
     def _branch(self, instruction: Instruction, operands: list[Leaves]) -> Leaves:
@@ -309,7 +304,7 @@ class _Flow:
                 continue
             leaves[index] = merged[tuple(ends)] = self._new(instruction, index, array, where, leave)
             places = [(f"branch's result {self._name(end)}", self._defined[end][3]) for end in ends]
-            self._carries.append(Carry(instruction, index, (*places, (f"result of {instruction.name}", where))))
+            self._carries.append((instruction, index, (*places, (f"result of {instruction.name}", where))))
         return leaves
 
     def _stays(self, instruction: Instruction, operand: Leaves) -> bool:

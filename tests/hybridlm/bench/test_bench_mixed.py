@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm import demo
-from hybridlm.bench.llama_server import LlamaServerSide
+from hybridlm.bench.llama_cpp import LlamaServerSide
 from hybridlm.bench.mixed import OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed
 from hybridlm.bench.vllm_side import VllmSide

@@ -28,8 +28,8 @@ from hybridlm.cli import bench, generate, options
 from hybridlm.cli import demo as cli_demo
 from hybridlm.cli.main import app, main
 from hybridlm.demo import story
-from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import Shape
+from hybridlm.programs.stored_programs import Origin
 from hybridlm.session import Event
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import TextModel

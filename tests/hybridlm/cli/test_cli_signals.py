@@ -15,7 +15,7 @@ import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.cli import options
 from hybridlm.cli.main import app
-from hybridlm.cli.signals import Ended, ended_by_signals
+from hybridlm.cli.options import Ended, ended_by_signals
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch import batch_task
 from hybridlm.session import Event

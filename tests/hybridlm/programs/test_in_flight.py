@@ -9,8 +9,8 @@ import pytest
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
-from hybridlm.programs import in_flight
-from hybridlm.programs.in_flight import MAX_IN_FLIGHT, InFlight
+from hybridlm.programs import runner
+from hybridlm.programs.runner import MAX_IN_FLIGHT, InFlight
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(jax.tree.leaves(arrays)))
         return wait(arrays)
 
-    monkeypatch.setattr(in_flight.jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(runner.jax, "block_until_ready", block_until_ready)
     return counts
 
 
@@ -42,7 +42,7 @@ def test_an_interrupted_wait_is_not_the_last(monkeypatch: pytest.MonkeyPatch) ->
     def interrupt(arrays: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(in_flight.jax, "block_until_ready", interrupt)
+    monkeypatch.setattr(runner.jax, "block_until_ready", interrupt)
     calls = InFlight(shared=True)
     for _ in range(2):
         for _ in range(MAX_IN_FLIGHT - 1):

@@ -14,7 +14,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused_settings import SettingError
+from ir_passes.jaxpr.refused import SettingError
 
 
 def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:

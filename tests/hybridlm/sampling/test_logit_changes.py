@@ -11,7 +11,7 @@ import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.logit_changes import CHANGES_STEP, MIN_CHANGES, bucket, logit_changes
+from hybridlm.requests.sampling_operands import CHANGES_STEP, MIN_CHANGES, bucket, logit_changes
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ActiveSequence, Request
 from hybridlm.sampling import logit_changes as changing

@@ -192,8 +192,8 @@ def test_rows_of_every_kind_are_sorted(tmp_path: Path, kind: str) -> None:
     source = open_source(texts)
     ((window, parts),) = plan(source, [RowWindow(START, 12, texts.stat().st_size)], Limits(4, 1 << 20, 1 << 20))
     results = [[item.number for item in part] for part in parts]
-    assert window.parts == 3 and sorted(map(sorted, results)) == [list(range(1 + i, 13, 3)) for i in range(3)]
-    assert window.order is not None and (window.order + 1).tolist() == sum(results, [])
+    assert window[0] == 3 and sorted(map(sorted, results)) == [list(range(1 + i, 13, 3)) for i in range(3)]
+    assert window[1] is not None and (window[1] + 1).tolist() == sum(results, [])
 
 
 def test_rows_with_little_in_common_stay_and_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_rows_with_little_in_common_stay_and_are_not_held(tmp_path: Path, monkey
     source, windows = open_source(texts), [RowWindow(START, 7, 1500), RowWindow(START._replace(row=7), 5, 1100)]
     monkeypatch.setattr(order, "sorted_parts", None)
     for window, parts in plan(source, windows, Limits(7, 1 << 20, 1 << 20)):
-        assert window == order.SortWindow(2, None)
+        assert window == (2, None)
         assert [[item.number for item in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
     # One that is skipped leaves the next one in its place.
     skipped = plan(source, windows, Limits(7, 1 << 20, 2000))

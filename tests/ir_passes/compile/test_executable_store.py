@@ -233,8 +233,9 @@ def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: 
         if number == "2":
             assert store.find("0" * 64) == entry  # used last
     assert store.find("1" * 64) is None and store.find("0" * 64) == entry and store.find("3" * 64) == entry
-    assert sorted(entry.name[0] for entry in store.entries()) == ["0", "2", "3"]
-    assert store.entries()[0].label == "a step" and {entry.bytes for entry in store.entries()} == {size}
+    assert sorted(file.name[0] for file, _ in store.entries()) == ["0", "2", "3"]
+    assert {header and header.label for _, header in store.entries()} == {"a step"}
+    assert {file.bytes for file, _ in store.entries()} == {size}
     assert store.forget(size) == (2, 2 * size)
     assert store.forget() == (1, size) and store.entries() == []
     assert not ExecutableStore(tmp_path / "small", size - 1).keep(KEY, entry)
@@ -275,7 +276,7 @@ def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, ro
         assert process.returncode == 0 and not errors, errors
     store = ExecutableStore(tmp_path / "steps")
     listed = store.entries()
-    assert 1 <= len(listed) <= 4 and all(store.find(path.name.removesuffix(".step")) == entry for path in listed)
+    assert 1 <= len(listed) <= 4 and all(store.find(file.name.removesuffix(".step")) == entry for file, _ in listed)
     assert not list(store.directory.glob(".*"))
 
 

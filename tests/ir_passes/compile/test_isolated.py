@@ -18,7 +18,7 @@ from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
 from ir_passes.contract.entries import ContractFault
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused_settings import SettingError
+from ir_passes.jaxpr.refused import SettingError
 from ir_passes.proof import lane_proof
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 

@@ -7,11 +7,11 @@ import pytest
 from audited_steps import LANES, Step, right_steps
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.xla_audit.array import Array
 from ir_passes.xla_audit.audit import audit_executable
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.memory import scratch_lower_bound
+from ir_passes.xla_audit.program import Array
 
 TILE = (8, 128)
 

@@ -1,4 +1,0 @@
-"""Tables and pictures of certificates and plans, as HTML and SVG.
-
-Imports `proof`, `scratch` and `jaxpr`. Begin with `html`.
-"""

@@ -1,4 +1,4 @@
-"""Generation through the queue: order, stops, limits, log-probabilities, and what a completion may depend on."""
+"""Generation through the queue: order, stops, limits, log-probabilities, and independence of other requests."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FREE = {"max_tokens": 9, "ignore_eos": True}
 
 
 def by_position(logits, last_token, position):
-    """Forces the position, or at odd ones the last token, so that what is sampled tells whose values were seen."""
+    """Force the position, or at odd positions the last token, to identify the sampled lane."""
     forced = jnp.where(position % 2 == 0, position, last_token)
     return jnp.where(jnp.arange(logits.shape[0]) == forced, 1e4, logits)
 

@@ -1,4 +1,4 @@
-"""MTP head against the one of Hugging Face transformers, or one composed of its blocks where it has none."""
+"""MTP head against transformers' head, or a head composed of transformers' blocks."""
 
 import copy
 from collections.abc import Mapping

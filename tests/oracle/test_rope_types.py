@@ -80,7 +80,7 @@ def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
     for name, scaling in SCALINGS.items():
         fields = rewritten(tmp_path, spelling, scaling)
         if family == "bailing_hybrid" and name.startswith("yarn") and "original_max_position_embeddings" not in scaling:
-            # transformers takes the default of the family, whatever the file says of the context.
+            # transformers takes the default of the family and ignores the file's context.
             with pytest.raises(ConfigError, match="original_max_position_embeddings"):
                 family_of(fields).read_config(fields)
             continue

@@ -67,7 +67,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
     """Perform the actions and the remaining work; return counts of compared rows and cache events.
 
     Args:
-        pattern: of the drafts; None for those of whoever drafts as loaded.
+        pattern: right and wrong drafts; None for the loaded drafter.
     """
     engine = replayed.lm.engine
     cache = None if budget is None else PrefixCache(engine.moves, cache_budget(budget), engine.chunk)

@@ -24,7 +24,7 @@ FAMILIES = [
     "falcon_base",
 ]  # fmt: skip
 BY_DEFAULT = ("lfm2_moe_base",)
-"""The numbers of all families with these kernels are next to those of transformers in test_golden.py."""
+"""test_golden.py compares all families with these kernels and with transformers."""
 CONV, STEP = conv_step_cpu.STEP, recurrent_step_cpu.STEP
 CALLS = {name: {CONV, STEP, ATTENTION} for name in FAMILIES} | {
     "kimi_base": {CONV, STEP, LATENT_ATTENTION},

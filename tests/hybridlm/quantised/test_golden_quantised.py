@@ -46,7 +46,7 @@ PLAIN = {
     "bitsandbytes/dense_interval",
     "bitsandbytes/sparse_base",
 }
-"""Checkpoints of which nothing stays packed."""
+"""Checkpoints without packed tensors after loading."""
 
 
 def name_of(folder: Path) -> str:
@@ -92,7 +92,7 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
     ],
 )
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
-    """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
+    """Packed, in float32 as in the library: one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
     packed = any(isinstance(weight, QuantisedWeight) for weight in lm.params.values())
     assert packed == (name_of(folder) not in PLAIN)

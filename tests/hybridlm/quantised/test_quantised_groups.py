@@ -169,7 +169,7 @@ def test_experts_in_one_tensor_with_simple_scales(tmp_path: Path, shape: tuple[i
 
 
 def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
-    """Each name is looked up, never searched for: half a million tensors would otherwise take hours."""
+    """Names are looked up, not searched: half a million tensors would take hours."""
 
     class Counting(dict[str, Any]):
         scans = 0
@@ -284,7 +284,7 @@ def test_wrappers_of_the_language_model_do_not_matter(prefix: str) -> None:
 
 
 def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None:
-    """A published file has a wrong suffix on every entry; its plain tensors are told by themselves."""
+    """A published file has a wrong suffix on every entry; plain tensors identify themselves."""
     grouped, _ = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
     settings = read_settings(
         {"quantization_config": modelopt("NVFP4") | {"ignore": ["lm_head_weight_quantizer"]}}, None

@@ -121,7 +121,7 @@ def test_table() -> None:
 
 @pytest.mark.parametrize(("cache", "fits"), [(None, False), (64 * 2048, True)])
 def test_many_short_sequences_of_a_long_context_fit(cache: int | None, fits: bool, tmp_path: Path) -> None:
-    """64 lanes of Qwen3.5-35B-A3B, each of up to 262,144 tokens: by pages for 2,048 of each, not by contexts."""
+    """64 lanes of Qwen3.5-35B-A3B with contexts of 262,144 share pages for 2,048 tokens each."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED["Qwen3.5-35B-A3B"]))
     options = EngineConfig(lanes=64, context=262_144, dtype="bfloat16", cache=cache)

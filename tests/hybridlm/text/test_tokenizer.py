@@ -102,7 +102,7 @@ def test_what_is_put_around_a_text_can_be_left_out(tmp_path: Path) -> None:
     backend.post_processor = tokenizers.processors.TemplateProcessing(f"{START} $A", special_tokens=[(START, start)])
     tokenizer = load(save(tmp_path, backend=backend, bos_token={"content": START, "special": True}))
     assert tokenizer.encode("a") == [start, *tokenizer.encode("a", add_special_tokens=False)]
-    # A text that begins with it has two, as in transformers; a chat whose template writes it has one.
+    # A text that begins with the token has two, as in transformers; a chat with a written token has one.
     assert tokenizer.encode(f"{START}a")[:3] == [start, start, *tokenizer.encode("a", add_special_tokens=False)[:1]]
     template = "{{ bos_token }}{{ messages[0].content }}"
     assert start is not None and tokenizer.encode_chat(CHAT[:1], chat_template=template).count(start) == 1

@@ -131,7 +131,7 @@ def test_levels_between_batched_layers() -> None:
 
     graph = graph_of(step, (pool(), pool(), slots(), x()), contract)
     final, report = rewrite(Rebatch(), graph)
-    # sums of numbers up to 16, whose last place is 1e-6; a product and a sum may be rounded once or twice
+    # sums of numbers up to 16 with a last place of 1e-6; a product and a sum may be rounded once or twice
     assert_same(graph, final, tolerance=4e-6)
     assert report.count("re-batched") == 3
     assert primitives(final).count("scatter") == 4

@@ -1,4 +1,4 @@
-"""Natural steps that XLA compiles with a copy of a pool compile in place, with the same results."""
+"""Natural steps compile in place with the same results, although XLA would copy a pool."""
 
 from typing import Any
 

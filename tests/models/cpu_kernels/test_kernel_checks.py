@@ -24,7 +24,7 @@ SANITIZERS = {
     "thread": ("-fsanitize=thread", "-g1"),
 }
 WITH_AMX = ("-include", str(AMX_EMULATION))
-"""Flags by which the instructions of AMX are emulated, on a processor without them."""
+"""Compiler flags that emulate AMX on processors without it."""
 STRICT = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 """Without warnings of what GCC's own intrinsics for AVX-512 leave undefined on purpose (`__m512 __Y = __Y`)."""
 

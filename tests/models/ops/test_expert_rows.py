@@ -72,7 +72,7 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("count", "dtype"), [(3, jnp.float32), (40, jnp.bfloat16), (400, jnp.bfloat16)])
 def test_rows_with_several_experts_are_read_where_they_lie(count: int, dtype: Any, gated: bool) -> None:
-    """The bits of repeated rows; SwiGLU of both halves of the outputs. 400 rows are rounded before the kernel."""
+    """Compare bits with repeated rows and SwiGLU of both halves; 400 rows are rounded first."""
     choices, out = 3, 2 * OUT if gated else OUT
     rng = np.random.default_rng(count)
     x = jnp.asarray(rng.normal(size=(count, WIDTH)), jnp.float32)

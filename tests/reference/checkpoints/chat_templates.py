@@ -77,7 +77,7 @@ XML_CALLS = (
 {%- endif %}
 """
 )
-# JSON calls; only objects are written as they are; texts are left out.
+# JSON calls; only objects are written unchanged; texts are left out.
 MAPPING_CALLS = XML_CALLS.replace("if call.arguments is defined", "if call.arguments is mapping")
 # A first token, tools in the system message, thoughts under the name `thinking`.
 KEPT_THOUGHTS = """

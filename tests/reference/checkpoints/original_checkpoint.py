@@ -1,4 +1,4 @@
-"""A checkpoint of transformers' Mamba and Mamba2 as the package mamba_ssm writes it: pytorch_model.bin of torch."""
+"""Mamba and Mamba2 checkpoints in mamba_ssm's form: pytorch_model.bin of torch."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 MULTIPLE = 8
-"""Multiple to which mamba_ssm pads a vocabulary."""
+"""mamba_ssm pads vocabularies to this multiple."""
 
 
 def write_original(source: pathlib.Path, target: pathlib.Path, dtype: torch.dtype | None = None) -> None:
@@ -54,7 +54,7 @@ def original_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Module(torch.nn.Module):
-    """Module with a state dict of these tensors, whose entries have metadata as in a real model."""
+    """Module with a state dict of these tensors, with the metadata of real models."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         super().__init__()

@@ -1,6 +1,6 @@
 """Quantised checkpoints written from the published formulas in float64, apart from the code under test.
 
-`LAYOUTS` quantises one matrix: the tensors beside each other in the file, and the numbers that they stand for.
+`LAYOUTS` quantises one matrix: the file's tensors and the exact numbers.
 `write_quantised` rewrites a plain checkpoint.
 """
 
@@ -21,7 +21,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by their suffix behind the name of the matrix, or of its module, and exact numbers."""
+    """Tensors by suffix behind the name of the matrix or module, and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray
@@ -44,13 +44,13 @@ E2M1 = np.array([e2m1(code) for code in range(16)])
 
 
 def nearest(table: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the code whose value is the nearest to each number."""
+    """Return the code with the nearest value for each number."""
     distance = np.abs(np.where(np.isnan(table), np.inf, table) - numbers[..., None])
     return np.argmin(distance, axis=-1).astype(np.uint8)
 
 
 def rounded(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers in a stored dtype, and what is stored in float64."""
+    """Return numbers in a stored dtype, and the stored numbers in float64."""
     stored = numbers.astype({"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}[kind])
     return stored, stored.astype(np.float64)
 
@@ -214,9 +214,9 @@ def torchao_float8(weight: np.ndarray) -> Quantised:
 
 
 class Layout(NamedTuple):
-    """A way to store a matrix: the scheme it must be read as, `quantization_config`, and the quantisation.
+    """A storage format for matrices: expected scheme, `quantization_config`, and quantisation.
 
-    `multiple` is what rows and columns must be multiples of.
+    `multiple` divides the numbers of rows and columns.
     """
 
     scheme: str
@@ -323,13 +323,13 @@ def plain(array: np.ndarray) -> Stored:
 def write_quantised(
     source: Path, target: Path, layout: Layout | Callable[[str], Layout | None], config: dict[str, Any] | None = None
 ) -> tuple[Path, list[str]]:
-    """Rewrite a plain checkpoint: `target/quantised`, and `target/plain` with the numbers that it stands for.
+    """Rewrite a plain checkpoint: `target/quantised`, and `target/plain` with its exact numbers.
 
     Args:
         source: the checkpoint.
         target: the new folder.
         layout: of every matrix but the embedding, or a function of a weight's name, None for plain.
-        config: `quantization_config`, if not that of the layout.
+        config: `quantization_config`, if it differs from the layout's.
 
     Returns:
         `target`, and the names of the quantised weights; matrices that a layout does not fit stay plain.

@@ -109,7 +109,7 @@ def check_a_call_beside_is_found(
     Args:
         monkeypatch: takes the aliases from every call from now on.
         step: calls the kernel, whose target the contract declares in place.
-        args, contract: of the step.
+        args, contract: operands of the step, and its contract.
         target: of the call.
     """
     called = jax.ffi.ffi_call

@@ -101,7 +101,7 @@ def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...],
 
 
 def check_proof_by_slot(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
-    """Prove a step of `arguments` and the slots of a pool; refuse it with another lane's slots."""
+    """Prove a step of `arguments` and slots; refuse the step with another lane's slots."""
     state, by_slot = Pool("rows", dims=("row", "value_head", "value", "key")), SlotMap("rows", len(args[0]), null=False)
     contract = LaneContract((state, Lane(role="length"), Lane(), by_slot), (Lane(), state))
     proof = prove_isolation(step, args, contract)

@@ -1,4 +1,4 @@
-"""The table of certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
+"""The table of certificates.md: certified statements about each family's steps on tests/golden."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def certified(checkpoint: str) -> Row:
 
 
 def verdict(certificates: list[Certificate]) -> str:
-    """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
+    """Return a verdict such as "proved, audited; 2 copies (conv)", with pools of pool-sized copies."""
     checks = ["proved", "audited"]
     for certificate in certificates:
         assert certificate.holds and all(getattr(certificate, name) for name in checks), certificate.report()

@@ -158,7 +158,7 @@ def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
     from gguf_checkpoint import write_gguf
 
     write(folder, config, family_of(config).weights(family_of(config).read_config(config)), "bfloat16")
-    # The numbers of the checkpoint are none that a decay or its exponential can be.
+    # The checkpoint's random numbers are invalid as decays and as their exponentials.
     decays = {"blk.0.ssm_a": -np.ones(config["linear_num_value_heads"], np.float32)}
     write_gguf(folder / "model.gguf", "qwen35", GGMLQuantizationType[kind], changes=decays, source=folder)
 

@@ -83,7 +83,7 @@ def test_lanes_keep_their_bits(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_by_slot_give_the_same_bits(form: str) -> None:
-    """The idle lane names the row of another lane, which it must not write; foreign rows keep their bits."""
+    """An idle lane names another lane's row and must not write; foreign rows stay."""
     operands = inputs(form)
     slots = jnp.array([2, 7, 0, 5, 3, 2], jnp.int32)
     busy = jnp.arange(1, LANES)

@@ -221,7 +221,7 @@ def test_rows_by_slot_are_proved():
 
 
 def test_inputs_as_large_as_the_pool_are_no_second_pool():
-    """The audit knows that the windows are updated in place, and that the inputs are no version of them."""
+    """The audit accepts the update in place and does not take inputs for windows."""
     state, lengths, x, fresh = arguments(6)
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
     assert x.size >= pool.size - pool[0].size

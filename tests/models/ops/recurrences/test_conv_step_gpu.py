@@ -69,7 +69,7 @@ def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
-    """In blocks of channels; foreign rows and rows of idle lanes keep their bits, and no row is gathered."""
+    """Blocks of channels; foreign and idle lanes' rows stay, and no row is gathered."""
     state, *rest = operands(*case)
     slots = jnp.asarray(NAMED, jnp.int32)
     named = slots[BUSY]

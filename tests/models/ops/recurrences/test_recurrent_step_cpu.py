@@ -125,7 +125,7 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
 
 
 def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
-    """Slots are row numbers of a device; the other lanes of the device are the only ones that they could be of."""
+    """Slots are row numbers of a device; lanes of other devices have different rows."""
     operands = jax.tree.map(lambda x: x[:4], several("head"))  # the second lane is idle, the fourth fresh
     state, _, rest = arguments(operands)
     lengths, slots = jnp.array([3, 0, 3, 3], jnp.int32), jnp.array([2, 0, 1, 2], jnp.int32)

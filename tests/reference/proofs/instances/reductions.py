@@ -118,7 +118,7 @@ def _sort(operands: Operands) -> list[Array]:
     axis = _apart(operands, layout)
     keys = operands.below(len(arrays)) + 1 if operands.chance(0.3) else 1
     result = list(lax.sort(tuple(arrays), dimension=axis, num_keys=keys, is_stable=operands.chance(0.7)))
-    if len(layout.shape) == 1 and operands.chance(0.5):  # and its inverse, and what was sorted put back
+    if len(layout.shape) == 1 and operands.chance(0.5):  # its inverse, and the sorted values put back
         order = jnp.argsort(arrays[0])
         result += [jnp.argsort(order), arrays[0][order][jnp.argsort(order)]]
     return result

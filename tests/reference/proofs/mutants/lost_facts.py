@@ -1,6 +1,6 @@
 """Facts that an operation ends: converted masks, finite values, changed row bits.
 
-Layouts of packed tokens that are taken for each other stand here, too: the fact is which token is whose.
+Exchanged layouts of packed tokens are here, too: the fact is the owner of each token.
 """
 
 from typing import Any

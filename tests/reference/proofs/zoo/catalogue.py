@@ -1,4 +1,4 @@
-"""All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
+"""All programs of the zoo by name, without model families (`zoo.real_models`)."""
 
 from zoo import (
     attention,

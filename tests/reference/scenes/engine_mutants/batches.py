@@ -1,4 +1,4 @@
-"""Wrong operands for the lanes of a step: settings, rows and positions of other lanes or of an earlier step."""
+"""Wrong operands for lanes: settings, rows and positions of other lanes or earlier steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
 
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
-    """Use operands kept on the device for other sequences: for any, or for those of the same lanes."""
+    """Reuse device operands of other sequences: of any lanes, or of equal idle lanes."""
     right = Decoding._generate
 
     def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
@@ -63,7 +63,7 @@ def duplicate_after_condensing(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """Once there is a free row, the last sequence goes on in it, without its state."""
+    """Once, the last sequence continues in a free row without its state."""
     right = Scheduler._decode_step
     moved: list[ActiveSequence] = []
 
@@ -103,7 +103,7 @@ def one_token_further(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """Once, the arrays of one layer are those before the step, and the others those after it."""
+    """Once, one layer's arrays are from before the step, all others from after it."""
     right = Engine.run
     steps = iter(range(10**9))
 

@@ -1,4 +1,4 @@
-"""Prompts cut in the wrong places, and chunks that are taken for something else."""
+"""Prompts cut in wrong places, and chunks confused with other chunks."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ from hybridlm.steps.operands import StepInputs
 
 
 class PartlyRight:
-    """Knows what the requests of the traffic give alone: proposes none of it, some or all, or errs on the way."""
+    """Drafter with the traffic's solo completions: proposes no, some, all, or partly wrong tokens."""
 
     def __init__(self, completions: Many[Alone]):
         self._texts = [
@@ -57,7 +57,7 @@ def taken(patch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
-    """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
+    """Change the step's numbers of drafts: `change(drafts) -> drafts`."""
     right = Engine.run
 
     def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: StepInputs, **about: Any) -> Any:
@@ -80,7 +80,7 @@ def moved_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def moved_twice(patch: pytest.MonkeyPatch) -> None:
-    """Advance twice: by one when the step is dispatched, and by the accepted tokens when it is read."""
+    """Advance twice: by one at dispatch, and by the accepted tokens at reading."""
     right = Decoding._verify
 
     def verify(self: Decoding, *about: Any) -> DispatchedStep:
@@ -128,7 +128,7 @@ def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping knows what was accepted; whoever asked is given all that was sampled."""
+    """The bookkeeping counts accepted tokens, but requests receive all sampled tokens."""
     right, history = Decoding.settle, []
 
     def settle(self: Decoding, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:

@@ -51,7 +51,7 @@ def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
-    """A sequence that was put back reads its prompt from the start, in the row as it was."""
+    """A sequence that was put back reads its prompt again on its old state."""
     consumed: dict[ActiveSequence, int] = {}
     right = Scheduler._prefill
 

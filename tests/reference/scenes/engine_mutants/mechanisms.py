@@ -1,5 +1,5 @@
-"""The sixty mechanisms of public reports that are worth a mutant, by their numbers in a list of 94, and what stands
-against each of them here: mutants, tests, or why it cannot exist."""
+"""Sixty mechanisms of public reports, numbered in a list of 94, with their
+counterparts here: mutants, tests, or the reason for their absence."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tokens that come back a step later than they were sampled, read by what is true now."""
+"""Tokens return a step after sampling, but are read by current lanes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:
-    """Change the tokens or lanes of a step that was read: `change(session, dispatched, sampled) -> (both of these)`."""
+    """Change a read step: `change(session, dispatched, sampled) -> (dispatched, sampled)`."""
     right = Session._take
 
     def take(self: Session, dispatched: DispatchedStep, sampled: Any, accepted: Any) -> None:

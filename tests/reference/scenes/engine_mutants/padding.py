@@ -16,7 +16,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 
 
 def first_slot(patch: pytest.MonkeyPatch, change: Callable[[int, int], int]) -> None:
-    """Another row for the first lane of a step: `change(row, rows of the pool) -> row`.
+    """Change the first lane's row in a step: `change(row, rows of the pool) -> row`.
 
     If another lane has that row, the two exchange theirs.
     """

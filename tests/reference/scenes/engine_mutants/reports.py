@@ -1,6 +1,6 @@
-"""Forty public reports of state that was corrupted in other engines, and what stands against each of them here.
+"""Forty public reports of corrupted state in other engines, and the counterparts here.
 
-The forty are those whose mechanisms cover all the others that are known; scripts/write_mutants.py writes them into
+The mechanisms of these forty cover all other known reports; scripts/write_mutants.py writes them into
 the page of the engine's mutants.
 """
 
@@ -33,7 +33,7 @@ class Report:
 
     Attributes:
         id: as project#number.
-        fault: what was wrong, in one line.
+        fault: the fault, in one line.
         engine: ids of mutants of the engine.
         compiler: ids of mutants of steps and hosts (tests/reference/proofs/mutants).
         tests: regression tests, as file::name.

@@ -1,4 +1,4 @@
-"""Every known report of wrong state behind drafts, or in steps that mix drafts, prompts and single tokens."""
+"""Every known report of wrong state behind drafts or in mixed steps."""
 
 from engine_mutants.reports import MIXED, ORDER, REPORTS, SINGLY, VERIFIED, Report
 
@@ -53,4 +53,4 @@ ROLLBACK = (
     ),
     FORTY["tpu-inference#2431"],
 )  # fmt: skip
-"""Drafts that are taken back, and counts of what was accepted."""
+"""Rejected drafts, and counts of accepted tokens."""

@@ -1,4 +1,4 @@
-"""Rows and pages of a step's lanes: other ones than the host means, of an earlier step, given back too early.
+"""Wrong rows and pages of lanes: exchanged, of an earlier step, or freed too early.
 
 `PAGED_MUTANTS` need traffic in few pages.
 """
@@ -68,7 +68,7 @@ def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
-    """A sequence with its whole prompt takes the row of one that decodes, which takes the sequence's."""
+    """A sequence exchanges rows with a decoding sequence at the end of its prompt."""
     right = Scheduler._start_decoding
 
     def start(self: Scheduler, sequence: ActiveSequence) -> None:
@@ -80,7 +80,7 @@ def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
-    """Idle lanes read a token, in rows of sequences whose prompts are not finished: between all of their chunks."""
+    """Idle lanes read a token in rows of unfinished prompts, between all their chunks."""
     patch.setattr(scheduler, "MAX_PREFILL_RUN", 1)
     right = Engine.run
 
@@ -94,7 +94,7 @@ def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
 
 
 def given_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A row that gets its second page gives back the first, whose tokens are read."""
+    """A row with a new second page frees its first page too early."""
     right = RowPages.reserve
 
     def reserve(self: RowPages, row: int, positions: int) -> None:

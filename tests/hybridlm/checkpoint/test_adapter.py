@@ -223,17 +223,12 @@ def test_command_line(base: Path, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "use_dora": {"use_dora": True},
-    "peft_type": {"peft_type": "IA3"},
-    "init_lora_weights": {"init_lora_weights": "pissa"},
-    "layer_replication": {"layer_replication": [[0, 2]]},
-    "lora_bias": {"lora_bias": True},
-    "trainable_token_indices": {"trainable_token_indices": [3]},
-    "rank_pattern": {"rank_pattern": {"q_proj": 0}},
-    "lora_alpha": {"lora_alpha": "8"},
-    "alpha_pattern": {"alpha_pattern": {"(": 2}},
-    "some_later_field": {"some_later_field": "on"},
-}
+    "use_dora": {"use_dora": True}, "peft_type": {"peft_type": "IA3"},
+    "init_lora_weights": {"init_lora_weights": "pissa"}, "layer_replication": {"layer_replication": [[0, 2]]},
+    "lora_bias": {"lora_bias": True}, "trainable_token_indices": {"trainable_token_indices": [3]},
+    "rank_pattern": {"rank_pattern": {"q_proj": 0}}, "lora_alpha": {"lora_alpha": "8"},
+    "alpha_pattern": {"alpha_pattern": {"(": 2}}, "some_later_field": {"some_later_field": "on"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -20,17 +20,8 @@ from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import Shape
 
 PROMPTS = [
-    [5, 6, 7],
-    [9, 8, 7, 6, 5, 4, 3, 12],
-    [3] * 11,
-    [10, 11],
-    [20] * 17,
-    [6],
-    [8, 9] * 9,
-    [5, 6, 7, 8],
-    [4],
-    [11],
-]
+    [5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4], [11],
+]  # fmt: skip
 SHOTS = [5, 9, 33] * 50
 SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
 

@@ -19,20 +19,12 @@ from models.ops.quantised_weight import QuantisedWeight
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
 FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
 SCHEMES = {
-    "int4-zeros": {"int-packed"},
-    "int8": {"int-packed"},
-    "gguf-q8_0": {"Q8_0"},
-    "modelopt-fp8": {"fp8-tensor"},
-    "modelopt-nvfp4": {"nvfp4"},
-    "nvidia-recipes": {"nvfp4", "fp8-tensor"},
-    "nvidia-recipes/nemotron-nano": {"nvfp4"},
-    "bitsandbytes/dense_interval": {"nf4"},
-    "bitsandbytes/sparse_base": {"fp4"},
-    "bitsandbytes/mamba2_base": {"llm-int8"},
-    "torchao/dense_interval": {"fp8-channel"},
-    "torchao/sparse_base": {"int4-affine"},
-    "torchao/mamba2_base": {"int8"},
-}
+    "int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}, "modelopt-fp8": {"fp8-tensor"},
+    "modelopt-nvfp4": {"nvfp4"}, "nvidia-recipes": {"nvfp4", "fp8-tensor"}, "nvidia-recipes/nemotron-nano": {"nvfp4"},
+    "bitsandbytes/dense_interval": {"nf4"}, "bitsandbytes/sparse_base": {"fp4"},
+    "bitsandbytes/mamba2_base": {"llm-int8"}, "torchao/dense_interval": {"fp8-channel"},
+    "torchao/sparse_base": {"int4-affine"}, "torchao/mamba2_base": {"int8"},
+}  # fmt: skip
 """Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
 QUICK = {"nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
 PLAIN = {

@@ -19,15 +19,10 @@ from hybridlm.score_files import lines
 from hybridlm.score_files.divergence_task import MEANS, _rows
 
 ROWS: list[dict[str, Any]] = [
-    {"id": "a", "text": "ab,c"},
-    {"id": 'quoted "id"', "text": "two\nrows"},
-    {"id": "two\nlines", "input_ids": [9, 3]},
-    {"id": None, "token_ids": [7]},
-    {"id": "é", "text": '"é"'},
-    {"id": "long", "text": "123456789"},
-    {"id": "numbers", "input_ids": [7, 254]},
-    {"id": "last", "text": "a"},
-]
+    {"id": "a", "text": "ab,c"}, {"id": 'quoted "id"', "text": "two\nrows"}, {"id": "two\nlines", "input_ids": [9, 3]},
+    {"id": None, "token_ids": [7]}, {"id": "é", "text": '"é"'}, {"id": "long", "text": "123456789"},
+    {"id": "numbers", "input_ids": [7, 254]}, {"id": "last", "text": "a"},
+]  # fmt: skip
 COLUMNS = ("id", "text", "input_ids", "token_ids", "other")
 SUMS = {"sum_logprob": -3.0, "perplexity": math.exp(3)}
 INPUTS = ("in.csv", "in.csv.gz", "in.jsonl.gz", "in.parquet")

@@ -22,23 +22,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 DENSE: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 331,
-    "hidden_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": ROPE,
-}
+    "model_type": "qwen3_5_text", "vocab_size": 331, "hidden_size": 64, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,

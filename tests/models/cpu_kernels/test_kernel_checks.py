@@ -11,13 +11,9 @@ from models.cpu_kernels.build import LIBRARY, build, is_current, sources
 pytestmark = pytest.mark.cpu_kernels
 
 SIZES = {
-    "row_product": "brief",
-    "packed_product": "all",
-    "recurrent_step": "brief",
-    "conv_step": "brief",
-    "decode_attention": "brief",
-    "sample_rows": "brief",
-}
+    "row_product": "brief", "packed_product": "all", "recurrent_step": "brief", "conv_step": "brief",
+    "decode_attention": "brief", "sample_rows": "brief",
+}  # fmt: skip
 """Checks of kernels, with the sizes that a build with sanitizers runs in minutes."""
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),

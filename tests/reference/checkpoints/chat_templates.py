@@ -235,14 +235,7 @@ JSON_CALLS = XML_CALLS.replace(
 )
 
 TEMPLATES = {
-    "qwen3_5": XML_CALLS,
-    "qwen3_next": JSON_CALLS,
-    "mapping": MAPPING_CALLS,
-    "lfm2": KEPT_THOUGHTS,
-    "granite": DOCUMENTS,
-    "kimi_linear": NUMBERED_CALLS,
-    "nemotron_h": SWITCHED,
-    "plain": PLAIN,
-    "mamba2": INST,
-}
+    "qwen3_5": XML_CALLS, "qwen3_next": JSON_CALLS, "mapping": MAPPING_CALLS, "lfm2": KEPT_THOUGHTS,
+    "granite": DOCUMENTS, "kimi_linear": NUMBERED_CALLS, "nemotron_h": SWITCHED, "plain": PLAIN, "mamba2": INST,
+}  # fmt: skip
 """Family -> template."""

@@ -8,13 +8,9 @@ and latent experts.
 from typing import Any
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": 331,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 64,
+    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 _MAMBA2 = _COMMON | {
     "num_heads": 8,
     "head_dim": 16,
@@ -35,13 +31,9 @@ _NEMOTRON = _COMMON | {
     "layers_block_type": ["linear_attention", "mlp", "full_attention"],
 }
 _EXPERTS = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 48,
-    "routed_scaling_factor": 2.5,
-}
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _HYBRID = _COMMON | {
     "intermediate_size": 96,
     "num_attention_heads": 4,
@@ -106,8 +98,7 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
             "time_step_rank": "auto",
             "tie_word_embeddings": True,
         },
-        "stored": "bfloat16",
-        "shards": 2,
+        "stored": "bfloat16", "shards": 2,
     },
     "falcon_mamba_base": {"family": "falcon_mamba", "text": _MAMBA | {"mixer_rms_eps": 1e-5}},
     "jamba_base": {"family": "jamba", "text": _JAMBA},
@@ -125,9 +116,7 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         "stored": "bfloat16",
     },
     "jamba_fused": {
-        "family": "jamba",
-        "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1},
-        "fused_experts": True,
+        "family": "jamba", "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1}, "fused_experts": True,
     },
     "zamba2_base": {"family": "zamba2", "text": _ZAMBA2},
     "zamba2_blocks": {
@@ -143,21 +132,17 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
             "use_shared_attention_adapter": False,
             "use_mem_rope": False,
         },
-        "stored": "bfloat16",
-        "shards": 2,
-        "rewritten": {"layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"]},
+        "stored": "bfloat16", "shards": 2, "rewritten": {"layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"]},
     },
     "mamba2_base": {"family": "mamba2", "text": _MAMBA2},
     "mamba2_one_group": {
         "family": "mamba2",
         "text": _MAMBA2
         | {"n_groups": 1, "conv_kernel": 3, "use_conv_bias": False, "state_size": 20, "tie_word_embeddings": True},
-        "stored": "bfloat16",
-        "shards": 2,
+        "stored": "bfloat16", "shards": 2,
     },
     "nemotron_dense": {
-        "family": "nemotron_h",
-        "text": _NEMOTRON,
+        "family": "nemotron_h", "text": _NEMOTRON,
         "rewritten": {"hybrid_override_pattern": "M-*", "layers_block_type": None, "num_hidden_layers": 3},
     },
     "nemotron_experts": {
@@ -169,8 +154,7 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
             "topk_group": 2,
             "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
         },
-        "shards": 2,
-        "mtp": True,
+        "shards": 2, "mtp": True,
     },
     "nemotron_latent": {
         "family": "nemotron_h",
@@ -192,8 +176,7 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         "fused_experts": True,
     },
     "granite_experts": {
-        "family": "granitemoehybrid",
-        "text": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
+        "family": "granitemoehybrid", "text": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
     },
     "granite_dense": {
         "family": "granitemoehybrid",
@@ -208,9 +191,7 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
             "tie_word_embeddings": True,
             "embedding_multiplier": 0.9,
         },
-        "stored": "bfloat16",
-        "shards": 2,
-        "rewritten": {"layer_types": ["mamba", "attention"]},
+        "stored": "bfloat16", "shards": 2, "rewritten": {"layer_types": ["mamba", "attention"]},
     },
     "bamba_base": {"family": "bamba", "text": _HYBRID | {"attn_layer_indices": [1]}},
     "bamba_one_group": {
@@ -245,11 +226,10 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
     "falcon_normed": {
         "family": "falcon_h1",
         "text": _HYBRID | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "mamba_n_groups": 4, "mamba_d_conv": 3},
-        "stored": "bfloat16",
-        "shards": 2,
+        "stored": "bfloat16", "shards": 2,
     },
     "falcon_gated": {
         "family": "falcon_h1",
         "text": _HYBRID | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     },
-}
+}  # fmt: skip

@@ -15,13 +15,9 @@ from models import family_of
 
 LANES, TOKENS = 4, 8
 STEPS = (
-    f"prompts, {LANES} x {TOKENS}",
-    f"decoding, {LANES} x 1",
-    f"verification, {LANES} x 5",
-    f"scoring, {LANES} x {TOKENS}",
-    "parts of a row kept and put back",
-    "decoding, 1 x 1, bfloat16",
-)
+    f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"verification, {LANES} x 5",
+    f"scoring, {LANES} x {TOKENS}", "parts of a row kept and put back", "decoding, 1 x 1, bfloat16",
+)  # fmt: skip
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (

@@ -20,13 +20,9 @@ from ir_passes.targets import read_target
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
-    "nvidia-h100",
-    "tpu-v5e",
-    "nvidia-h100:4 data=2,model=2",
-    "tpu-v5e:4 data=2,model=2",
-    "nvidia-h100:4 model=2,expert=2",
-    "tpu-v5e:4 model=2,expert=2",
-)
+    "nvidia-h100", "tpu-v5e", "nvidia-h100:4 data=2,model=2", "tpu-v5e:4 data=2,model=2",
+    "nvidia-h100:4 model=2,expert=2", "tpu-v5e:4 model=2,expert=2",
+)  # fmt: skip
 """Names of targets, with the mesh for several devices."""
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")

@@ -139,13 +139,9 @@ def recurrence(mask: Callable[[Any], Any]) -> Step:
 
 
 STEPS = {
-    "accumulated": accumulated,
-    "a loop over lanes": looped(),
-    "a state in a loop": scanned(),
-    "of each lane": of_each_lane,
-    "one branch": chosen,
-    "one for each iteration": inner,
-}
+    "accumulated": accumulated, "a loop over lanes": looped(), "a state in a loop": scanned(),
+    "of each lane": of_each_lane, "one branch": chosen, "one for each iteration": inner,
+}  # fmt: skip
 PROGRAMS = (
     *(Program(f"mutable arrays: {name}", step, LANE_BY_LANE, draw) for name, step in STEPS.items()),
     Program("mutable arrays: rows", rows(), ROWS, draw_rows),

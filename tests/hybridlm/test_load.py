@@ -86,13 +86,8 @@ def test_arguments_by_position() -> None:
     """The order of `load`'s arguments is the documented one."""
     parameters = inspect.signature(hybridlm.load).parameters
     documented = {
-        "lanes": 8,
-        "context": None,
-        "cache": None,
-        "dtype": None,
-        "certify": "error",
-        "compilation_cache": None,
-    }
+        "lanes": 8, "context": None, "cache": None, "dtype": None, "certify": "error", "compilation_cache": None,
+    }  # fmt: skip
     assert {name: item.default for name, item in list(parameters.items())[1:7]} == documented
     assert list(parameters)[1:7] == list(documented)
     lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)

@@ -122,14 +122,8 @@ def test_a_killed_process_continues_with_its_answers(text_lm: hybridlm.LM, tmp_p
     output, full = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     undisturbed = text_lm.batch_file(source, full)
     command = [
-        sys.executable,
-        REFERENCE / "processes" / "kill_texts.py",
-        text_lm.path,
-        source,
-        output,
-        "9",
-        "batch_file",
-    ]
+        sys.executable, REFERENCE / "processes" / "kill_texts.py", text_lm.path, source, output, "9", "batch_file",
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
     killed = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

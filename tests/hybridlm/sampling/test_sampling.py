@@ -101,14 +101,8 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
     rows += [np.where(np.arange(300) % 7, -np.inf, rng.normal(size=300)), np.where(np.arange(300) == 9, 1e30, 0.0)]
     rows += [np.where(np.arange(300) % 2, 0.0, -0.0), np.array([1e-40, -1e-40, 3.0] * 100)]
     filters = [
-        (0, 1.0, 0.3),
-        (1, 1.0, 0.0),
-        (7, 1.0, 0.0),
-        (0, 0.35, 0.0),
-        (0, 1e-9, 0.0),
-        (40, 0.8, 0.01),
-        (299, 0.999, 0.0),
-    ]
+        (0, 1.0, 0.3), (1, 1.0, 0.0), (7, 1.0, 0.0), (0, 0.35, 0.0), (0, 1e-9, 0.0), (40, 0.8, 0.01), (299, 0.999, 0.0),
+    ]  # fmt: skip
     for top_k, top_p, min_p in filters:
         scaled = np.stack(rows).astype(np.float32)
         of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))

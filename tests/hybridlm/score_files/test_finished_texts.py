@@ -145,14 +145,8 @@ def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Pa
     output, path = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
     text_lm.score_file(texts, path)
     command = [
-        sys.executable,
-        REFERENCE / "processes" / "kill_texts.py",
-        text_lm.path,
-        texts,
-        output,
-        "9",
-        "score_file",
-    ]
+        sys.executable, REFERENCE / "processes" / "kill_texts.py", text_lm.path, texts, output, "9", "score_file",
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
     killed = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

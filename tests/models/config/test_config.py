@@ -129,14 +129,9 @@ def test_faulty_experts_are_refused(base: dict[str, Any], change: dict[str, Any]
 
 def test_every_fault_is_in_one_error() -> None:
     wrong = {
-        "hidden_act": "gelu",
-        "attention_bias": True,
-        "num_key_value_heads": 3,
-        "linear_num_value_heads": 3,
-        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1},
-        "layer_types": [],
-        "vocab_size": None,
-    }
+        "hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 3, "linear_num_value_heads": 3,
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1}, "layer_types": [], "vocab_size": None,
+    }  # fmt: skip
     with pytest.raises(ConfigError) as error:
         read({"model_type": "qwen3_5", "text_config": DENSE | wrong, "tie_word_embeddings": 1})
     message = str(error.value)

@@ -26,27 +26,13 @@ FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 def tiny(family: str, ratio: int, tied: bool = False) -> dict[str, Any]:
     """A config with all sizes different, so that dimensions cannot be confused."""
     return {
-        "model_type": family,
-        "vocab_size": 41,
-        "hidden_size": 10,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 8,
-        "linear_num_key_heads": 3,
-        "linear_num_value_heads": 3 * ratio,
-        "linear_key_head_dim": 5,
-        "linear_value_head_dim": 7,
-        "linear_conv_kernel_dim": 4,
-        "intermediate_size": 13,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 9,
-        "shared_expert_intermediate_size": 11,
-        "mlp_only_layers": [1] if family == "qwen3_next" else [],
-        "tie_word_embeddings": tied,
-    }
+        "model_type": family, "vocab_size": 41, "hidden_size": 10, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 6,
+        "num_key_value_heads": 3, "head_dim": 8, "linear_num_key_heads": 3, "linear_num_value_heads": 3 * ratio,
+        "linear_key_head_dim": 5, "linear_value_head_dim": 7, "linear_conv_kernel_dim": 4, "intermediate_size": 13,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 9, "shared_expert_intermediate_size": 11,
+        "mlp_only_layers": [1] if family == "qwen3_next" else [], "tie_word_embeddings": tied,
+    }  # fmt: skip
 
 
 def described(family: Family, config: Mapping[str, Any]) -> dict[tuple, Weight]:

@@ -38,19 +38,11 @@ def original_fields(fields: dict[str, Any]) -> dict[str, Any]:
     # Padded to the size of the embedding of transformers.
     multiple = MULTIPLE if fields["vocab_size"] % MULTIPLE == 0 else 1
     return {
-        "d_model": fields["hidden_size"],
-        "d_intermediate": 0,
-        "n_layer": fields["num_hidden_layers"],
-        "vocab_size": fields["vocab_size"] - (multiple - 1),
-        "ssm_cfg": inner | ({"layer": "Mamba2"} if second else {}),
-        "attn_layer_idx": [],
-        "attn_cfg": {},
-        "rms_norm": True,
-        "residual_in_fp32": True,
-        "fused_add_norm": True,
-        "pad_vocab_size_multiple": multiple,
-        "tie_embeddings": fields["tie_word_embeddings"],
-    }
+        "d_model": fields["hidden_size"], "d_intermediate": 0, "n_layer": fields["num_hidden_layers"],
+        "vocab_size": fields["vocab_size"] - (multiple - 1), "ssm_cfg": inner | ({"layer": "Mamba2"} if second else {}),
+        "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True,
+        "pad_vocab_size_multiple": multiple, "tie_embeddings": fields["tie_word_embeddings"],
+    }  # fmt: skip
 
 
 class _Module(torch.nn.Module):

@@ -31,14 +31,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn betas": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 5, "beta_slow": 0.5, "truncate": False},
     "yarn attention factor": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.7},
     "yarn no factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-}
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64},
+}  # fmt: skip
 
 
 def ropes(config: Any) -> set[Rope]:

@@ -70,11 +70,9 @@ PUBLISHED = {
             },
         },
     ),
-    "nemotron-super-nvfp4": Published(
-        "nemotron_latent",
-        {r"\.experts\.": NVFP4, r"shared_experts|in_proj|out_proj": FP8},
-        mixed({r"\.experts\.": "NVFP4", r"shared_experts|in_proj|out_proj": "FP8"}),
-    ),
+    "nemotron-super-nvfp4": Published("nemotron_latent",
+                                      {r"\.experts\.": NVFP4, r"shared_experts|in_proj|out_proj": FP8},
+                                      mixed({r"\.experts\.": "NVFP4", r"shared_experts|in_proj|out_proj": "FP8"})),
     "nemotron-lightning-nvfp4": Published(
         "nemotron_latent",
         {r"experts\.|shared_experts|lm_head": NVFP4, r"in_proj|out_proj": FP8},
@@ -112,14 +110,11 @@ PUBLISHED = {
         {r"experts\.\d+\.": NVFP4, r"layers\.0\.block_sparse_moe": NVFP4},
         modelopt("NVFP4") | {"ignore": ["lm_head", "model.layers.*.self_attn*", "model.layers.*shared_experts*"]},
     ),
-    "granite-ct-fp8": Published(
-        "granite_experts",
-        {r"in_proj|out_proj|[qkvo]_proj|_linear": LAYOUTS["ct-fp8-rows"]},
-        config_group(num_bits=8, type="float", strategy="channel"),
-    ),
+    "granite-ct-fp8": Published("granite_experts", {r"in_proj|out_proj|[qkvo]_proj|_linear": LAYOUTS["ct-fp8-rows"]},
+                                config_group(num_bits=8, type="float", strategy="channel")),
     "kimi-ct-int4": Published("kimi_base", {r"experts": LAYOUTS["ct-int4"]}, LAYOUTS["ct-int4"].config),
     "lfm-awq": Published("lfm2_base", {r"feed_forward|self_attn|conv\.": LAYOUTS["awq"]}, LAYOUTS["awq"].config),
-}
+}  # fmt: skip
 
 
 def write(published: Published, target: Path) -> tuple[Path, list[str]]:

@@ -166,20 +166,16 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "written-by-the-table-of-the-next-lane": ("token_places", _by(lambda table: jnp.roll(table, 1, axis=0))),
     "written-by-swapped-tables": ("token_places", _by(lambda table: table[::-1])),
     "written-to-the-next-page": ("token_places", _by(lambda table: table + 1)),
-    "written-by-place-in-the-table": (
-        "token_places",
-        _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32)),
-    ),
+    "written-by-place-in-the-table": ("token_places",
+                                      _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32))),
     "padding-on-the-null-page": ("token_places", _padding_on_the_null_page),
     "padding-on-the-last-page": ("token_places", _padding_on_the_last_page),
     "read-by-the-table-of-the-next-lane": ("take_pages", _reads_by(lambda pages: jnp.roll(pages, 1, axis=0))),
     "read-of-the-next-page": ("take_pages", _reads_by(lambda pages: pages + 1)),
     "read-of-the-first-page": ("take_pages", _reads_by(lambda pages: jnp.ones_like(pages))),
-    "read-of-the-largest-page": (
-        "take_pages",
-        _reads_by(lambda pages: jnp.broadcast_to(pages.max(axis=0), pages.shape)),
-    ),
-}
+    "read-of-the-largest-page": ("take_pages",
+                                 _reads_by(lambda pages: jnp.broadcast_to(pages.max(axis=0), pages.shape))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

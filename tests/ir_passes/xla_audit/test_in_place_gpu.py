@@ -133,10 +133,8 @@ WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
     "sum of another row": (reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")), (0, (1,), "reverse")),
-    "sum of a part": (
-        reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
-        (0, (1,), "reduce"),
-    ),
+    "sum of a part": (reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
+                      (0, (1,), "reduce")),
     "what needs the sum first": (
         reduction(
             (REST, f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")
@@ -162,10 +160,8 @@ WRONG = {
         (0, (1,), "reverse"),
     ),
     "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
-    "sum of rows of one element": (
-        reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
-        (0, (0,), "reduce"),
-    ),
+    "sum of rows of one element": (reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
+                                   (0, (0,), "reduce")),
     "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
     "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
     "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),
@@ -180,7 +176,7 @@ WRONG = {
         ),
         (0, (0,), "sort"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RIGHT)

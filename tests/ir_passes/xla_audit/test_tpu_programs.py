@@ -208,16 +208,10 @@ WRONG = {
     "its source is written before it is done": (COPY, {at("other"): at("new")}, FindingKind.OVERLAP),
     "its result is written while it is copied": (COPY, {at("other"): at("start", 0)}, FindingKind.OVERLAP),
     "a slice's source is written before it is done": (ASYNC, {at("other"): at("new")}, FindingKind.OVERLAP),
-    "a branch reads what it has written over": (
-        BRANCHES.replace("negate(twice)", "add(twice, a)"),
-        KEPT,
-        FindingKind.OVERLAP,
-    ),
-    "what follows the branches reads it": (
-        BRANCHES.replace("negate(out)", "add(out, kept)"),
-        KEPT,
-        FindingKind.OVERLAP,
-    ),
+    "a branch reads what it has written over": (BRANCHES.replace("negate(twice)", "add(twice, a)"), KEPT,
+                                                FindingKind.OVERLAP),
+    "what follows the branches reads it": (BRANCHES.replace("negate(out)", "add(out, kept)"), KEPT,
+                                           FindingKind.OVERLAP),
     "a copy that is turned where it is": (
         SAME.replace("again = f32[64,128]{1,0", "again = f32[64,128]{0,1").replace(
             f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('1,0', '0,1')}"
@@ -256,7 +250,7 @@ WRONG = {
         {at("all"): at("new")},
         FindingKind.READ_AFTER_WRITE,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "equal"), RIGHT.values(), ids=RIGHT)

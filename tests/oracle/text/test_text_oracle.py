@@ -89,19 +89,13 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<tool_call>"]},
     },
     "map's additional": {"special_tokens_map.json": {"additional_special_tokens": ["<tool_call>", "<new>"]}},
-    "map's extra": {
-        "tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
-        "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]},
-    },
+    "map's extra": {"tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
+                    "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]}},
     "map's extra dict": {"special_tokens_map.json": {"extra_special_tokens": {"image_token": "<img>"}}},
-    "map not read": {
-        "tokenizer_config.json": {"added_tokens_decoder": {}},
-        "special_tokens_map.json": {"bos_token": "<|bos|>"},
-    },
-    "added_tokens.json": {
-        "special_tokens_map.json": {"bos_token": "<new>"},
-        "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1},
-    },
+    "map not read": {"tokenizer_config.json": {"added_tokens_decoder": {}},
+                     "special_tokens_map.json": {"bos_token": "<|bos|>"}},
+    "added_tokens.json": {"special_tokens_map.json": {"bos_token": "<new>"},
+                          "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1}},
     "decoder": {
         "tokenizer_config.json": {
             "added_tokens_decoder": {
@@ -115,7 +109,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     },
     "split": {"tokenizer_config.json": {"split_special_tokens": True, "eos_token": "<|im_end|>"}},
     "add_bos": {"tokenizer_config.json": {"add_bos_token": True, "bos_token": "<|bos|>"}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -232,49 +232,31 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8-block-powers": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "F8_E8M0", "grid")),
     "fp8-one": Layout("fp8-tensor", FP8_ONE, lambda w: float8(w, (999, 999), "_scale_inv", "F32", "scalar")),
     "modelopt-fp8": Layout("fp8-tensor", modelopt("FP8"), lambda w: float8(w, (999, 999), "_scale", "F32", "scalar")),
-    "modelopt-fp8-rows": Layout(
-        "fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"), lambda w: float8(w, (1, 999), "_scale", "F32", "row")
-    ),
-    "modelopt-fp8-blocks": Layout(
-        "fp8-block", modelopt("fp8_pb_wo"), lambda w: float8(w, (128, 128), "_scale", "F32", "4d")
-    ),
+    "modelopt-fp8-rows": Layout("fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        lambda w: float8(w, (1, 999), "_scale", "F32", "row")),
+    "modelopt-fp8-blocks": Layout("fp8-block", modelopt("fp8_pb_wo"),
+        lambda w: float8(w, (128, 128), "_scale", "F32", "4d")),
     "modelopt-mxfp8": Layout("mxfp8", modelopt("MXFP8"), lambda w: float8(w, (1, 32), "_scale", "U8", "grid"), (1, 32)),
-    "ct-fp8-rows": Layout(
-        "fp8-channel",
-        config_group(num_bits=8, type="float", strategy="channel"),
-        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows"),
-    ),
-    "ct-fp8-tensor": Layout(
-        "fp8-tensor",
-        config_group(num_bits=8, type="float", strategy="tensor"),
-        lambda w: float8(w, (999, 999), "_scale", "BF16", "one"),
-    ),
-    "ct-fp8-block": Layout(
-        "fp8-block",
+    "ct-fp8-rows": Layout("fp8-channel", config_group(num_bits=8, type="float", strategy="channel"),
+        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows")),
+    "ct-fp8-tensor": Layout("fp8-tensor", config_group(num_bits=8, type="float", strategy="tensor"),
+        lambda w: float8(w, (999, 999), "_scale", "BF16", "one")),
+    "ct-fp8-block": Layout("fp8-block",
         config_group(num_bits=8, type="float", strategy="block", block_structure=list(BLOCK)),
-        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid"),
-    ),
+        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid")),
     "modelopt-nvfp4": Layout("nvfp4", modelopt("NVFP4"), lambda w: nvfp4(w, divided=False), (1, 16)),
-    "ct-nvfp4": Layout(
-        "nvfp4",
-        config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
-        lambda w: nvfp4(w, divided=True),
-        (1, 16),
-    ),
-    "ct-mxfp4": Layout(
-        "mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4, (1, 32)
-    ),
+    "ct-nvfp4": Layout("nvfp4", config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        lambda w: nvfp4(w, divided=True), (1, 16)),
+    "ct-mxfp4": Layout("mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4,
+        (1, 32)),
     "ct-int4": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP), (1, GROUP)),
     "ct-int4-zeros": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, True), (1, GROUP)),
-    "ct-int4-order": Layout(
-        "int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True), (1, GROUP)
-    ),
-    "ct-int3": Layout(
-        "int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True), (1, GROUP)
-    ),
-    "ct-int8-packed": Layout(
-        "int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP), (1, GROUP)
-    ),
+    "ct-int4-order": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True),
+        (1, GROUP)),
+    "ct-int3": Layout("int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True),
+        (1, GROUP)),
+    "ct-int8-packed": Layout("int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP),
+        (1, GROUP)),
     "ct-int8": Layout("int8", config_group(num_bits=8, type="int", strategy="channel"), int8),
     "gptq": Layout("gptq", {"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 1), (16, 8)),
     "gptq-v2": Layout("gptq", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 2), (16, 8)),
@@ -283,17 +265,14 @@ LAYOUTS: Mapping[str, Layout] = {
     "nf4": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4"))),
     "nf4-nested": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4", nested=True))),
     "fp4": Layout("fp4", bitsandbytes("fp4"), lambda w: Quantised(*four_bits(w, "fp4"))),
-    "llm-int8": Layout(
-        "llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, lambda w: Quantised(*llm_int8(w))
-    ),
+    "llm-int8": Layout("llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        lambda w: Quantised(*llm_int8(w))),
     "torchao-float8": Layout("fp8-channel", torchao("Float8WeightOnlyConfig"), torchao_float8),
-    "torchao-int8": Layout(
-        "int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)), (1, GROUP)
-    ),
-    "torchao-int4": Layout(
-        "int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)), (1, GROUP)
-    ),
-}
+    "torchao-int8": Layout("int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)),
+        (1, GROUP)),
+    "torchao-int4": Layout("int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)),
+        (1, GROUP)),
+}  # fmt: skip
 
 
 def named(name: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -115,9 +115,8 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         },
         "stored": "bfloat16",
     },
-    "jamba_fused": {
-        "family": "jamba", "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1}, "fused_experts": True,
-    },
+    "jamba_fused": {"family": "jamba", "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1},
+        "fused_experts": True},
     "zamba2_base": {"family": "zamba2", "text": _ZAMBA2},
     "zamba2_blocks": {
         "family": "zamba2",
@@ -141,10 +140,8 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         | {"n_groups": 1, "conv_kernel": 3, "use_conv_bias": False, "state_size": 20, "tie_word_embeddings": True},
         "stored": "bfloat16", "shards": 2,
     },
-    "nemotron_dense": {
-        "family": "nemotron_h", "text": _NEMOTRON,
-        "rewritten": {"hybrid_override_pattern": "M-*", "layers_block_type": None, "num_hidden_layers": 3},
-    },
+    "nemotron_dense": {"family": "nemotron_h", "text": _NEMOTRON,
+        "rewritten": {"hybrid_override_pattern": "M-*", "layers_block_type": None, "num_hidden_layers": 3}},
     "nemotron_experts": {
         "family": "nemotron_h",
         "text": _NEMOTRON
@@ -170,14 +167,11 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
         },
         "stored": "bfloat16",
     },
-    "nemotron_fused": {
-        "family": "nemotron_h",
+    "nemotron_fused": {"family": "nemotron_h",
         "text": _NEMOTRON | _EXPERTS | {"layers_block_type": ["moe", "linear_attention", "full_attention"]},
-        "fused_experts": True,
-    },
-    "granite_experts": {
-        "family": "granitemoehybrid", "text": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3},
-    },
+        "fused_experts": True},
+    "granite_experts": {"family": "granitemoehybrid",
+        "text": _GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3}},
     "granite_dense": {
         "family": "granitemoehybrid",
         "text": _GRANITE
@@ -223,13 +217,9 @@ MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
             "ssm_multipliers": [0.7, 0.9, 1.1, 1.3, 0.8],
         },
     },
-    "falcon_normed": {
-        "family": "falcon_h1",
+    "falcon_normed": {"family": "falcon_h1",
         "text": _HYBRID | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "mamba_n_groups": 4, "mamba_d_conv": 3},
-        "stored": "bfloat16", "shards": 2,
-    },
-    "falcon_gated": {
-        "family": "falcon_h1",
-        "text": _HYBRID | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
-    },
+        "stored": "bfloat16", "shards": 2},
+    "falcon_gated": {"family": "falcon_h1",
+        "text": _HYBRID | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False}},
 }  # fmt: skip

@@ -121,36 +121,24 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "settings-in-order-of-joining", "vLLM#51812", "settings are packed, rows are not: a lane draws by another's",
-        Finder.ALONE, settings_in_order_of_joining,
-    ),
-    EngineMutant(
-        "operands-kept-for-the-shape", "ik#2260", "operands on the device are used again for a step of the same shape",
-        Finder.OWNER, kept_for_the_shape,
-    ),
-    EngineMutant(
-        "operands-kept-for-the-lanes", "SGLang#39342", "the same, where the same lanes are taken by other sequences",
-        Finder.ALONE, kept_for_the_lanes,
-    ),
-    EngineMutant(
-        "duplicate-after-condensing", "vLLM#37728", "two sequences have one row after the number of lanes has changed",
-        Finder.OWNER, duplicate_after_condensing,
-    ),
-    EngineMutant(
-        "state-stays-behind", "mlx-lm#1169", "the last sequence goes on in a free row, without its state",
-        Finder.SANITIZER, state_stays_behind,
-    ),
-    EngineMutant(
-        "lanes-exchanged", "tenstorrent#51", "the map of lanes is another step's: two sequences in each other's rows",
-        Finder.SANITIZER, lanes_exchanged,
-    ),
-    EngineMutant(
-        "one-token-further", "SGLang#31369", "the host counts one token more than the state has seen",
-        Finder.SANITIZER, one_token_further,
-    ),
-    EngineMutant(
-        "one-array-stays-behind", "llama.cpp#28019", "one array of a row does not go with the others",
-        Finder.SANITIZER, one_array_stays_behind,
-    ),
+    EngineMutant("settings-in-order-of-joining", "vLLM#51812",
+                 "settings are packed, rows are not: a lane draws by another's", Finder.ALONE,
+                 settings_in_order_of_joining),
+    EngineMutant("operands-kept-for-the-shape", "ik#2260",
+                 "operands on the device are used again for a step of the same shape", Finder.OWNER,
+                 kept_for_the_shape),
+    EngineMutant("operands-kept-for-the-lanes", "SGLang#39342",
+                 "the same, where the same lanes are taken by other sequences", Finder.ALONE, kept_for_the_lanes),
+    EngineMutant("duplicate-after-condensing", "vLLM#37728",
+                 "two sequences have one row after the number of lanes has changed", Finder.OWNER,
+                 duplicate_after_condensing),
+    EngineMutant("state-stays-behind", "mlx-lm#1169", "the last sequence goes on in a free row, without its state",
+                 Finder.SANITIZER, state_stays_behind),
+    EngineMutant("lanes-exchanged", "tenstorrent#51",
+                 "the map of lanes is another step's: two sequences in each other's rows", Finder.SANITIZER,
+                 lanes_exchanged),
+    EngineMutant("one-token-further", "SGLang#31369", "the host counts one token more than the state has seen",
+                 Finder.SANITIZER, one_token_further),
+    EngineMutant("one-array-stays-behind", "llama.cpp#28019", "one array of a row does not go with the others",
+                 Finder.SANITIZER, one_array_stays_behind),
 )  # fmt: skip

@@ -164,48 +164,28 @@ def drafts_past_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "moved-by-all-drafts", "llamAmpere#8", "positions move on by all drafts, accepted or not",
-        Finder.ALONE, moved_by_all_drafts,
-    ),
-    EngineMutant(
-        "moved-by-one", "turboquant#352", "positions move on by one, the state by what was accepted",
-        Finder.ALONE, moved_by_one,
-    ),
-    EngineMutant(
-        "moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
-        Finder.OWNER, moved_twice,
-    ),
-    EngineMutant(
-        "drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were",
-        Finder.OWNER, drafted_lanes_alone_move,
-    ),
-    EngineMutant(
-        "count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
-        Finder.OWNER, count_of_the_step_before,
-    ),
-    EngineMutant(
-        "count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
-        Finder.OWNER, count_of_the_lane_beside,
-    ),
-    EngineMutant(
-        "counts-close-ranks", "vLLM#53919", "a sequence has left: counts are taken by place among those that are alive",
-        Finder.OWNER, counts_close_ranks,
-    ),
-    EngineMutant(
-        "all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",
-        Finder.ALONE, all_drafts_are_given_out,
-    ),
-    EngineMutant(
-        "drafts-of-the-step-before", "vLLM#40880", "the step is told how many drafts there were in the step before",
-        Finder.ALONE, drafts_of_the_step_before,
-    ),
-    EngineMutant(
-        "drafts-are-certain", "vLLM#55894", "the step is not told that drafts are drafts",
-        Finder.ALONE, drafts_are_certain,
-    ),
-    EngineMutant(
-        "drafts-past-the-end", "", "drafts go on behind the last token that is asked for",
-        Finder.OWNER, drafts_past_the_end,
-    ),
+    EngineMutant("moved-by-all-drafts", "llamAmpere#8", "positions move on by all drafts, accepted or not",
+                 Finder.ALONE, moved_by_all_drafts),
+    EngineMutant("moved-by-one", "turboquant#352", "positions move on by one, the state by what was accepted",
+                 Finder.ALONE, moved_by_one),
+    EngineMutant("moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
+                 Finder.OWNER, moved_twice),
+    EngineMutant("drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were", Finder.OWNER,
+                 drafted_lanes_alone_move),
+    EngineMutant("count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
+                 Finder.OWNER, count_of_the_step_before),
+    EngineMutant("count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
+                 Finder.OWNER, count_of_the_lane_beside),
+    EngineMutant("counts-close-ranks", "vLLM#53919",
+                 "a sequence has left: counts are taken by place among those that are alive", Finder.OWNER,
+                 counts_close_ranks),
+    EngineMutant("all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",
+                 Finder.ALONE, all_drafts_are_given_out),
+    EngineMutant("drafts-of-the-step-before", "vLLM#40880",
+                 "the step is told how many drafts there were in the step before", Finder.ALONE,
+                 drafts_of_the_step_before),
+    EngineMutant("drafts-are-certain", "vLLM#55894", "the step is not told that drafts are drafts", Finder.ALONE,
+                 drafts_are_certain),
+    EngineMutant("drafts-past-the-end", "", "drafts go on behind the last token that is asked for", Finder.OWNER,
+                 drafts_past_the_end),
 )  # fmt: skip

@@ -69,18 +69,12 @@ BAD = Kind.IDLE, Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.
 MUTANTS = (
     wrong(BASE, "held-rows-begin", "llama.cpp", "an idle lane at position 0 clears its row", idle_lanes_begin, *BAD),
     wrong(BASE, "held-rows-advance", "SGLang#33431", "idle lanes advance their rows", idle_lanes_advance, Kind.IDLE),
-    wrong(
-        BASE,
-        "held-rows-padding",
-        "vLLM#35219",
-        "the padding token of an idle lane is written to the cache",
-        padding_in_the_cache,
-        Kind.IDLE,
-    ),
+    wrong(BASE, "held-rows-padding", "vLLM#35219", "the padding token of an idle lane is written to the cache",
+          padding_in_the_cache, Kind.IDLE),
     wrong(BASE, "held-rows-clamped", "JAX", "a place past the end is clamped", padding_at_the_end, Kind.IDLE),
     wrong(BASE, "held-rows-ranks", "vLLM", "lanes with tokens close ranks", rows_close_ranks, *BAD),
     wrong(BASE, "held-rows-zero", "vLLM", "idle lanes go to row 0 without a null row", idle_lanes_on_row_zero, *BAD),
     wrong(BASE, "held-rows-next", "mlx-lm", "a lane attends to the next lane's row", cache_of_the_next_lane, *BAD),
     wrong(BASE, "held-rows-lanes", "SGLang", "lane i takes row i", lanes_as_rows, *BAD),
     wrong(BASE, "held-rows-apart", "vLLM", "state and cache are in different rows", state_alone, *BAD),
-)
+)  # fmt: skip

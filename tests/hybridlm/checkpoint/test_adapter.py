@@ -86,11 +86,9 @@ def arrays(base: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
 LAYER = "model.layers.0.linear_attn."
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [("in_proj_q", "in_proj_k", "in_proj_v"), ("in_proj_v", "in_proj_z"), ("in_proj_qkvz", "in_proj_ba")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("modules", [
+    ("in_proj_q", "in_proj_k", "in_proj_v"), ("in_proj_v", "in_proj_z"), ("in_proj_qkvz", "in_proj_ba"),
+], ids=" ".join)  # fmt: skip
 def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules: tuple[str, ...]) -> None:
     """The rows of three or of fused projections are the model's matrices in turn."""
     base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])

@@ -124,17 +124,14 @@ def failure(kind: type[Exception]) -> Exception:
     return kind.__new__(kind, "no")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (errors.GatedRepoError, "hf auth login"),
-        (errors.RepositoryNotFoundError, "neither a directory here (/"),
-        (errors.RevisionNotFoundError, "no revision 'v9'"),
-        (errors.LocalEntryNotFoundError, "hf download org/name"),
-        (errors.HfHubHTTPError, "could not be fetched"),
-        (OSError, "could not be fetched"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), [
+    (errors.GatedRepoError, "hf auth login"),
+    (errors.RepositoryNotFoundError, "neither a directory here (/"),
+    (errors.RevisionNotFoundError, "no revision 'v9'"),
+    (errors.LocalEntryNotFoundError, "hf download org/name"),
+    (errors.HfHubHTTPError, "could not be fetched"),
+    (OSError, "could not be fetched"),
+])  # fmt: skip
 def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: type[Exception], message: str) -> None:
     def snapshot_download(*_: Any, **__: Any) -> str:
         raise failure(kind)

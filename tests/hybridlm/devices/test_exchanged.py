@@ -68,15 +68,11 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("verify", LANES, TOKENS, LANES),
-        Shape("score", LANES, TOKENS, LANES, 0),
-        Shape("score", LANES, TOKENS, LANES, 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [
+    Shape("verify", LANES, TOKENS, LANES),
+    Shape("score", LANES, TOKENS, LANES, 0),
+    Shape("score", LANES, TOKENS, LANES, 3),
+], ids=str)  # fmt: skip
 def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
     check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (shape,), **SIZES)
 

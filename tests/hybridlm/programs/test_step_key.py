@@ -143,15 +143,12 @@ def test_another_machine_or_version_is_another_key(
     assert key(text_lm) == original
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        lambda: jax.default_matmul_precision("highest"),
-        lambda: jax.numpy_dtype_promotion("standard"),
-        lambda: jax.enable_x64(True),
-        lambda: jax.default_prng_impl("rbg"),
-    ],
-)
+@pytest.mark.parametrize("setting", [
+    lambda: jax.default_matmul_precision("highest"),
+    lambda: jax.numpy_dtype_promotion("standard"),
+    lambda: jax.enable_x64(True),
+    lambda: jax.default_prng_impl("rbg"),
+])  # fmt: skip
 def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
     original, args = key(text_lm), text_lm.engine.example_arguments(text_lm.engine.paged(SHAPE))
     with setting():

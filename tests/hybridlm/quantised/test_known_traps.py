@@ -125,19 +125,16 @@ MLA = "layers.0.self_attn.q_proj layers.0.self_attn.kv_a_proj_with_mqa layers.1.
 SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")]
 
 
-@pytest.mark.parametrize(
-    ("golden", "pattern", "layout", "lists"),
-    [
-        # The plain parts of what an engine multiplies at once are listed by their own names.
-        ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
-        # The list has the names of parts, the files have the fused projection: plain, and quantised.
-        ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),
-        ("next_dense_layers", "in_proj_qkvz", "ct-fp8-block", {"ignore": SPLIT}),
-        # Targets are fused modules, the files have the parts.
-        ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
-        ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
-    ],
-)
+@pytest.mark.parametrize(("golden", "pattern", "layout", "lists"), [
+    # The plain parts of what an engine multiplies at once are listed by their own names.
+    ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
+    # The list has the names of parts, the files have the fused projection: plain, and quantised.
+    ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),
+    ("next_dense_layers", "in_proj_qkvz", "ct-fp8-block", {"ignore": SPLIT}),
+    # Targets are fused modules, the files have the parts.
+    ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
+    ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
+])  # fmt: skip
 def test_fused_names_of_lists_do_not_change_what_is_read(
     tmp_path: Path, golden: str, pattern: str, layout: str, lists: dict[str, list[str]]
 ) -> None:
@@ -189,19 +186,16 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-@pytest.mark.parametrize(
-    ("golden", "field"),
-    [
-        ("sparse_base", "layer_types"),
-        ("next_dense_layers", "layer_types"),
-        ("kimi_base", "layer_types"),
-        ("olmo_base", "layer_types"),
-        ("lfm2_base", "layer_types"),
-        ("granite_experts", "layer_types"),
-        ("granite_experts", "layers_block_type"),
-        ("nemotron_latent", "layers_block_type"),
-    ],
-)
+@pytest.mark.parametrize(("golden", "field"), [
+    ("sparse_base", "layer_types"),
+    ("next_dense_layers", "layer_types"),
+    ("kimi_base", "layer_types"),
+    ("olmo_base", "layer_types"),
+    ("lfm2_base", "layer_types"),
+    ("granite_experts", "layer_types"),
+    ("granite_experts", "layers_block_type"),
+    ("nemotron_latent", "layers_block_type"),
+])  # fmt: skip
 def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: str) -> None:
     """transformers 5 renamed them; both spellings give the same model."""
     folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])

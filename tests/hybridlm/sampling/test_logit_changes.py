@@ -154,31 +154,25 @@ def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
         logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
-        ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
-        ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
-        ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
-        ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
-        ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
-        ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
-        ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
-        ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
-        ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
-        (
-            {"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
-            "allowed_token_ids: expected None with structured_outputs",
-        ),
-        ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
-        ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
+    ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
+    ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
+    ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
+    ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
+    ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
+    ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
+    ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
+    ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
+    ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
+    ({"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
+     "allowed_token_ids: expected None with structured_outputs"),
+    ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
+    ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
+], ids=str)  # fmt: skip
 def test_settings_that_are_refused(text_lm: hybridlm.LM, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         text_lm.generate([PROMPT], **setting)

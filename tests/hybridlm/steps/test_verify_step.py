@@ -202,22 +202,19 @@ def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps
     check_turns(steps, [3, None, 4, None, 2, None], [None, 3, None, 4, None, 0], [4, 0, None, None, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("length", "drafts", "wrong_at", "expected"),
-    [
-        (0, 0, None, 0),
-        (1, 0, None, 1),
-        (5, 0, 2, 5),  # a prompt: nothing is compared
-        (5, 4, None, 5),
-        (5, 4, 1, 1),
-        (5, 4, 4, 4),
-        (3, 2, 2, 2),
-        (3, 2, 3, 3),  # what stands behind the length is no draft
-        (4, 2, 1, 4),  # the wrong token is certain
-        (4, 2, 2, 2),
-        (4, 2, 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("length", "drafts", "wrong_at", "expected"), [
+    (0, 0, None, 0),
+    (1, 0, None, 1),
+    (5, 0, 2, 5),  # a prompt: nothing is compared
+    (5, 4, None, 5),
+    (5, 4, 1, 1),
+    (5, 4, 4, 4),
+    (3, 2, 2, 2),
+    (3, 2, 3, 3),  # what stands behind the length is no draft
+    (4, 2, 1, 4),  # the wrong token is certain
+    (4, 2, 2, 2),
+    (4, 2, 3, 3),
+])  # fmt: skip
 def test_accept(length: int, drafts: int, wrong_at: int | None, expected: int) -> None:
     """Every place of the first wrong token, with certain tokens before the drafts."""
     tokens = np.arange(10, 15, dtype=np.int32)[None]

@@ -81,13 +81,10 @@ def steps_on_a_mesh(
 
 
 @pytest.mark.target_tpu
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
-        ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
+    ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
+])  # fmt: skip
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """No cache with heads of 576 or 64 numbers is copied; both exceed on-chip memory."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}

@@ -100,14 +100,11 @@ def test_a_scheme_is_of_a_plan() -> None:
         assert result.exit_code == 1 and "--scheme" in result.output
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme", "target", "fits"),
-    [
-        ("Qwen3-Next-80B", None, "nvidia-h200", False),
-        ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
-        ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "scheme", "target", "fits"), [
+    ("Qwen3-Next-80B", None, "nvidia-h200", False),
+    ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
+    ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
+])  # fmt: skip
 def test_published_models_fit(name: str, scheme: str | None, target: str, fits: bool) -> None:
     assert fit(name, scheme, target).fits == fits
     assert row(name, scheme) in (ROOT / "docs" / "quantised.md").read_text()

@@ -346,16 +346,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: P
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--target", "nvidia-h100"), "--model or --config, got neither"),
-        ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
-        ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
-        ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
-        ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (("--target", "nvidia-h100"), "--model or --config, got neither"),
+    ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
+    ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
+    ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
+    ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
+])  # fmt: skip
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     result = run(*options)
     assert result.exit_code == 1 and message in result.output

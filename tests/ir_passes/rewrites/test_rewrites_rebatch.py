@@ -409,16 +409,12 @@ def careless_of_literals(self, a, b) -> bool:
     return (isinstance(a, ir.Literal) and isinstance(b, ir.Literal)) or right(self, a, b)
 
 
-@pytest.mark.parametrize(
-    ("where", "label", "instead", "step"),
-    [
-        (same_work, "_same_box", lambda *_: True, other_part),
-        (SameWork, "_same", careless_of_literals, other_constant),
-        (same_work, "_check_reads", lambda *_: None, old_version),
-        (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
-    ],
-    ids=["box", "operand", "order", "rows"],
-)
+@pytest.mark.parametrize(("where", "label", "instead", "step"), [
+    (same_work, "_same_box", lambda *_: True, other_part),
+    (SameWork, "_same", careless_of_literals, other_constant),
+    (same_work, "_check_reads", lambda *_: None, old_version),
+    (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
+], ids=["box", "operand", "order", "rows"])  # fmt: skip
 def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, label, instead)
     graph = graph_of(step, ARGS, ONE)

@@ -213,16 +213,10 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize(
-    ("result", "operand", "backend", "expected"),
-    [
-        (0, 0, "NCCL", []),
-        (1, 1, "NCCL", []),
-        (0, 1, "NCCL", [(1, (0,))]),
-        (1, 0, "NCCL", [(0, (1,))]),
-        (0, 0, "NVSHMEM", [(0, (0,))]),
-    ],
-)
+@pytest.mark.parametrize(("result", "operand", "backend", "expected"), [
+    (0, 0, "NCCL", []), (1, 1, "NCCL", []), (0, 1, "NCCL", [(1, (0,))]), (1, 0, "NCCL", [(0, (1,))]),
+    (0, 0, "NVSHMEM", [(0, (0,))]),
+])  # fmt: skip
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
@@ -318,11 +312,9 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize(
-    ("begun", "meanwhile", "good"),
-    [(1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False)],
-    ids=["in place", "apart", "over what is read", "over the sum"],
-)
+@pytest.mark.parametrize(("begun", "meanwhile", "good"), [
+    (1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False),
+], ids=["in place", "apart", "over what is read", "over the sum"])  # fmt: skip
 def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: int, meanwhile: int, good: bool) -> None:
     module = read_module(serialized(MEANWHILE))
     places = {"x": 0, "own": 1, "begun": begun, "meanwhile": meanwhile, "both": 4}

@@ -114,15 +114,12 @@ def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize("base", [NEXT, SPARSE], ids=["next", "sparse"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
-        ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
-        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
-        ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
+    ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
+    ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
+    ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
+])  # fmt: skip
 def test_faulty_experts_are_refused(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
     assert any(fault.startswith(message) for fault in faults_of(base | change))
 
@@ -223,20 +220,17 @@ def test_layer_types_and_interval() -> None:
     assert faults_of(DENSE | {"full_attention_interval": 0})
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "tied"),
-    [
-        (None, None, False),
-        (True, None, True),
-        (False, None, False),
-        (None, True, True),
-        (None, False, False),
-        (True, True, True),
-        # As transformers does where they differ.
-        (True, False, True),
-        (False, True, False),
-    ],
-)
+@pytest.mark.parametrize(("outer", "inner", "tied"), [
+    (None, None, False),
+    (True, None, True),
+    (False, None, False),
+    (None, True, True),
+    (None, False, False),
+    (True, True, True),
+    # As transformers does where they differ.
+    (True, False, True),
+    (False, True, False),
+])  # fmt: skip
 def test_tied_embeddings_outside_or_inside(outer: bool | None, inner: bool | None, tied: bool) -> None:
     text = DENSE | ({} if inner is None else {"tie_word_embeddings": inner})
     config = {"model_type": "qwen3_5", "text_config": text}
@@ -291,16 +285,13 @@ def test_end_tokens(value: Any, ids: tuple[int, ...]) -> None:
     assert read({"model_type": "qwen3_5", "text_config": text, "eos_token_id": value}).eos_token_ids == ids
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "dtype"),
-    [
-        ({}, {}, "bfloat16"),
-        ({"dtype": "float32"}, {}, "float32"),
-        ({"torch_dtype": "float16"}, {}, "float16"),
-        ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"),
-        ({}, {"torch_dtype": "float16"}, "float16"),
-        ({"dtype": "float16"}, {"dtype": None}, "float16"),
-    ],
-)
+@pytest.mark.parametrize(("outer", "inner", "dtype"), [
+    ({}, {}, "bfloat16"),
+    ({"dtype": "float32"}, {}, "float32"),
+    ({"torch_dtype": "float16"}, {}, "float16"),
+    ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"),
+    ({}, {"torch_dtype": "float16"}, "float16"),
+    ({"dtype": "float16"}, {"dtype": None}, "float16"),
+])  # fmt: skip
 def test_dtype(outer: dict[str, Any], inner: dict[str, Any], dtype: str) -> None:
     assert read({"model_type": "qwen3_5", "text_config": DENSE | inner, **outer}).dtype == dtype

@@ -51,11 +51,9 @@ def test_rows_keep_their_bits() -> None:
     np.testing.assert_array_equal(turned[::-1], expected)
 
 
-@pytest.mark.parametrize(
-    ("form", "groups", "dtype"),
-    [*((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32")],
-    ids=str,
-)
+@pytest.mark.parametrize(("form", "groups", "dtype"), [
+    *((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32"),
+], ids=str)  # fmt: skip
 def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, dtype: str) -> None:
     """Rows of absent experts are zero; NaN in other rows stays there."""
     weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")

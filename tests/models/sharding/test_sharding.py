@@ -91,14 +91,11 @@ def test_shards_compute_a_token() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "axes", "recut"),
-    [
-        pytest.param("sparse_base", (1, 2, 1), contiguous, id="[q | k | v] as one run of rows"),
-        pytest.param("next_base", (1, 2, 1), gates_in_turn(4), id="vLLM#36242: gates of other heads"),
-        pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
-    ],
-)
+@pytest.mark.parametrize(("name", "axes", "recut"), [
+    pytest.param("sparse_base", (1, 2, 1), contiguous, id="[q | k | v] as one run of rows"),
+    pytest.param("next_base", (1, 2, 1), gates_in_turn(4), id="vLLM#36242: gates of other heads"),
+    pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
+])  # fmt: skip
 def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
     """Right shapes with rows of other heads: the mistakes that `ShardedDim` prevents."""
     model = tiny(name, **CASES[name])

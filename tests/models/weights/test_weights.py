@@ -199,17 +199,14 @@ def test_a_window_is_made_of_the_tensors_inside_it() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("raw", "canonical"),
-    [
-        ("model.norm.weight", "model.norm.weight"),
-        ("lm_head.weight", "lm_head.weight"),
-        ("model.language_model.norm.weight", "model.norm.weight"),
-        ("language_model.model.norm.weight", "model.norm.weight"),
-        ("model.layers.0.model.language_model.weight", "model.layers.0.model.language_model.weight"),
-        ("other.weight", "other.weight"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "canonical"), [
+    ("model.norm.weight", "model.norm.weight"),
+    ("lm_head.weight", "lm_head.weight"),
+    ("model.language_model.norm.weight", "model.norm.weight"),
+    ("language_model.model.norm.weight", "model.norm.weight"),
+    ("model.layers.0.model.language_model.weight", "model.layers.0.model.language_model.weight"),
+    ("other.weight", "other.weight"),
+])  # fmt: skip
 def test_canonical_names(name: str, raw: str, canonical: str) -> None:
     assert family_of({"model_type": name}).canonical(raw) == canonical
 
@@ -225,17 +222,14 @@ def test_skipped_names(name: str) -> None:
         assert not family.skips(saved)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "fault"),
-    [
-        ("qwen3_5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers: expected one of 1"),
-        ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected one of 1"),
-        ("qwen3_next", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
-        ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected one of False"),
-        ("qwen3_5", {"mtp_layer_types": ["linear_attention"]}, "mtp_layer_types: expected one of"),
-        ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "layer_types: expected a layer of full attention"),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields", "fault"), [
+    ("qwen3_5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers: expected one of 1"),
+    ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected one of 1"),
+    ("qwen3_next", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
+    ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected one of False"),
+    ("qwen3_5", {"mtp_layer_types": ["linear_attention"]}, "mtp_layer_types: expected one of"),
+    ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "layer_types: expected a layer of full attention"),
+])  # fmt: skip
 def test_a_head_that_is_not_implemented_is_a_fault_where_it_is_asked_for(name: str, fields: dict, fault: str) -> None:
     config = tiny(name, 2) | fields
     assert family_of(config).read_config(config).head is None

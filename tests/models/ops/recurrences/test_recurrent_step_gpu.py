@@ -203,15 +203,9 @@ def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> Non
     store_if(valid[pl.program_id(0)] > 0, new.at[row, :], 2.0 * state[row, :])
 
 
-@pytest.mark.parametrize(
-    ("body", "proved"),
-    [
-        (double_kernel, True),
-        (read_neighbour_kernel, False),
-        (write_neighbour_kernel, False),
-        (write_idle_kernel, False),
-    ],
-)
+@pytest.mark.parametrize(("body", "proved"), [
+    (double_kernel, True), (read_neighbour_kernel, False), (write_neighbour_kernel, False), (write_idle_kernel, False),
+])  # fmt: skip
 def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
     array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
     types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]

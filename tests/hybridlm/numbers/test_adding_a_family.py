@@ -29,10 +29,20 @@ from models.families import registry
 from models.state.state import Stateful
 
 CONFIG: dict[str, Any] = {
-    "model_type": "gated_deltaproduct", "architectures": ["GatedDeltaProductForCausalLM"], "vocab_size": 14,
-    "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "head_dim": 4, "expand_v": 1.5, "num_householder": 2,
-    "allow_neg_eigval": True, "num_hidden_layers": 2, "max_position_embeddings": 256, "dtype": "float32",
-}  # fmt: skip
+    "model_type": "gated_deltaproduct",
+    "architectures": ["GatedDeltaProductForCausalLM"],
+    "vocab_size": 14,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "head_dim": 4,
+    "expand_v": 1.5,
+    "num_householder": 2,
+    "allow_neg_eigval": True,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+    "dtype": "float32",
+}
 
 
 @pytest.fixture(scope="module")

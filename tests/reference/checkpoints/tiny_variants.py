@@ -1,6 +1,6 @@
-"""Tiny checkpoints for comparisons: plain numbers, no torch.
+"""The tiny checkpoints that hybridlm is compared on: plain numbers, no torch.
 
-A variant is a Hugging Face config plus choices of the layout on disk. Together the variants cover
+A variant is a Hugging Face config plus the choices of how the checkpoint lies on disk. Together the variants cover
 the value-to-key head ratios 1, 2 and 4, key size != value size, head size != hidden/heads, convolution kernels 3 and
 4, tied and untied heads, both rope spellings, both spellings of the layer pattern, both expert layouts, text-only and
 multimodal prefixes, shards, bfloat16 storage, and the dense layers of Qwen3-Next.
@@ -59,12 +59,29 @@ def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] 
 
 
 BASE: dict[str, Any] = {
-    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 512, "num_hidden_layers": 4, "tie_word_embeddings": False,
-}  # fmt: skip
-MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": False,
+}
+MOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 NEXT = BASE | MOE | {"intermediate_size": 96, "rope_parameters": _rope(0.25)}
 DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -162,10 +179,17 @@ QWEN = (
 )
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
-    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 LFM_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 LFM = (
     Variant("lfm2_base", "lfm2", SMALL | LFM_LAYERS | {"block_auto_adjust_ff_dim": False}),
@@ -230,9 +254,13 @@ LFM = (
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
 LATENT = {
-    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
     "qk_nope_head_dim": 12,
-}  # fmt: skip
+}
 KIMI_BASE = (
     SMALL
     | LATENT

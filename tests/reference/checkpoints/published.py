@@ -11,28 +11,16 @@ _QWEN = {
     "linear_value_head_dim": 128,
 }  # fmt: skip
 _QWEN3_5 = _QWEN | {
-    "vocab_size": 248320,
-    "attn_output_gate": True,
-    "mamba_ssm_dtype": "float32",
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "full_attention_interval": 4,
-    "partial_rotary_factor": 0.25,
+    "vocab_size": 248320, "attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
     "rope_parameters": _ROPE | {"mrope_section": [11, 11, 10], "mrope_interleaved": True},
-}
+}  # fmt: skip
 _FOURTH = (["linear_attention"] * 3 + ["full_attention"]) * 16
 _TEXT_35B: dict[str, Any] = _QWEN3_5 | {
-    "hidden_size": 2048,
-    "num_hidden_layers": 40,
-    "layer_types": _FOURTH[:40],
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "linear_num_value_heads": 32,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
+    "hidden_size": 2048, "num_hidden_layers": 40, "layer_types": _FOURTH[:40], "num_attention_heads": 16,
+    "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
 QWEN3_5_35B: dict[str, Any] = {
     "model_type": "qwen3_5_moe",
     "text_config": _TEXT_35B,
@@ -40,24 +28,14 @@ QWEN3_5_35B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _TEXT_122B: dict[str, Any] = _TEXT_35B | {
-    "hidden_size": 3072,
-    "num_hidden_layers": 48,
-    "layer_types": _FOURTH[:48],
-    "num_attention_heads": 32,
-    "linear_num_value_heads": 64,
-    "moe_intermediate_size": 1024,
-    "shared_expert_intermediate_size": 1024,
-}
+    "hidden_size": 3072, "num_hidden_layers": 48, "layer_types": _FOURTH[:48], "num_attention_heads": 32,
+    "linear_num_value_heads": 64, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024,
+}  # fmt: skip
 QWEN3_5_122B: dict[str, Any] = QWEN3_5_35B | {"text_config": _TEXT_122B}
 _TEXT_27B: dict[str, Any] = _QWEN3_5 | {
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 64,
-    "layer_types": _FOURTH,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "linear_num_value_heads": 48,
-}
+    "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64, "layer_types": _FOURTH,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
+}  # fmt: skip
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",
     "text_config": _TEXT_27B,
@@ -65,39 +43,18 @@ QWEN3_5_27B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _TEXT_08B: dict[str, Any] = _QWEN3_5 | {
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 24,
-    "layer_types": _FOURTH[:24],
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "linear_num_value_heads": 16,
-    "mlp_only_layers": [],
+    "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "layer_types": _FOURTH[:24],
+    "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16, "mlp_only_layers": [],
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 QWEN3_5_08B: dict[str, Any] = QWEN3_5_27B | {"text_config": _TEXT_08B, "tie_word_embeddings": True}
 QWEN3_NEXT: dict[str, Any] = _QWEN | {
-    "model_type": "qwen3_next",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 48,
-    "full_attention_interval": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "linear_num_value_heads": 32,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "rope_theta": 10000000,
-    "partial_rotary_factor": 0.25,
-    "rope_scaling": None,
-    "use_sliding_window": False,
-}
+    "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
+    "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "rope_theta": 10000000, "partial_rotary_factor": 0.25, "rope_scaling": None, "use_sliding_window": False,
+}  # fmt: skip
 KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
 """Layers with attention, from 1."""
 KIMI: dict[str, Any] = {
@@ -121,18 +78,11 @@ LFM2: dict[str, Any] = {
     "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
 }  # fmt: skip
 LFM2_MOE: dict[str, Any] = LFM2 | {
-    "model_type": "lfm2_moe",
-    "num_hidden_layers": 24,
+    "model_type": "lfm2_moe", "num_hidden_layers": 24,
     "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
-    "intermediate_size": 7168,
-    "moe_intermediate_size": 1792,
-    "num_dense_layers": 2,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "norm_topk_prob": True,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-}
+    "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32,
+    "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+}  # fmt: skip
 for _name in [name for name in LFM2_MOE if name.startswith(("block_", "full_"))]:
     del LFM2_MOE[_name]
 

@@ -11,79 +11,38 @@ _COMMON: dict[str, Any] = {
     "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
     "tie_word_embeddings": False,
 }  # fmt: skip
-_MAMBA2 = _COMMON | {
-    "num_heads": 8,
-    "head_dim": 16,
-    "state_size": 12,
-    "n_groups": 2,
-    "num_hidden_layers": 2,
-}
+_MAMBA2 = _COMMON | {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "num_hidden_layers": 2}
 _NEMOTRON = _COMMON | {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "intermediate_size": 96,
-    "ssm_state_size": 12,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "max_position_embeddings": 512,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96, "ssm_state_size": 12,
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "max_position_embeddings": 512,
     "layers_block_type": ["linear_attention", "mlp", "full_attention"],
-}
+}  # fmt: skip
 _EXPERTS = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 _HYBRID = _COMMON | {
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 12,
-    "mamba_d_conv": 4,
-    "num_hidden_layers": 2,
-}
+    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 4, "num_hidden_layers": 2,
+}  # fmt: skip
 _GRANITE = _HYBRID | {
-    "layer_types": ["linear_attention", "full_attention"],
-    "shared_intermediate_size": 48,
-    "embedding_multiplier": 2.0,
-    "logits_scaling": 1.5,
-    "residual_multiplier": 0.7,
-    "attention_multiplier": 0.25,
-}
+    "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 48, "embedding_multiplier": 2.0,
+    "logits_scaling": 1.5, "residual_multiplier": 0.7, "attention_multiplier": 0.25,
+}  # fmt: skip
 
 _MAMBA = _COMMON | {"state_size": 12, "conv_kernel": 4, "time_step_rank": 6, "num_hidden_layers": 2}
 _JAMBA = _COMMON | {
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "attn_layer_period": 3,
-    "attn_layer_offset": 1,
-    "mamba_d_state": 12,
-    "mamba_d_conv": 4,
-    "mamba_dt_rank": 6,
-}
+    "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 512, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3,
+    "attn_layer_offset": 1, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_dt_rank": 6,
+}  # fmt: skip
 
 _ZAMBA2 = _COMMON | {
-    "num_hidden_layers": 3,
-    "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "adapter_rank": 6,
-    "mamba_d_state": 12,
-    "n_mamba_heads": 8,
-    "mamba_ngroups": 2,
-    "max_position_embeddings": 512,
-    "use_shared_attention_adapter": True,
-    "use_mem_rope": True,
+    "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_attention_heads": 4,
+    "intermediate_size": 96, "adapter_rank": 6, "mamba_d_state": 12, "n_mamba_heads": 8, "mamba_ngroups": 2,
+    "max_position_embeddings": 512, "use_shared_attention_adapter": True, "use_mem_rope": True,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 
 MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
     "mamba_base": {"family": "mamba", "text": _MAMBA},

@@ -26,8 +26,6 @@ from models import kv_blocks
 POSITIONS = (0, 2, 129, 5)
 """Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; more repeat them."""
 LENGTHS = "args[2].batch.lengths"
-MIN_CONTEXT = 130
-"""Tokens of context besides a step's tokens."""
 
 
 @functools.cache

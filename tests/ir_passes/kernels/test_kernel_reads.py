@@ -154,7 +154,7 @@ def rows_kernel(slots: Any, state: Any, out: Any, new: Any, *, all_rows: bool) -
 
 
 def doubled(all_rows: bool) -> KernelReads:
-    """Return a kernel over lanes' rows in a pool that declares only these rows."""
+    """A kernel over the rows of lanes in a pool, which declares the rows of the lanes only."""
     operand, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), WIDTH), lambda lane: (lane, 0))
     pool = array(ROWS, WIDTH)
     run = gpu_call(
@@ -217,7 +217,7 @@ def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: i
 
 @pytest.mark.parametrize("lengths", [(0, 1, 32, 33, 96), (96,) * 5, (0,) * 5])
 def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> None:
-    """Chunks with real tokens are read; all outputs and only the lanes' rows are written."""
+    """Values and keys of chunks with real tokens; all outputs are written, and the rows of the lanes alone."""
     tokens, heads, size, chunk = 96, 2, 32, 32
     lanes = len(lengths)
     vectors, gates = array(lanes, tokens, heads, size), array(lanes, tokens, heads)

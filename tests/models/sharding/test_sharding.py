@@ -40,11 +40,25 @@ from models.sharding.sharded_dim import shard_outputs
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_base": {}, "lfm2_moe_base": {}, "mamba2_base": {},
-    "nemotron_dense": NEMOTRON, "nemotron_latent": NEMOTRON, "granite_experts": {}, "bamba_one_group": {},
-    "falcon_base": {}, "kimi_base": {}, "ling_base": {}, "ling_query_rank": {}, "olmo_base": {}, "olmo_grouped": {},
-    "zamba2_base": {}, "zamba2_blocks": {},
-}  # fmt: skip
+    "sparse_base": {},
+    "next_base": {},
+    "dense_base": {},
+    "lfm2_base": {},
+    "lfm2_moe_base": {},
+    "mamba2_base": {},
+    "nemotron_dense": NEMOTRON,
+    "nemotron_latent": NEMOTRON,
+    "granite_experts": {},
+    "bamba_one_group": {},
+    "falcon_base": {},
+    "kimi_base": {},
+    "ling_base": {},
+    "ling_query_rank": {},
+    "olmo_base": {},
+    "olmo_grouped": {},
+    "zamba2_base": {},
+    "zamba2_blocks": {},
+}
 MESHES: list[tuple[str, Axes]] = [
     *((name, (2, 2, 2)) for name in CASES),
     # fewer groups of heads than devices: of two, of one; one norm over all heads
@@ -91,11 +105,14 @@ def test_shards_compute_a_token() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "axes", "recut"), [
-    pytest.param("sparse_base", (1, 2, 1), contiguous, id="[q | k | v] as one run of rows"),
-    pytest.param("next_base", (1, 2, 1), gates_in_turn(4), id="vLLM#36242: gates of other heads"),
-    pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "axes", "recut"),
+    [
+        pytest.param("sparse_base", (1, 2, 1), contiguous, id="[q | k | v] as one run of rows"),
+        pytest.param("next_base", (1, 2, 1), gates_in_turn(4), id="vLLM#36242: gates of other heads"),
+        pytest.param("mamba2_base", (1, 4, 1), groups_in_turn, id="vLLM#13660: B and C of another group"),
+    ],
+)
 def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
     """Right shapes with rows of other heads: the mistakes that `ShardedDim` prevents."""
     model = tiny(name, **CASES[name])

@@ -116,20 +116,17 @@ RIGHT = {
         ("f32[64]{0} reduce(product, zero), dimensions={1}", "f32[128]{0} reduce(product, zero), dimensions={0}"),
         results="(f32[128]{0}, f32[64,128]{1,0})",
     ),
-    "sum that is returned in another shape": reduction(
-        ("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
-        ("tuple(sum", "tuple(shaped"),
-        results="(f32[8,8]{1,0}, f32[64,128]{1,0})",
-    ),
+    "sum that is returned in another shape": reduction(("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
+        ("tuple(sum", "tuple(shaped"), results="(f32[8,8]{1,0}, f32[64,128]{1,0})"),
     "sorted where it was": sort({(0,): 0}),
     "both sorted where they were": sort({(0,): 0, (1,): 1}),
-}
+}  # fmt: skip
 WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
     "sum of another row": (reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")), (0, (1,), "reverse")),
     "sum of a part": (reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
-                      (0, (1,), "reduce")),
+        (0, (1,), "reduce")),
     "what needs the sum first": (
         reduction(
             (REST, f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")
@@ -156,7 +153,7 @@ WRONG = {
     ),
     "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
     "sum of rows of one element": (reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
-                                   (0, (0,), "reduce")),
+        (0, (0,), "reduce")),
     "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
     "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
     "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),

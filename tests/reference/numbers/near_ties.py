@@ -23,7 +23,7 @@ def check_same_samples(
 
     Args:
         lm: the model.
-        completions, expected: completions of the same prompts, by their numbers.
+        completions, expected: completions by the number of the prompt.
         settings: of both; temperature and seed are the only ones that change samples.
         tolerance: of logits.
 

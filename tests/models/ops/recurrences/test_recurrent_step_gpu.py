@@ -150,7 +150,7 @@ def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tupl
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("kind", CHANNELS)
 def test_queries_and_keys_are_normalised_inside(kind: str, tokens: int):
-    """The kernel normalises the convolution's outputs, which have NaN in padding tokens."""
+    """The kernel normalises the convolution's outputs with NaN in padding tokens."""
     (step, args), (plain, _) = layer(kind, tokens), layer(kind, tokens, "off")
     clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim == 3 else x, args[2])
     output, pool = jax.jit(step)(*args)

@@ -195,7 +195,7 @@ def draw_channels(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def local_sums(w, x, cu, pool, slots):
-    """Add each lane's tokens to its state, which its tokens read before."""
+    """Add each lane's tokens to its state; tokens read the state before."""
     lane = lanes_of(cu)
     states = pool[slots]
     y = jnp.tanh(x + states.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")

@@ -72,7 +72,7 @@ def next_device(count: int) -> list[tuple[int, int]]:
 
 
 def sent_rows(w, state, x, lengths):
-    """Each device sends inputs to the next one, which computes and returns them."""
+    """Each device sends inputs to the next device and receives the results."""
     count = lax.axis_size("data")
     moved = jnp.tanh(lax.ppermute(x, "data", next_device(count)))
     x = lax.ppermute(moved, "data", [(target, source) for source, target in next_device(count)])

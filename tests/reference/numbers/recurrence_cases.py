@@ -90,23 +90,30 @@ def arguments(recurrence_inputs: RecurrenceInputs) -> tuple[Any, Any, dict[str, 
     return recurrence_inputs.state, jnp.ones(len(recurrence_inputs.state), jnp.int32), rest
 
 
-def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
-    """Prove a step of `arguments` with the named kernels read, without declarations."""
-    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
+STATE_DIMS = ("value_head", "value", "key")
+
+
+def check_proof(
+    kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *others: str, dims: Any = STATE_DIMS
+) -> None:
+    """Prove a step of `arguments` with its kernel and `others` read, without declarations."""
+    state = Pool("rows", dims=("lane", *dims))
     contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
     proof = prove_isolation(step, args, contract)
     read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert sorted(read) == sorted([kernel.name, *arguments])
+    assert sorted(read) == sorted([kernel.name, *others])
     assert {"idle", "dimensions"} <= {certificate.id for certificate in proof.proved}
 
 
-def check_proof_by_slot(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
+def check_proof_by_slot(
+    kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *others: str, dims: Any = STATE_DIMS
+) -> None:
     """Prove a step of `arguments` and slots; refuse the step with another lane's slots."""
-    state, by_slot = Pool("rows", dims=("row", "value_head", "value", "key")), SlotMap("rows", len(args[0]), null=False)
+    state, by_slot = Pool("rows", dims=("row", *dims)), SlotMap("rows", len(args[0]), null=False)
     contract = LaneContract((state, Lane(role="length"), Lane(), by_slot), (Lane(), state))
     proof = prove_isolation(step, args, contract)
     read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert sorted(read) == sorted([kernel.name, *arguments])
+    assert sorted(read) == sorted([kernel.name, *others])
     assert {"idle", "frame", "dimensions"} <= {certificate.id for certificate in proof.proved}
     with pytest.raises(IsolationError):
         prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), args, contract)

@@ -226,13 +226,17 @@ def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
         prove_isolation(step, args, contract)
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_kernel_is_proved_from_the_inside(form: str):
-    operands = inputs(form, 64, 16)
+def test_kernel_is_proved_from_the_inside(form: str, tokens: int):
+    operands = inputs(form, 64, 16) if tokens == 1 else several(form)
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
-        result = recurrent_step(RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None]), interpret=True)
-        return result.output, result.state
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        operation = ssd if form.startswith("ssd") else delta_rule
+        devices = Devices(kernels="interpret")
+        return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
 
     check_proof(KERNEL, step, arguments(operands))
 
@@ -280,19 +284,6 @@ def test_tokens_one_after_the_other(form: str):
     first = jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 and x.shape[1] == 3 else x, operands)
     accepted = replace(operands, valid=operands.valid & (jnp.arange(3) < 1)[None])
     np.testing.assert_allclose(kernel(accepted).state, kernel(first).state, rtol=2e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_several_tokens_are_proved_from_the_inside(form: str):
-    operands = several(form)
-
-    def step(state: Any, lengths: Any, rest: Any) -> Any:
-        valid = jnp.arange(3)[None] < lengths[:, None]
-        operation = ssd if form.startswith("ssd") else delta_rule
-        devices = Devices(kernels="interpret")
-        return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
-
-    check_proof(KERNEL, step, arguments(operands))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

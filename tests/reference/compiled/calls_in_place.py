@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from zoo.meshes.sharded import mesh
 
+from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import AuditError, IsolationError, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
@@ -56,6 +57,17 @@ def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
     for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
         with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
             jax.block_until_ready(run(pool, jnp.array(wrong, jnp.int32)))
+
+
+def check_proof_by_slot_map(step: Step, args: tuple[Any, ...], contract: LaneContract) -> None:
+    """Certify `step(state, ..., slots)` on rows of a pool; refuse the next lane's slots."""
+    pool, slots = jnp.zeros((8, *args[0].shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    by_slot = LaneContract((*contract.inputs, slot_map(8)), contract.outputs, opaque=kernel_calls(slot_map(8)))
+    arguments = pool, *args[1:], slots
+    proved = compile_step(step, arguments, by_slot).certificate.proved
+    assert "idle" in {statement.id for statement in proved}
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), arguments, by_slot)
 
 
 def check_each_device(

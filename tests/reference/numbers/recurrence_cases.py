@@ -1,7 +1,8 @@
 """Random lanes for recurrence kernels, comparison with plain forms, and their proof."""
 
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,15 +69,18 @@ def check(form: str, recurrence_inputs: RecurrenceInputs, actual: Any) -> None:
         np.testing.assert_allclose(item, expected, rtol=2e-5, atol=2e-6)
 
 
-def check_lanes_keep_their_bits(inputs: RecurrenceInputs, kernel: Callable[[RecurrenceInputs], Any]) -> None:
-    """Check that idle lanes keep state, and NaN stays in its lane."""
+def check_lanes_keep_their_bits(
+    inputs: RecurrenceInputs, kernel: Callable[[RecurrenceInputs], Any], values: Sequence[float] = (np.nan,)
+) -> None:
+    """Check that idle lanes keep state, lanes alone have equal bits, and `values` stay in their lane."""
     output, state = kernel(inputs)
     np.testing.assert_array_equal(state[1], inputs.state[1])
     assert not np.any(output[1])
     for lane in range(LANES):
         rest = np.delete(np.arange(LANES), lane)
-        for bad, saved in ((lane, rest), (rest, lane)):
-            poisoned = replace(inputs, state=inputs.state.at[bad].set(jnp.nan), value=inputs.value.at[bad].set(jnp.nan))
+        for (bad, saved), value in itertools.product(((lane, rest), (rest, lane)), values):
+            state_array, value_array = (array.at[bad].set(value) for array in (inputs.state, inputs.value))
+            poisoned = replace(inputs, state=state_array, value=value_array)
             for actual, expected in zip(kernel(poisoned), (output, state), strict=True):
                 np.testing.assert_array_equal(actual[saved], expected[saved])
         tree = jax.tree.map(operator.itemgetter(slice(lane, lane + 1)), inputs)

@@ -13,14 +13,14 @@ from calls_in_place import (
     check_declaration,
     check_each_device,
     check_in_place,
+    check_proof_by_slot_map,
     check_rows_by_slot,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec as P
 
 from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, compile_step
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from models.cpu_kernels.library import BY_SLOT
 from models.layers.short_conv import layer_conv
 from models.ops.layout import materialize
@@ -73,9 +73,8 @@ def layer(
 WEIGHT, BIAS = weights()
 
 
-def step(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
-    """Run a step of lanes alone, as the contract has it."""
-    return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS), activated=True)
+def step(state: Any, lengths: Any, x: Any, fresh: Any, slots: Any = None) -> Any:
+    return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS, slots), activated=True)
 
 
 def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
@@ -205,19 +204,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 
 
 def test_rows_by_slot_are_proved():
-    state, *args = arguments()
-    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-
-    def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots), activated=True)
-
-    by_the_next_slot = lambda pool, lengths, x, fresh, slots: by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
-    assert "idle" in {
-        statement.id for statement in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved
-    }
-    with pytest.raises(IsolationError):
-        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+    check_proof_by_slot_map(step, arguments(), CONTRACT)
 
 
 def test_inputs_as_large_as_the_pool_are_no_second_pool():
@@ -226,12 +213,9 @@ def test_inputs_as_large_as_the_pool_are_no_second_pool():
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
     assert x.size >= pool.size - pool[0].size
 
-    def step(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        inputs = ConvInputs(materialize(jnp.tanh(x)), WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots)
-        return conv_step_cpu(inputs, activated=True)
-
+    of_tanh = lambda pool, lengths, x, *rest: step(pool, lengths, materialize(jnp.tanh(x)), *rest)
     contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-    assert compile_step(step, (pool, lengths, x, fresh, slots), contract).certificate.audited
+    assert compile_step(of_tanh, (pool, lengths, x, fresh, slots), contract).certificate.audited
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):

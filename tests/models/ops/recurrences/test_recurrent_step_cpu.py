@@ -1,6 +1,5 @@
 """Kernels of a recurrence on CPUs, as XLA calls them: numbers, declarations, states in place."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,12 +13,13 @@ from calls_in_place import (
     check_declaration,
     check_each_device,
     check_in_place,
+    check_proof_by_slot_map,
     check_rows_by_slot,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
+from recurrence_cases import FORMS, LANES, arguments, check, check_lanes_keep_their_bits, inputs, several, zero_padding
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
@@ -213,15 +213,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 
 
 def test_rows_by_slot_are_proved():
-    state, *args = arguments(inputs("ssd", 8, 16))
-    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-    assert "idle" in {
-        statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
-    }
-    by_the_next_slot = lambda pool, lengths, rest, slots: step(pool, lengths, rest, jnp.roll(slots, 1))
-    with pytest.raises(IsolationError):
-        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+    check_proof_by_slot_map(step, arguments(inputs("ssd", 8, 16)), CONTRACT)
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
@@ -230,15 +222,4 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
-    """Bits alone, in a batch, and next to poisoned lanes are equal."""
-    operands = several(form)
-    output, state = kernel(operands)
-    for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):
-        poisoned = replace(operands, state=operands.state.at[lane].set(other), value=operands.value.at[lane].set(other))
-        neighbours = np.delete(np.arange(LANES), lane)
-        for result, expected in zip(kernel(poisoned), (output, state), strict=True):
-            np.testing.assert_array_equal(result[neighbours], expected[neighbours])
-    for lane in range(LANES):
-        single = kernel(jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands))
-        np.testing.assert_array_equal(single.output[0], output[lane])
-        np.testing.assert_array_equal(single.state[0], state[lane])
+    check_lanes_keep_their_bits(several(form), kernel, (np.nan, np.inf))

@@ -1,4 +1,4 @@
-"""Bytes that XLA's programs for an absent H100 move, for operations with GPU forms."""
+"""Bytes that XLA's programs for an H100 move and keep, of the operations that have a form for GPUs; none is needed."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -108,7 +108,7 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
 
 @pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
 def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
-    """One read each, plus scores, weights and sums of eight parts, four for wide values."""
+    """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
     rows, pages = paged(lanes, kv_heads, context, size)
     _, result = compiled(
@@ -125,7 +125,7 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
 
 @pytest.mark.parametrize(("lanes", "limit"), [(1, 1.6), (8, 1.3), (32, 1.35)])
 def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, limit: float) -> None:
-    """XLA splits a sum with few results in two: 3.3 with turns of four blocks."""
+    """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
     kv_heads, groups, size, context = 2, 8, 256, 1 << 17
     rows, pages = paged(lanes, kv_heads, context, size)
     _, result = compiled(
@@ -149,7 +149,7 @@ def cases() -> dict[str, Any]:
     "name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows", "product, 16 rows"]
 )
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
-    """Operands, results and prepared operands; no array is transposed, copied or expanded."""
+    """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]
     types = jax.tree.map(lambda leaf: array(*leaf.shape, dtype=leaf.dtype), arrays)
     donated = STATES.get(name.partition(",")[0], (5,))
@@ -210,7 +210,7 @@ def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: s
 
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
-    """The largest shapes: latent keys, 64 query rows of 256, experts in float32."""
+    """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
     latent = lambda query, key, index, valid, pages: attend(
         query, KVCache(key, None), index, valid, 4, 512, GPU, pages=pages
@@ -242,7 +242,7 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
 
 
 def test_small_operations_are_few() -> None:
-    """A product with one output is a sum; sorted rows are multiplied and put back."""
+    """A product with one output is a sum; rows are sorted by expert, multiplied and put back in their places."""
     item = partial(linear, devices=Devices(platform="gpu"))
     assert compiled(item, array(64, 2048), array(1, 2048, dtype=BF16))[1].count == 1
     rows, experts = 512, 256
@@ -252,7 +252,7 @@ def test_small_operations_are_few() -> None:
 
 
 def test_a_convolution_of_one_token_reads_its_window_once() -> None:
-    """Rows are written and read once more, and the state once more for idle lanes."""
+    """Its rows are written and read once more between, and the state once more for idle lanes."""
     lanes, channels = 64, 3072
 
     def run(x, weight, state, lengths, fresh):
@@ -284,7 +284,7 @@ def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
 @pytest.mark.parametrize("rows", [1, 64, 2048])
 @pytest.mark.parametrize("scheme", PACKED)
 def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) -> None:
-    """The weight is never expanded: codes, scales, rows and results move."""
+    """No array of the weight's numbers is written: what moves are codes, scales, rows and results."""
     outputs, inputs = 2304, 768
     groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
     weight = packed((outputs, inputs), groups, scheme)
@@ -326,7 +326,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
 
 
 def test_filters_read_the_logits_a_few_times() -> None:
-    """The passes for cutoffs are inside a kernel, and no mask is written."""
+    """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
     types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     _, result = compiled(partial(operation, kernels="auto"), *types)
@@ -335,7 +335,7 @@ def test_filters_read_the_logits_a_few_times() -> None:
 
 @pytest.mark.parametrize("vocab", [32768, 248320])
 def test_filters_without_a_kernel_read_the_logits_once_in_each_pass(vocab: int) -> None:
-    """8 passes for top_k, 11 for top_p, two for tokens; no pass writes weights."""
+    """8 passes for top_k, 11 for top_p, the most likely token and the sampled one; no pass writes what it weighs."""
     operation, arrays = cases()["filters, 4 rows"]
     types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     types[0] = array(64, vocab)

@@ -23,7 +23,7 @@ Choose = np.random.Generator
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Draw pages; each lane may write all its pages."""
+    """Draw pages so that each lane may write all pages of its own."""
     lengths = 1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES]
     return (
         rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
@@ -143,7 +143,7 @@ def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -
 
 
 def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
-    """Lay each lane's tokens in rows, often with a wrong place or mask."""
+    """The tokens of each lane in rows, often with a wrong place or mask, and sometimes back in line."""
     width = int(rng.integers(2, 6))
     counts = jnp.arange(width)[None]
     place = (cu[:-1, None] + counts, cu[1:, None] - 1 - counts, cu[:-1, None] + counts + 1)[min(rng.integers(5), 2)]
@@ -163,7 +163,7 @@ def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
 
 
 def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
-    """Return a loop over lanes and tokens, often with a wrong bound or token."""
+    """A loop over lanes with a loop over tokens, often with a wrong bound or token."""
     low, high, next_token = int(rng.random() < 0.1), int(rng.random() < 0.15), int(rng.random() < 0.15)
 
     def lane(i: Array, carry: Any) -> Any:

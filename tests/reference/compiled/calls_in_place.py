@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import AuditError, IsolationError, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
+from models.sharding.devices import Devices
 
 Step = Callable[..., Any]
 
@@ -68,6 +70,16 @@ def check_proof_by_slot_map(step: Step, args: tuple[Any, ...], contract: LaneCon
     assert "idle" in {statement.id for statement in proved}
     with pytest.raises(IsolationError):
         prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), arguments, by_slot)
+
+
+def check_derivatives(loss: Callable[..., Any], *args: Any) -> None:
+    """Compare derivatives of `loss(devices, *args)` by all arguments with and without kernels."""
+    places = tuple(range(len(args)))
+    result, expected = (
+        jax.jit(jax.grad(partial(loss, devices), places))(*args) for devices in (Devices(kernels="auto"), Devices())
+    )
+    for item, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 def check_each_device(

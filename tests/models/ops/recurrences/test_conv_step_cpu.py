@@ -11,6 +11,7 @@ import pytest
 from calls_in_place import (
     check_a_call_beside_is_found,
     check_declaration,
+    check_derivatives,
     check_each_device,
     check_in_place,
     check_proof_by_slot_map,
@@ -150,12 +151,7 @@ def test_derivatives_are_those_of_the_plain_form(activated: bool):
         y, new = layer(state, lengths, x, fresh, weight, bias, devices=devices, activated=activated)
         return jnp.sum(jnp.tanh(y)) + jnp.sum(new**2)
 
-    index = state, x, WEIGHT, BIAS
-    result, expected = (
-        jax.jit(jax.grad(partial(loss, devices), (0, 1, 2, 3)))(*index) for devices in (HERE, Devices())
-    )
-    for item, other in zip(result, expected, strict=True):
-        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
+    check_derivatives(loss, state, x, WEIGHT, BIAS)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -11,6 +11,7 @@ import pytest
 from calls_in_place import (
     check_a_call_beside_is_found,
     check_declaration,
+    check_derivatives,
     check_each_device,
     check_in_place,
     check_proof_by_slot_map,
@@ -118,10 +119,7 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         built = operation(form)(replace(operands, query=query, value=value, state=state, devices=devices))
         return jnp.sum(jnp.tanh(built.output)) + jnp.sum(built.state**2)
 
-    index = operands.query, operands.value, operands.state
-    result, expected = (jax.jit(jax.grad(partial(loss, devices), (0, 1, 2)))(*index) for devices in (HERE, Devices()))
-    for item, other in zip(result, expected, strict=True):
-        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
+    check_derivatives(loss, operands.query, operands.value, operands.state)
 
 
 def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():

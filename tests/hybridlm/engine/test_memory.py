@@ -1,4 +1,4 @@
-"""A model without enough memory is refused before large allocations, with the arithmetic."""
+"""A model that does not fit is refused before anything large is allocated, with the arithmetic."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ def demand(scratch: int = 0) -> Demand:
 
 
 def pools(lanes: int, context: int, pages: int) -> int:
-    """Return bytes of pools of a run and a scoring call with `pages` pages."""
+    """Bytes of the pool of a run and of one of a call that scores, with at most `pages` pages and a null page each."""
     return sum(MB * rows + PAGE * (1 + min(rows * context // 128, pages)) for rows in (lanes, min(lanes, 4)))
 
 
@@ -94,7 +94,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices divide lanes; virtual devices share equal weights in memory."""
+    """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
     demands: list[Demand] = []
     monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
@@ -115,7 +115,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
 
 @pytest.mark.long
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled steps decide where weights and rows just fit, before a pool is allocated."""
+    """The compiled steps decide where weights and rows just fit; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
     totals: list[int] = []
     real = Demand.require

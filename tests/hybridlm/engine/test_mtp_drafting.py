@@ -1,4 +1,4 @@
-"""Drafts of the model's head: equal tokens, accepted drafts, and refusals."""
+"""Drafts of the model's own head: the same tokens as without, right ones accepted, and what cannot be drafted."""
 
 import pathlib
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
 
 
 def drafted(lm: hybridlm.LM, prompts: Sequence[Any], **settings: Any) -> tuple[list[Completion], dict[str, int]]:
-    """Return completions equal to those without drafts, and the statistics meanwhile."""
+    """Completions with drafts, after checking that those without are the same, and what was counted meanwhile."""
     want, stats = lm.generate(prompts, speculate=None, **settings), lm.stats
     completions, new_stats = lm.generate(prompts, **settings), lm.stats
     for completion, other in zip(completions, want, strict=True):
@@ -50,7 +50,7 @@ def drafted(lm: hybridlm.LM, prompts: Sequence[Any], **settings: Any) -> tuple[l
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [SETTINGS, SAMPLED])
 def test_random_drafts_change_nothing(ordinary: hybridlm.LM, always: None, settings: dict[str, Any]) -> None:
-    """More requests than lanes, of all lengths, some to the end of the context."""
+    """More requests than lanes, of all lengths, some of them to the end of the context."""
     _, counted = drafted(ordinary, PROMPTS, **settings)
     assert counted["drafted_tokens"] > 100
     assert counted["accepted_tokens"] < counted["drafted_tokens"] / 4
@@ -61,7 +61,7 @@ def test_random_drafts_change_nothing(ordinary: hybridlm.LM, always: None, setti
 def test_all_drafts_of_a_head_that_agrees_are_accepted(
     agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
 ) -> None:
-    """Also with a temperature: drafts use the noise of the tokens in their places."""
+    """Acceptance with a temperature too: drafts are sampled with the same noise as the tokens in their places."""
     completions, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
     # one token from the prompt, one with the first drafts, then four at a time
@@ -71,7 +71,7 @@ def test_all_drafts_of_a_head_that_agrees_are_accepted(
 
 @pytest.mark.long
 def test_a_prefix_carries_what_the_head_needs(agreeing: hybridlm.LM, always: None, tmp_path: pathlib.Path) -> None:
-    """The snapshot has the head's keys, values and hidden state, also in a file."""
+    """Forked and read from a file: the head's keys and values and the hidden state lie in the snapshot."""
     text = PROMPTS[3]
     want = agreeing.generate([text], **SETTINGS)[0].token_ids
     prefix = agreeing.prefix(text[:23])
@@ -97,7 +97,7 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
 
 @pytest.mark.long
 def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
-    """The earlier span waited for the next token; the later span has final values."""
+    """The earlier span held that position while it waited for the next token; the later one has its final values."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     engine, prompt = lm.engine, PROMPTS[3]
     for count in (7, 40):
@@ -117,7 +117,7 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
 
 @pytest.mark.long
 def test_cached_states_of_prompts(agreeing: hybridlm.LM, always: None) -> None:
-    """A pair's row is at the position before its token; it is rewritten behind states."""
+    """The row of a pair lies at the position before its token's: behind a kept state it is written anew."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     begin = PROMPTS[4]
     prompts = [begin, [*begin[:100], *PROMPTS[2]], [*begin[:64], 9], begin]
@@ -144,7 +144,7 @@ def test_scores_are_those_of_the_model_without_a_head(ordinary: hybridlm.LM) -> 
 def test_a_head_is_asked_as_long_as_it_pays(
     ordinary: hybridlm.LM, agreeing: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verifying step costs three sampling ones; later runs start with the head's rate."""
+    """A verifying step costs as much as three sampling ones; other runs start with the head's rate so far."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 3.0)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     for lm in (ordinary, agreeing):
@@ -165,7 +165,7 @@ def test_whose_rows_a_lane_finds(always: None) -> None:
 
 
 def test_what_has_no_head_is_refused(root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The refusal comes before weights are read, and has a remedy."""
+    """Before any weight is read, with what to do."""
     with pytest.raises(ValueError, match=r"none is implemented for family lfm2 \(for qwen.* speculate='ngram'"):
         hybridlm.load(root / "tests/golden/lfm2_base", speculate="mtp")
     without = write_headless(tmp_path_factory.mktemp("without"))

@@ -1,4 +1,4 @@
-"""Moves of a row's part against NumPy: the moved places change, no others."""
+"""The moves of a part of a row against NumPy: what they touch, and that nothing else is."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def scalars(*values: int) -> list[jax.Array]:
 
 
 def pool(pages: int, sign: int = 1) -> tuple[np.ndarray, ...]:
-    """Return heads before or after places; each number identifies its place."""
+    """Heads in front of the places, and places in front; what it holds tells where it was."""
     sizes = (pages, 2, KV_BLOCK, 3), (pages, KV_BLOCK, 5)
     return tuple(sign * (np.arange(np.prod(size), dtype=np.float32).reshape(size) + 1) for size in sizes)
 
@@ -27,7 +27,7 @@ def pool(pages: int, sign: int = 1) -> tuple[np.ndarray, ...]:
     (0, 0, 1), (0, 0, 128), (5, 5, 7), (0, 100, 28), (100, 0, 28), (127, 0, 1), (0, 127, 1), (3, 64, 0),
 ])  # fmt: skip
 def test_places_of_a_page_are_copied(to: int, first: int, count: int) -> None:
-    """All other places and pages stay."""
+    """All other places, and all other pages, stay as they are."""
     source, target = pool(3), pool(2, sign=-1)
     operands = scalars(2, 1, first, count, to)
     (got,) = copy_places(AXES)(tuple(map(jnp.array, target)), tuple(map(jnp.array, source)), *operands)
@@ -61,7 +61,7 @@ def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
 
 
 def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
-    """Whole fixed state, and keys and values of the necessary spans only."""
+    """The whole state of fixed size, and keys and values of as many spans as there are tokens for."""
     moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes

@@ -1,4 +1,4 @@
-"""Common prefixes of texts are prefilled once, and no number changes."""
+"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
 import gc
 import json
@@ -29,7 +29,7 @@ def text(*tokens: int) -> tuple[int, ...]:
 
 
 def test_parts_end_where_chunks_do() -> None:
-    """A chunk is shared if all its inputs and targets are common and tokens remain."""
+    """A chunk is shared if what it consumes and what its last token predicts is common, and something is left."""
     a = tuple(range(10))
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
@@ -159,7 +159,7 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM, m
 def test_what_shares_a_step_does_not_depend_on_free_memory(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps depend on memory counted at load, not on free memory now."""
+    """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
     texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []
     run = engine.run
@@ -178,7 +178,7 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 
 def test_the_pool_of_a_run_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """States held at a time are at most the pool's rows, or two."""
+    """States held at a time have no more rows than the pool whose memory they take, or two."""
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     pool = weakref.ref(engine._idle_pool)
@@ -193,9 +193,9 @@ def test_the_pool_of_a_run_makes_room_for_common_parts(text_lm: hybridlm.LM) -> 
 
 @pytest.mark.long
 def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 short continuations of 2000 tokens compute 20 times fewer tokens with the same bits.
+    """64 continuations of at most 32 tokens of 2000: at least 20 times fewer tokens, by an explicit prefix and without.
 
-    By an explicit prefix and without; compared with single texts in the same steps.
+    The same numbers: bit for bit as the texts one by one in the same steps.
     """
     config = write_text_checkpoint(tmp_path) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))

@@ -112,7 +112,7 @@ def test_shares_have_every_test_once(chosen: Chosen, shares: int) -> None:
     assert sum(map(bool, parts)) > shares / 2
     # Days are counted on.
     assert chosen(*EVERY, "--share", f"{shares + 1}/{shares}") == parts[1 % shares]
-    # What a fixture makes for a first parameter is made in one of them.
+    # A fixture's work for a first parameter counts in one of them.
     for first in range(7):
         assert sum(any(name.startswith(f"test_product[{first}-") for name in part) for part in parts) == 1
 

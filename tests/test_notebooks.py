@@ -22,7 +22,7 @@ MAX_CELL_SECONDS = 120
 def texts(notebook: Any) -> Iterator[str]:
     """Text of each cell without machine, compiler and clock dependent parts.
 
-    Whole numbers below ten stay: how many copies, violations or errors there are is what a reader looks at. Shares in
+    Whole numbers below ten stay, because readers look at counts of copies, violations and errors. Shares in
     percent, longer numbers, fractions, hashes and how much white space stands next to them do not.
     """
     for cell in notebook.cells:

@@ -1,4 +1,4 @@
-"""Files of a release: one version everywhere, a change log that can be read, a workflow that runs the checks."""
+"""Files of a release: one version everywhere, a readable change log, a workflow of checks."""
 
 import re
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 import hybridlm
 
 MAX_WORDS = 2500
-"""Words of CHANGELOG.md: what a user of the version before needs to know."""
+"""Words of CHANGELOG.md, written for users of the previous version."""
 
 
 def test_one_version_everywhere(root: Path) -> None:

@@ -70,11 +70,9 @@ REQUIRED = "import hatchling.build as build; print(*build.get_requires_for_build
 
 
 @pytest.mark.cpu_kernels
-@pytest.mark.parametrize(
-    ("environment", "fetched"),
-    [({"HYBRIDLM_KERNELS": "auto"}, []), ({"HYBRIDLM_KERNELS": "off"}, []), ({"CXX": "c++"}, ["jaxlib>=0.10.2"])],
-    ids=["built already", "none wanted", "asked to compile"],
-)
+@pytest.mark.parametrize(("environment", "fetched"), [
+    ({"HYBRIDLM_KERNELS": "auto"}, []), ({"HYBRIDLM_KERNELS": "off"}, []), ({"CXX": "c++"}, ["jaxlib>=0.10.2"]),
+], ids=["built already", "none wanted", "asked to compile"])  # fmt: skip
 def test_headers_are_fetched_where_something_is_compiled(environment: dict[str, str], fetched: list[str]):
     assert is_current()
     variables = {name: value for name, value in os.environ.items() if name != "CXX"} | environment

@@ -11,7 +11,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 
 Engine.checked = True  # every row has one holder, after every step of every test
-Programs.use_store = False  # tests replace parts of steps, and a step that an earlier test compiled has none of that
+Programs.use_store = False  # tests replace parts of steps; a step compiled by an earlier test lacks the replacement
 
 
 @pytest.fixture(scope="session")

@@ -97,19 +97,16 @@ def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> 
     assert np.isfinite(float(value))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "error", "message"),
-    [
-        ([], TypeError, "expected token ids"),
-        ([1.5], TypeError, "float64"),
-        ([[[1]]], TypeError, r"\(1, 1, 1\)"),
-        ([1, 97], ValueError, r"\[0, 97\), got 1..97"),
-        ([-1], ValueError, "got -1..-1"),
-        ("a text", TypeError, "encode"),
-        ([[1, 2], [3]], ValueError, "lengths 2, 1"),
-        ([1] * 257, ValueError, "0 \\+ 257 tokens are more than the context of 256"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "error", "message"), [
+    ([], TypeError, "expected token ids"),
+    ([1.5], TypeError, "float64"),
+    ([[[1]]], TypeError, r"\(1, 1, 1\)"),
+    ([1, 97], ValueError, r"\[0, 97\), got 1..97"),
+    ([-1], ValueError, "got -1..-1"),
+    ("a text", TypeError, "encode"),
+    ([[1, 2], [3]], ValueError, "lengths 2, 1"),
+    ([1] * 257, ValueError, "0 \\+ 257 tokens are more than the context of 256"),
+])  # fmt: skip
 def test_bad_tokens(text_lm: hybridlm.LM, tokens, error, message: str) -> None:
     with pytest.raises(error, match=message):
         text_lm.forward(tokens)

@@ -1,4 +1,4 @@
-"""Generation through the queue: order, stops, limits, log-probabilities, and what a completion may depend on."""
+"""Generation through the queue: order, stops, limits, log-probabilities, and independence of other requests."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FREE = {"max_tokens": 9, "ignore_eos": True}
 
 
 def by_position(logits, last_token, position):
-    """Forces the position, or at odd ones the last token, so that what is sampled tells whose values were seen."""
+    """Force the position, or at odd positions the last token, to identify the sampled lane."""
     forced = jnp.where(position % 2 == 0, position, last_token)
     return jnp.where(jnp.arange(logits.shape[0]) == forced, 1e4, logits)
 
@@ -134,17 +134,14 @@ def test_a_logits_processor_sees_its_own_lane(text_lm: hybridlm.LM) -> None:
         assert c.logprobs is not None and max(c.logprobs) < -0.01, "reported before processing"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "error", "message"),
-    [
-        ([3, 4, 5], TypeError, r"bare list of token ids; put it in a list: \[\[3"),
-        (["a", ""], ValueError, r"prompts\[1\]: is empty"),
-        ([[1], [97]], ValueError, r"prompts\[1\]: token id 97 at index 0 is outside the vocabulary \[0, 97\)"),
-        ([[1, -1]], ValueError, r"prompts\[0\]: token id -1 at index 1"),
-        ([[1], [1.5]], TypeError, r"prompts\[1\]: expected token ids, got 1.5 at index 0"),
-        (5, TypeError, "prompts: expected a list"),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "error", "message"), [
+    ([3, 4, 5], TypeError, r"bare list of token ids; put it in a list: \[\[3"),
+    (["a", ""], ValueError, r"prompts\[1\]: is empty"),
+    ([[1], [97]], ValueError, r"prompts\[1\]: token id 97 at index 0 is outside the vocabulary \[0, 97\)"),
+    ([[1, -1]], ValueError, r"prompts\[0\]: token id -1 at index 1"),
+    ([[1], [1.5]], TypeError, r"prompts\[1\]: expected token ids, got 1.5 at index 0"),
+    (5, TypeError, "prompts: expected a list"),
+])  # fmt: skip
 def test_bad_prompts_are_named_before_anything_runs(text_lm: hybridlm.LM, prompts, error, message: str) -> None:
     steps = text_lm.stats["steps"]
     with pytest.raises(error, match=message):

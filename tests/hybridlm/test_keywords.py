@@ -13,35 +13,32 @@ MODEL: Any = None
 """Unknown keywords are refused before the model is used."""
 
 
-@pytest.mark.parametrize(
-    ("call", "name", "target"),
-    [
-        (LM.generate, "max_new_tokens", "max_tokens"),
-        (LM.generate, "temprature", "temperature"),
-        (LM.generate, "num_return_sequences", "n"),
-        (LM.generate, "guided_json", "structured_outputs"),
-        (LM.stream, "repeat_penalty", "repetition_penalty"),
-        (LM.chat, "stop_strings", "stop"),
-        (LM.score, "logprobs", "top_logprobs"),
-        (LM.score, "prompts", "texts"),
-        (LM.score_file, "windows", "window"),
-        (LM.batch_file, "restrat", "restart"),
-        (LM.session, "logits_processors", "logits_processor"),
-        (hybridlm.Session.submit, "max_length", "max_tokens"),
-        (hybridlm.load, "max_model_len", "context"),
-        (hybridlm.load, "lane", "lanes"),
-        (hybridlm.load, "max_num_seqs", "lanes"),
-        (hybridlm.load, "tensor_parallel_size", "mesh"),
-        (hybridlm.load, "enable_prefix_caching", "prefix_cache"),
-        (LM.forward, "return_state", "return_states"),
-        (LM.embed, "pool", "pooling"),
-        (LM.classify, "text", "texts"),
-        (LM.choose, "option", "options"),
-        (LM.update, "partials", "partial"),
-        (hybridlm.Intervention.ablate_head, "heads", "head"),
-        (hybridlm.Intervention.patch, "layer", "layers"),
-    ],
-)
+@pytest.mark.parametrize(("call", "name", "target"), [
+    (LM.generate, "max_new_tokens", "max_tokens"),
+    (LM.generate, "temprature", "temperature"),
+    (LM.generate, "num_return_sequences", "n"),
+    (LM.generate, "guided_json", "structured_outputs"),
+    (LM.stream, "repeat_penalty", "repetition_penalty"),
+    (LM.chat, "stop_strings", "stop"),
+    (LM.score, "logprobs", "top_logprobs"),
+    (LM.score, "prompts", "texts"),
+    (LM.score_file, "windows", "window"),
+    (LM.batch_file, "restrat", "restart"),
+    (LM.session, "logits_processors", "logits_processor"),
+    (hybridlm.Session.submit, "max_length", "max_tokens"),
+    (hybridlm.load, "max_model_len", "context"),
+    (hybridlm.load, "lane", "lanes"),
+    (hybridlm.load, "max_num_seqs", "lanes"),
+    (hybridlm.load, "tensor_parallel_size", "mesh"),
+    (hybridlm.load, "enable_prefix_caching", "prefix_cache"),
+    (LM.forward, "return_state", "return_states"),
+    (LM.embed, "pool", "pooling"),
+    (LM.classify, "text", "texts"),
+    (LM.choose, "option", "options"),
+    (LM.update, "partials", "partial"),
+    (hybridlm.Intervention.ablate_head, "heads", "head"),
+    (hybridlm.Intervention.patch, "layer", "layers"),
+])  # fmt: skip
 def test_the_error_has_the_name_that_is_meant(call: Any, name: str, target: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name}: .*\b{target}\?$"):
         call(MODEL, **{name: 1})

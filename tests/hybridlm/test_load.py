@@ -51,31 +51,26 @@ WHOLE = "expected a whole number of at least 1, got"
 CACHE = "expected a directory, None for the default one or False, got"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lanes": 0}, f"lanes: {WHOLE} 0"),
-        ({"lanes": -2}, f"lanes: {WHOLE} -2"),
-        ({"lanes": 2.0}, f"lanes: {WHOLE} 2.0"),
-        ({"lanes": True}, f"lanes: {WHOLE} True"),
-        ({"lanes": None}, f"lanes: {WHOLE} None"),
-        ({"context": 0}, f"context: {WHOLE} 0"),
-        ({"context": "16"}, f"context: {WHOLE} '16'"),
-        ({"context": 513}, "context: 513 is more than the model's max_position_embeddings (512)"),
-        ({"chunk": 0}, f"chunk: {WHOLE} 0"),
-        ({"chunk": 17}, "chunk: 17 is more than the context (16)"),
-        ({"dtype": "float64"}, "dtype: expected one of bfloat16, float16, float32 or None, got 'float64'"),
-        ({"dtype": jnp.float32}, "dtype: expected one of bfloat16, float16, float32 or None, got "),
-        ({"certify": False}, "certify: expected one of error, warn, off, got False"),
-        ({"compilation_cache": True}, f"compilation_cache: {CACHE} True"),
-        ({"compilation_cache": ""}, f"compilation_cache: {CACHE} ''"),
-        (
-            {"lanes": 0, "context": 0, "chunk": 5, "dtype": "f32"},
-            f"lanes: {WHOLE} 0; context: {WHOLE} 0; dtype: expected one of",
-        ),
-        ({"lanes": 0, "chunk": 17}, f"lanes: {WHOLE} 0; chunk: 17 is more than the context (16)"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"lanes": 0}, f"lanes: {WHOLE} 0"),
+    ({"lanes": -2}, f"lanes: {WHOLE} -2"),
+    ({"lanes": 2.0}, f"lanes: {WHOLE} 2.0"),
+    ({"lanes": True}, f"lanes: {WHOLE} True"),
+    ({"lanes": None}, f"lanes: {WHOLE} None"),
+    ({"context": 0}, f"context: {WHOLE} 0"),
+    ({"context": "16"}, f"context: {WHOLE} '16'"),
+    ({"context": 513}, "context: 513 is more than the model's max_position_embeddings (512)"),
+    ({"chunk": 0}, f"chunk: {WHOLE} 0"),
+    ({"chunk": 17}, "chunk: 17 is more than the context (16)"),
+    ({"dtype": "float64"}, "dtype: expected one of bfloat16, float16, float32 or None, got 'float64'"),
+    ({"dtype": jnp.float32}, "dtype: expected one of bfloat16, float16, float32 or None, got "),
+    ({"certify": False}, "certify: expected one of error, warn, off, got False"),
+    ({"compilation_cache": True}, f"compilation_cache: {CACHE} True"),
+    ({"compilation_cache": ""}, f"compilation_cache: {CACHE} ''"),
+    ({"lanes": 0, "context": 0, "chunk": 5, "dtype": "f32"},
+     f"lanes: {WHOLE} 0; context: {WHOLE} 0; dtype: expected one of"),
+    ({"lanes": 0, "chunk": 17}, f"lanes: {WHOLE} 0; chunk: 17 is more than the context (16)"),
+])  # fmt: skip
 def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         load(**arguments)
@@ -86,13 +81,8 @@ def test_arguments_by_position() -> None:
     """The order of `load`'s arguments is the documented one."""
     parameters = inspect.signature(hybridlm.load).parameters
     documented = {
-        "lanes": 8,
-        "context": None,
-        "cache": None,
-        "dtype": None,
-        "certify": "error",
-        "compilation_cache": None,
-    }
+        "lanes": 8, "context": None, "cache": None, "dtype": None, "certify": "error", "compilation_cache": None,
+    }  # fmt: skip
     assert {name: item.default for name, item in list(parameters.items())[1:7]} == documented
     assert list(parameters)[1:7] == list(documented)
     lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)
@@ -165,13 +155,10 @@ def test_repr() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.long, id="plain"),
-        pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
-    ],
-)
+@pytest.mark.parametrize("options", [
+    pytest.param({}, marks=pytest.mark.long, id="plain"),
+    pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
+])  # fmt: skip
 def test_the_arrays_and_programs_of_a_model_go_when_it_does(options: dict[str, Any]) -> None:
     """Memory is freed immediately, without the cycle collector."""
     lm = load(**options)
@@ -236,17 +223,10 @@ def test_skipped_tensors_are_logged_once(caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("local", "generation", "expected"),
-    [
-        (2, None, (2,)),
-        (None, None, ()),
-        (2, 3, (3,)),
-        (None, [5, 3], (5, 3)),
-        ([2, 4], [4, 2, 7], (4, 2, 7)),
-        (0, [], (0,)),
-    ],
-)
+@pytest.mark.parametrize(("local", "generation", "expected"), [
+    (2, None, (2,)), (None, None, ()), (2, 3, (3,)), (None, [5, 3], (5, 3)), ([2, 4], [4, 2, 7], (4, 2, 7)),
+    (0, [], (0,)),
+])  # fmt: skip
 def test_end_tokens_of_generation_config_or_else_config(
     copied: pathlib.Path, local: Any, generation: Any, expected: tuple[int, ...]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Continuous batching: requests that join and leave at any step, rows that move, and runs that are cut short."""
+"""Continuous batching: requests join and leave at any step, rows move, runs are cut short."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def drain(session: hybridlm.Session) -> dict[int, hybridlm.Completion]:
 
 
 def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
-    """Submitted one by one, each after some steps of the others, they are what a call that has them all gives."""
+    """Requests that are submitted between steps equal one call with all of them."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     completions: dict[int, hybridlm.Completion] = {}
     with text_lm.session() as session:
@@ -62,7 +62,7 @@ def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_cancel(text_lm: hybridlm.LM, steps: int) -> None:
-    """Waiting, prefilling, decoding: the request ends with what it has, the others do not notice."""
+    """A waiting, prefilling or decoding request ends with its tokens; the others stay."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     with text_lm.session() as session:
         for prompt in PROMPTS:

@@ -18,7 +18,7 @@ from models.state.pages import kv_blocks
 from models.state.shapes import LaneInfo
 
 HIDDEN = 24
-# Tokens per step -> tokens of each lane: more than a block of the cache and two chunks of the recurrence, but for steps
+# Tokens per step -> tokens of each lane: more than a block of the cache and two chunks of the recurrence, except steps
 # of one token, where more would only take longer.
 LENGTHS = {1: (20, 1, 7), 16: (150, 1, 67), 150: (150, 1, 67)}
 EPS = 1e-6

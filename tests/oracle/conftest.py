@@ -20,7 +20,7 @@ NEED_TORCH = [
     "test_adapters.py", "test_config_defaults.py", "test_decisions.py", "test_mtp_oracle.py", "test_processors.py",
     "test_rope_types.py", "test_text_heads.py", "test_torch_update.py", "text/test_tiktoken.py",
 ]  # fmt: skip
-"""Files that import torch, or what comes with it, as they are collected, by runs that leave the oracle out, too."""
+"""Files that import torch at collection; runs without the oracle skip them."""
 collect_ignore = NEED_TORCH if find_spec("torch") is None else []
 
 
@@ -74,8 +74,8 @@ SHORT_RUN = {
     "test_head_logits_behind_every_token": {"dense_multimodal"},
     "test_interventions_are_forward_hooks": EVERY_STATE | {"dense_base"},
 }
-"""Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
-family next to the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
+"""Variants of the short run for tests that compile other steps, which is nearly all their cost. Of every
+family next to the Qwen ones the first variant and its logits, of one variant for each kind of state the completions."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -61,7 +61,7 @@ def test_each_field_left_out(variant: Variant, tmp_path: Path) -> None:
             continue  # transformers refuses it
         explicit = json.loads(reference.to_json_string(use_diff=False))
         if path == ("tie_word_embeddings",) and "text_config" in explicit:
-            # What AutoModelForCausalLM reads; the class with a vision tower says false, and has no head in the file.
+            # AutoModelForCausalLM reads this; the class with a vision tower sets false, and its files have no head.
             explicit = explicit["text_config"] | {name: explicit[name] for name in ("image_token_id", "video_token_id")}
         expected = read(explicit)
         assert expected is not None, (path, explicit)

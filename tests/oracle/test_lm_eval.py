@@ -17,8 +17,8 @@ import hybridlm
 from hybridlm.cli.main import app
 from hybridlm.scoring.pairs import encode_pair
 
-# Long because lm_eval and what it needs take half a minute to install (.ci/long does). What these packages warn of when
-# they are imported is theirs (2026-11-22).
+# Long because lm_eval and its dependencies take half a minute to install (.ci/long does). Warnings of their imports are
+# not ours (2026-11-22).
 pytestmark = [pytest.mark.oracle, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 TASKS = {

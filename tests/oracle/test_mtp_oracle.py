@@ -1,4 +1,4 @@
-"""MTP head against the one of Hugging Face transformers, or one composed of its blocks where it has none."""
+"""MTP head against transformers' head, or a head composed of transformers' blocks."""
 
 import copy
 from collections.abc import Mapping
@@ -70,19 +70,11 @@ def ling(oracle: Oracle, tensors: Tensors, x: torch.Tensor, mask: torch.Tensor) 
     return output[0] if isinstance(output, tuple) else output
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "first", "last", "blocks"),
-    [
-        (
-            "nemotron_latent",
-            {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
-            "mtp.layers.0",
-            "mtp.layers.1",
-            nemotron,
-        ),
-        ("ling_base", {"num_nextn_predict_layers": 1, "num_mtp_layers": 1}, "model.layers.3", "model.layers.3", ling),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields", "first", "last", "blocks"), [
+    ("nemotron_latent", {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}, "mtp.layers.0",
+     "mtp.layers.1", nemotron),
+    ("ling_base", {"num_nextn_predict_layers": 1, "num_mtp_layers": 1}, "model.layers.3", "model.layers.3", ling),
+])  # fmt: skip
 def test_head_logits_are_those_of_composed_blocks(
     tmp_path: Path, name: str, fields: dict[str, Any], first: str, last: str, blocks: Any
 ) -> None:

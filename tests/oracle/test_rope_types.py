@@ -31,14 +31,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn betas": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 5, "beta_slow": 0.5, "truncate": False},
     "yarn attention factor": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.7},
     "yarn no factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-}
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64},
+}  # fmt: skip
 
 
 def ropes(config: Any) -> set[Rope]:
@@ -80,7 +75,7 @@ def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
     for name, scaling in SCALINGS.items():
         fields = rewritten(tmp_path, spelling, scaling)
         if family == "bailing_hybrid" and name.startswith("yarn") and "original_max_position_embeddings" not in scaling:
-            # transformers takes the default of the family, whatever the file says of the context.
+            # transformers takes the default of the family and ignores the file's context.
             with pytest.raises(ConfigError, match="original_max_position_embeddings"):
                 family_of(fields).read_config(fields)
             continue

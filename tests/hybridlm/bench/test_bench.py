@@ -271,14 +271,11 @@ def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     assert (np.asarray(with_head.forward([5, 6, 7]).logits) == logits).all(), "the same model, and its head beside it"
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("mamba2", {"num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8}),
-        ("kda", {"kv_lora_rank": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}),
-        ("shortconv", {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("mamba2", {"num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8}),
+    ("kda", {"kv_lora_rank": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}),
+    ("shortconv", {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48}),
+])  # fmt: skip
 def test_every_mixer_has_a_bench_checkpoint(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
 ) -> None:

@@ -126,20 +126,17 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     assert set(measured["shares"]["hybridlm"]) == {"prefill", "decode"}
 
 
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        (["--mixed", "--against", "llama.cpp"], "--against"),
-        (["--mixed", "--against", "llama-server"], "--against"),
-        (["--mixed", "--against", "vllm"], "--against"),
-        (["--against", "vllm"], "--against"),
-        (["--mixed", "--profile"], "--profile"),
-        (["--mixed", "--plot", "plot.svg"], "--plot"),
-        (["--mixed", "--prefill", "8"], "--prefill"),
-        (["--mixed", "--start"], "--mixed"),
-        (["--start", "--profile"], "--profile"),
-    ],
-)
+@pytest.mark.parametrize(("options", "refused"), [
+    (["--mixed", "--against", "llama.cpp"], "--against"),
+    (["--mixed", "--against", "llama-server"], "--against"),
+    (["--mixed", "--against", "vllm"], "--against"),
+    (["--against", "vllm"], "--against"),
+    (["--mixed", "--profile"], "--profile"),
+    (["--mixed", "--plot", "plot.svg"], "--plot"),
+    (["--mixed", "--prefill", "8"], "--prefill"),
+    (["--mixed", "--start"], "--mixed"),
+    (["--start", "--profile"], "--profile"),
+])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: list[str], refused: str) -> None:
     result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), *options])
     assert result.exit_code == 1 and refused in result.output

@@ -1,4 +1,4 @@
-"""`hybridlm bench --start`: a cold and a warm start in processes of their own, and their table."""
+"""`hybridlm bench --start`: a cold and a warm start in separate processes, and the table."""
 
 import json
 from pathlib import Path

@@ -86,11 +86,9 @@ def arrays(base: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
 LAYER = "model.layers.0.linear_attn."
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [("in_proj_q", "in_proj_k", "in_proj_v"), ("in_proj_v", "in_proj_z"), ("in_proj_qkvz", "in_proj_ba")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("modules", [
+    ("in_proj_q", "in_proj_k", "in_proj_v"), ("in_proj_v", "in_proj_z"), ("in_proj_qkvz", "in_proj_ba"),
+], ids=" ".join)  # fmt: skip
 def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules: tuple[str, ...]) -> None:
     """The rows of three or of fused projections are the model's matrices in turn."""
     base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
@@ -223,17 +221,12 @@ def test_command_line(base: Path, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "use_dora": {"use_dora": True},
-    "peft_type": {"peft_type": "IA3"},
-    "init_lora_weights": {"init_lora_weights": "pissa"},
-    "layer_replication": {"layer_replication": [[0, 2]]},
-    "lora_bias": {"lora_bias": True},
-    "trainable_token_indices": {"trainable_token_indices": [3]},
-    "rank_pattern": {"rank_pattern": {"q_proj": 0}},
-    "lora_alpha": {"lora_alpha": "8"},
-    "alpha_pattern": {"alpha_pattern": {"(": 2}},
-    "some_later_field": {"some_later_field": "on"},
-}
+    "use_dora": {"use_dora": True}, "peft_type": {"peft_type": "IA3"},
+    "init_lora_weights": {"init_lora_weights": "pissa"}, "layer_replication": {"layer_replication": [[0, 2]]},
+    "lora_bias": {"lora_bias": True}, "trainable_token_indices": {"trainable_token_indices": [3]},
+    "rank_pattern": {"rank_pattern": {"q_proj": 0}}, "lora_alpha": {"lora_alpha": "8"},
+    "alpha_pattern": {"alpha_pattern": {"(": 2}}, "some_later_field": {"some_later_field": "on"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", REFUSED)

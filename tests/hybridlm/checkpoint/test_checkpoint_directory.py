@@ -91,22 +91,10 @@ def test_a_second_copy_of_a_tensor_is_reported_and_the_index_decides(tmp_path: P
     assert "m-2.safetensors holds a" in checkpoint.notes[0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../m.safetensors",
-        "sub/../../m.safetensors",
-        "/etc/m.safetensors",
-        "..\\m.safetensors",
-        "C:m.safetensors",
-        "\\\\host\\m.safetensors",
-        "m.safetensors\0",
-        "m.bin",
-        "",
-        3,
-        None,
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "../m.safetensors", "sub/../../m.safetensors", "/etc/m.safetensors", "..\\m.safetensors", "C:m.safetensors",
+    "\\\\host\\m.safetensors", "m.safetensors\0", "m.bin", "", 3, None,
+])  # fmt: skip
 def test_index_stays_inside_the_directory(tmp_path: Path, name: Any) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -197,20 +185,17 @@ def test_config_floats(tmp_path: Path) -> None:
     assert result["limit"] == [0.0, math.inf] and result["low"] == -math.inf and math.isnan(result["n"])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[]", "expected a JSON object, found list"),
-        (b"", "cannot be read"),
-        (b"{", "cannot be read"),
-        (b'{"a": 1, "a": 2}', "duplicate keys"),
-        (b"\xff\xfe{}", "cannot be read"),
-        (b'{"__float__": "12"}', "__float__"),
-        (b'{"a": {"__float__": 1}}', "__float__"),
-        (b'{"a":' * 100_000, "cannot be read"),
-        (b" " * 16_000_001, "at most 16,000,000 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"[]", "expected a JSON object, found list"),
+    (b"", "cannot be read"),
+    (b"{", "cannot be read"),
+    (b'{"a": 1, "a": 2}', "duplicate keys"),
+    (b"\xff\xfe{}", "cannot be read"),
+    (b'{"__float__": "12"}', "__float__"),
+    (b'{"a": {"__float__": 1}}', "__float__"),
+    (b'{"a":' * 100_000, "cannot be read"),
+    (b" " * 16_000_001, "at most 16,000,000 bytes"),
+])  # fmt: skip
 def test_bad_config(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     assert message in str(refused(tmp_path)) and "config.json" in str(refused(tmp_path))

@@ -44,15 +44,9 @@ def require_peak(result: dict[str, Any], tensors: int) -> None:
     assert result["peak"] <= limit, f"peak {result['peak']:,} bytes, limit {limit:,.0f}"
 
 
-@pytest.mark.parametrize(
-    ("stored", "wanted", "devices"),
-    [
-        ("bfloat16", "bfloat16", 1),
-        ("bfloat16", "float32", 1),
-        ("float16", "bfloat16", 1),
-        ("bfloat16", "bfloat16", 4),
-    ],
-)
+@pytest.mark.parametrize(("stored", "wanted", "devices"), [
+    ("bfloat16", "bfloat16", 1), ("bfloat16", "float32", 1), ("float16", "bfloat16", 1), ("bfloat16", "bfloat16", 4),
+])  # fmt: skip
 def test_peak_is_the_arrays_kept_and_two_tensors(tmp_path: Path, root: Path, stored: str, wanted: str, devices: int):
     """The peak has the two largest tensors; the expert stack is eight times larger."""
     # Tensors are 16 MiB in the file whatever dtype they become.

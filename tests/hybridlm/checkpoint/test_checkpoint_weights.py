@@ -239,13 +239,10 @@ def test_two_names_for_one_tensor(tmp_path: Path) -> None:
     assert len(messages) == 1 and messages[0].startswith("ambiguous model.qkv: found both")
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"quantization_config": {"quant_method": "quark"}},
-        {"text_config": {"quantization_config": {"quant_method": "quark"}}},
-    ],
-)
+@pytest.mark.parametrize("config", [
+    {"quantization_config": {"quant_method": "quark"}},
+    {"text_config": {"quantization_config": {"quant_method": "quark"}}},
+])  # fmt: skip
 def test_unknown_quantisation_is_named_first(tmp_path: Path, config: dict[str, Any]) -> None:
     source = tensors() | {"model.qkv": np.zeros((6, H), np.int8), "model.qkv_scale": np.ones(1, np.float32)}
     messages = faults(save(tmp_path, source, **config))

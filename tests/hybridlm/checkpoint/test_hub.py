@@ -91,18 +91,10 @@ def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
     assert call["id"] == "org/name" and call["revision"] == "r" and call["cache_dir"] == "c"
     assert call["allow_patterns"] == FILES and call["ignore_patterns"] == IGNORED
     offered = [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "additional_chat_templates/tool_use.jinja",
-        "pytorch_model.bin",
-        "original/model.safetensors",
-        "original/config.json",
-        "additional_chat_templates/run.py",
-        "run.py",
-    ]
+        "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "pytorch_model.bin",
+        "original/model.safetensors", "original/config.json", "additional_chat_templates/run.py", "run.py",
+    ]  # fmt: skip
     assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:6]
 
 
@@ -132,17 +124,14 @@ def failure(kind: type[Exception]) -> Exception:
     return kind.__new__(kind, "no")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (errors.GatedRepoError, "hf auth login"),
-        (errors.RepositoryNotFoundError, "neither a directory here (/"),
-        (errors.RevisionNotFoundError, "no revision 'v9'"),
-        (errors.LocalEntryNotFoundError, "hf download org/name"),
-        (errors.HfHubHTTPError, "could not be fetched"),
-        (OSError, "could not be fetched"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), [
+    (errors.GatedRepoError, "hf auth login"),
+    (errors.RepositoryNotFoundError, "neither a directory here (/"),
+    (errors.RevisionNotFoundError, "no revision 'v9'"),
+    (errors.LocalEntryNotFoundError, "hf download org/name"),
+    (errors.HfHubHTTPError, "could not be fetched"),
+    (OSError, "could not be fetched"),
+])  # fmt: skip
 def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: type[Exception], message: str) -> None:
     def snapshot_download(*_: Any, **__: Any) -> str:
         raise failure(kind)

@@ -42,7 +42,7 @@ def test_work_grows_with_the_number_of_tensors_and_not_faster(
     for layers, experts in sizes:
         folder = tmp_path / f"{layers} {experts}"
         count = write_many(folder, layers, experts, FILES)
-        load(folder, packed=packed)  # what the first model of these shapes needs besides
+        load(folder, packed=packed)  # the first model of these shapes makes more calls
         results.append((count, calls(folder, packed)))
     (small, smallest), (options, between), (largest, all_calls) = results
     early, late = (between - smallest) / (options - small), (all_calls - between) / (largest - options)

@@ -1,4 +1,4 @@
-"""Quantised copies of checkpoints: the nearest numbers, what stays plain, and files that load again."""
+"""Quantised copies of checkpoints: nearest numbers, plain tensors, and files that load again."""
 
 import json
 import shutil
@@ -215,7 +215,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [None, "decision.json", "judge_config.json"])
 def test_a_copy_that_would_be_without_the_adapter(tmp_path: Path, named: str | None) -> None:
-    """An adapter beside the weights, or in the folder that the files of a decision model name."""
+    """The adapter is in the checkpoint's folder, or in a decision model's folder."""
     source, out = Path(shutil.copytree(GOLDEN / "dense_interval", tmp_path / "in")), tmp_path / "out"
     place = source if named is None else source / "adapter"
     if named is None:

@@ -88,22 +88,19 @@ def test_other_dtypes_are_named_when_asked_for(tmp_path: Path) -> None:
     assert "quantised" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "at least 8 bytes, found 0"),
-        (b"1234567", "at least 8 bytes, found 7"),
-        (struct.pack("<Q", 3) + b"{}", "a header of 3 bytes, found 2"),
-        (struct.pack("<Q", 2**63) + b"{}", "above the limit of 100000000"),
-        (struct.pack("<Q", 100_000_001) + b"{}", "above the limit of 100000000"),
-        (struct.pack("<Q", 0), "begins with '{'"),
-        (struct.pack("<Q", 2) + b"[]", "begins with '{'"),
-        (struct.pack("<Q", 3) + b" {}", "begins with '{'"),
-        (struct.pack("<Q", 2) + b"{x", "cannot be read as JSON"),
-        (struct.pack("<Q", 2) + b"{\xff", "cannot be read as JSON"),
-        (struct.pack("<Q", 2) + b"{}!", "1 bytes behind the last tensor"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "at least 8 bytes, found 0"),
+    (b"1234567", "at least 8 bytes, found 7"),
+    (struct.pack("<Q", 3) + b"{}", "a header of 3 bytes, found 2"),
+    (struct.pack("<Q", 2**63) + b"{}", "above the limit of 100000000"),
+    (struct.pack("<Q", 100_000_001) + b"{}", "above the limit of 100000000"),
+    (struct.pack("<Q", 0), "begins with '{'"),
+    (struct.pack("<Q", 2) + b"[]", "begins with '{'"),
+    (struct.pack("<Q", 3) + b" {}", "begins with '{'"),
+    (struct.pack("<Q", 2) + b"{x", "cannot be read as JSON"),
+    (struct.pack("<Q", 2) + b"{\xff", "cannot be read as JSON"),
+    (struct.pack("<Q", 2) + b"{}!", "1 bytes behind the last tensor"),
+])  # fmt: skip
 def test_frame(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / FILE
     path.write_bytes(content)
@@ -120,40 +117,37 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"a": A | changes}
 
 
-@pytest.mark.parametrize(
-    ("header", "size", "message"),
-    [
-        (entry(dtype="F33"), 24, "unknown dtype 'F33'"),
-        (entry(dtype=["F32"]), 24, "unknown dtype ['F32']"),
-        (entry(shape=[2, -3]), 24, "expected a shape"),
-        (entry(shape=[2, 3.0]), 24, "expected a shape"),
-        (entry(shape=[True, 6]), 24, "expected a shape"),
-        (entry(shape="23"), 24, "expected a shape"),
-        (entry(shape=[1] * 65), 24, "at most 64 sizes"),
-        (entry(shape=[2**63]), 24, "expected a shape"),
-        (entry(shape=[2, 4]), 24, "F32[2, 4] needs 32 bytes but data_offsets [0, 24] hold 24"),
-        (entry(dtype="F4", shape=[3], data_offsets=[0, 1]), 1, "12 bits, not a whole number of bytes"),
-        (entry(data_offsets=[24, 0]), 24, "begin <= end"),
-        (entry(data_offsets=[0]), 24, "[begin, end]"),
-        (entry(data_offsets=[0, "24"]), 24, "[begin, end]"),
-        (entry(extra=1), 24, "expected the keys"),
-        ({"a": [1]}, 24, "expected the keys"),
-        ({"a": A, "__metadata__": {"format": 1}}, 24, "__metadata__: expected an object of strings"),
-        ({"a": A, "__metadata__": []}, 24, "__metadata__: expected an object of strings"),
-        (entry(data_offsets=[4, 28]), 28, "a hole of 4 bytes between it and the header"),
-        ({"a": A, "b": A}, 24, "b: overlaps a"),
-        ({"a": A, "b": A | {"data_offsets": [20, 44]}}, 44, "b: overlaps a: begins at byte 20, which ends at 24"),
-        ({"a": A, "b": A | {"data_offsets": [28, 52]}}, 52, "b: a hole of 4 bytes between it and a"),
-        (entry(), 23, "truncated: its data ends at byte 24, the file's at 23"),
-        (entry(), 25, "1 bytes behind the last tensor: expected 24"),
-        (b'{"a": 1, "a": 2}', 0, "duplicate keys ['a']"),
-        (b'{"a": {"dtype": "F32", "dtype": "F32"}}', 0, "duplicate keys ['dtype']"),
-        (b'{"a": NaN}', 0, "NaN is not JSON"),
-        (b'{"a": ' + b"[" * 100_000 + b"}", 0, "cannot be read as JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", 0, "cannot be read as JSON"),
-        (b'{"\\ud800": {}}', 0, "not valid Unicode"),
-    ],
-)
+@pytest.mark.parametrize(("header", "size", "message"), [
+    (entry(dtype="F33"), 24, "unknown dtype 'F33'"),
+    (entry(dtype=["F32"]), 24, "unknown dtype ['F32']"),
+    (entry(shape=[2, -3]), 24, "expected a shape"),
+    (entry(shape=[2, 3.0]), 24, "expected a shape"),
+    (entry(shape=[True, 6]), 24, "expected a shape"),
+    (entry(shape="23"), 24, "expected a shape"),
+    (entry(shape=[1] * 65), 24, "at most 64 sizes"),
+    (entry(shape=[2**63]), 24, "expected a shape"),
+    (entry(shape=[2, 4]), 24, "F32[2, 4] needs 32 bytes but data_offsets [0, 24] hold 24"),
+    (entry(dtype="F4", shape=[3], data_offsets=[0, 1]), 1, "12 bits, not a whole number of bytes"),
+    (entry(data_offsets=[24, 0]), 24, "begin <= end"),
+    (entry(data_offsets=[0]), 24, "[begin, end]"),
+    (entry(data_offsets=[0, "24"]), 24, "[begin, end]"),
+    (entry(extra=1), 24, "expected the keys"),
+    ({"a": [1]}, 24, "expected the keys"),
+    ({"a": A, "__metadata__": {"format": 1}}, 24, "__metadata__: expected an object of strings"),
+    ({"a": A, "__metadata__": []}, 24, "__metadata__: expected an object of strings"),
+    (entry(data_offsets=[4, 28]), 28, "a hole of 4 bytes between it and the header"),
+    ({"a": A, "b": A}, 24, "b: overlaps a"),
+    ({"a": A, "b": A | {"data_offsets": [20, 44]}}, 44, "b: overlaps a: begins at byte 20, which ends at 24"),
+    ({"a": A, "b": A | {"data_offsets": [28, 52]}}, 52, "b: a hole of 4 bytes between it and a"),
+    (entry(), 23, "truncated: its data ends at byte 24, the file's at 23"),
+    (entry(), 25, "1 bytes behind the last tensor: expected 24"),
+    (b'{"a": 1, "a": 2}', 0, "duplicate keys ['a']"),
+    (b'{"a": {"dtype": "F32", "dtype": "F32"}}', 0, "duplicate keys ['dtype']"),
+    (b'{"a": NaN}', 0, "NaN is not JSON"),
+    (b'{"a": ' + b"[" * 100_000 + b"}", 0, "cannot be read as JSON"),
+    (b'{"a": ' + b"9" * 5000 + b"}", 0, "cannot be read as JSON"),
+    (b'{"\\ud800": {}}', 0, "not valid Unicode"),
+])  # fmt: skip
 def test_headers(tmp_path: Path, header: Any, size: int, message: str) -> None:
     (fault,) = faults(write(tmp_path / FILE, header, bytes(size)))
     assert message in fault

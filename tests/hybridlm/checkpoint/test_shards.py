@@ -16,19 +16,13 @@ MESH = hybridlm.mesh(data=2, model=2, expert=2)
 PARTS = (Segment(8, 4), Segment(4, 1, replicable=True), Segment(6, 2))
 CASES = {
     "parts of rows, one of them repeated": ((18, 3), (ShardedDim(0, "model", PARTS),), P("model")),
-    "experts and columns": (
-        (4, 3, 6),
-        (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(2, "model", (Segment(6, 6),))),
-        None,
-    ),
-    "parts within experts": (
-        (4, 18, 3),
-        (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(1, "model", PARTS)),
-        P("expert", "model"),
-    ),
+    "experts and columns": ((4, 3, 6),
+        (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(2, "model", (Segment(6, 6),))), None),
+    "parts within experts": ((4, 18, 3), (ShardedDim(0, "expert", (Segment(4, 4),)), ShardedDim(1, "model", PARTS)),
+        P("expert", "model")),
     "whole": ((5, 3), (), P()),
     "a number": ((), (), P()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

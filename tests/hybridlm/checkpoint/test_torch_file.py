@@ -87,7 +87,6 @@ def test_arrays_of_a_file_of_torch() -> None:
 
 
 def test_views_of_one_storage(tmp_path: Path) -> None:
-    """Tied weights share a storage; a part of a storage and an array without numbers are arrays, too."""
     parts = {"a": tensor(), "b": tensor(), "part": tensor((2, 3), offset=6), "none": tensor((0, 3))}
     parts |= {"row": tensor((1, 12), (1, 1)), "single": tensor((), ())}
     parts["parameter"] = name("torch._utils", "_rebuild_parameter") + group(tensor(), b"\x88", ORDERED) + b"R"

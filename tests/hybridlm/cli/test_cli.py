@@ -1,4 +1,4 @@
-"""The command line: what the commands print, what they return to the shell, and that errors are one message."""
+"""The command line: output, exit status, and errors as one message."""
 
 import dataclasses
 import fnmatch
@@ -124,7 +124,7 @@ def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
 
 
 def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Prompts of a file in every form; every field of completions that end out of order, in order."""
+    """Read a file with prompts in every form; write all fields in order of input."""
     lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     received = []
@@ -242,7 +242,7 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an input, in which commands run."""
+    """Run commands in a folder with an input."""
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -347,7 +347,6 @@ def test_no_model_is_loaded_for_a_wrong_argument(
 
 
 def test_chat(lm: hybridlm.LM):
-    """The template's text, without what the tokenizer puts around texts."""
     row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
@@ -441,7 +440,7 @@ def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
 
 @pytest.mark.filterwarnings("always::UserWarning")
 def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
-    """A real load: what it warns about reaches standard error without the place in our source."""
+    """A warning of a load reaches standard error without the line of our source."""
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((checkpoint / "config.json").read_text())
@@ -633,7 +632,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
+    """Options reach `score_file`; Ctrl-C reports the finished rows, and the same command continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     scores, calls = TextModel.scores, iter([True])
@@ -655,7 +654,7 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
 
 @pytest.fixture
 def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
-    """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
+    """Return a demo with three stories; the untrained model gives equal, wrong answers."""
     monkeypatch.setattr(cli_demo, "load", lambda *args, **settings: loaded)
     monkeypatch.setattr(cli_demo, "STORIES", 3)
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 0)
@@ -696,7 +695,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
 
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """Equal as they are."""
+    """Wrong answers are refused although they are equal."""
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
     result = run("demo")
     assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout

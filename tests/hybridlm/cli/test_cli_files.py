@@ -1,4 +1,4 @@
-"""Commands that answer every row of a file; numbers of each task are tested by its method."""
+"""Commands that answer every row of a file; each method tests the numbers."""
 
 import json
 import re

@@ -128,7 +128,7 @@ def test_inspection_in_words(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
-    """Dependence is not measured on a mesh: a device counts the rows of its own lanes."""
+    """Dependence is not measured on a mesh, because a device counts its own rows."""
     result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0 and "generate 2x1 of 2, certified" in result.output, result.output
     text = (tmp_path / "page.html").read_text()

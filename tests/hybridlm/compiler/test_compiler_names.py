@@ -15,13 +15,10 @@ SUBMODULES = sorted(module.name for module in iter_modules(compiler.__path__))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from hybridlm.compiler import Lane; from hybridlm.compiler.host import SlotOwner",
-        "import hybridlm; hybridlm.compiler.scratch.verify_plan, hybridlm.compiler.compile_step",
-    ],
-)
+@pytest.mark.parametrize("statement", [
+    "from hybridlm.compiler import Lane; from hybridlm.compiler.host import SlotOwner",
+    "import hybridlm; hybridlm.compiler.scratch.verify_plan, hybridlm.compiler.compile_step",
+])  # fmt: skip
 def test_a_fresh_process_imports(statement: str) -> None:
     subprocess.run([sys.executable, "-c", statement], check=True)
 

@@ -69,18 +69,15 @@ def test_marks_and_splits(tokenizer: Tokenizer) -> None:
     assert separate.token_ids[0] == tokenizer.token_to_id("Ye")
 
 
-@pytest.mark.parametrize(
-    ("template", "fault"),
-    [
-        ("{{ question.name }}" + MARK + "x" + MARK, "found it 2 times"),
-        (MARK + "{{ question.name }}", "expected a token before"),
-        ("{{ questions[0].name }}" + MARK, "each of 2 questions"),
-        ("{{ state }}", "question or questions"),
-        ("{{ question.name", "decision_template.jinja: "),
-        ("{{ raise_exception('no ' ~ question.name) }}", "no spam"),
-        ("{{ question.__class__ }}", "unsafe"),
-    ],
-)
+@pytest.mark.parametrize(("template", "fault"), [
+    ("{{ question.name }}" + MARK + "x" + MARK, "found it 2 times"),
+    (MARK + "{{ question.name }}", "expected a token before"),
+    ("{{ questions[0].name }}" + MARK, "each of 2 questions"),
+    ("{{ state }}", "question or questions"),
+    ("{{ question.name", "decision_template.jinja: "),
+    ("{{ raise_exception('no ' ~ question.name) }}", "no spam"),
+    ("{{ question.__class__ }}", "unsafe"),
+])  # fmt: skip
 def test_templates_that_cannot_be_used(tokenizer: Tokenizer, template: str, fault: str) -> None:
     prompts = Prompts(tokenizer, DecisionSettings(template=template))
     questions = {**NOUL, "other": {"type": "noul"}} if "questions" in template else NOUL
@@ -88,16 +85,13 @@ def test_templates_that_cannot_be_used(tokenizer: Tokenizer, template: str, faul
         prompts.read({"state": "x", "questions": questions})
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        5,
-        {"state": "x"},
-        {"questions": NOUL},
-        {"state": "x", "questions": {}},
-        {"state": "x", "questions": NOUL, "assets": {"a": "b"}},
-    ],
-)
+@pytest.mark.parametrize("request_", [
+    5,
+    {"state": "x"},
+    {"questions": NOUL},
+    {"state": "x", "questions": {}},
+    {"state": "x", "questions": NOUL, "assets": {"a": "b"}},
+])  # fmt: skip
 def test_wrong_requests(tokenizer: Tokenizer, request_: Any) -> None:
     with pytest.raises(ValueError, match=r"^(request|questions|assets): "):
         Prompts(tokenizer, DecisionSettings()).read(request_)

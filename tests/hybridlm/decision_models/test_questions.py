@@ -26,21 +26,15 @@ def test_questions_in_the_order_of_the_prompt() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "no object": 5,
-    "no type": {"criteria": ["a"]},
-    "unknown type": {"type": "rank", "criteria": ["a"]},
-    "unknown field": {"type": "noul", "criterion": {}},
-    "number": {"type": "noul", "instructions": 3},
+    "no object": 5, "no type": {"criteria": ["a"]}, "unknown type": {"type": "rank", "criteria": ["a"]},
+    "unknown field": {"type": "noul", "criterion": {}}, "number": {"type": "noul", "instructions": 3},
     "list of a noul": {"type": "noul", "criteria": ["true", "false"]},
-    "other keys": {"type": "noul", "criteria": {"yes": "a"}},
-    "no options": {"type": "choice", "criteria": {}},
+    "other keys": {"type": "noul", "criteria": {"yes": "a"}}, "no options": {"type": "choice", "criteria": {}},
     "options in a list": {"type": "choice", "criteria": ["a"]},
-    "number as description": {"type": "choice", "criteria": {"a": 1.5}},
-    "no levels": {"type": "score", "criteria": []},
+    "number as description": {"type": "choice", "criteria": {"a": 1.5}}, "no levels": {"type": "score", "criteria": []},
     "levels by name": {"type": "score", "criteria": {"a": None}},
-    "null level": {"type": "score", "criteria": ["a", None]},
-    "many": {"type": "score", "criteria": ["a"] * 27},
-}
+    "null level": {"type": "score", "criteria": ["a", None]}, "many": {"type": "score", "criteria": ["a"] * 27},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -191,16 +191,13 @@ def test_wrong_heads(tmp_path: Path) -> None:
         read_settings(tmp_path, HIDDEN)
 
 
-@pytest.mark.parametrize(
-    ("fault", "fields"),
-    [
-        ("attention_mode: 'noncausal_full_attention'", {"attention_mode": "noncausal_full_attention"}),
-        ("codes: ", {"codes": []}),
-        ("codes: ", {"codes": [5]}),
-        ("temperature: ", {"temperature": None}),
-        ("prompt: ", {"prompt": "d4"}),
-    ],
-)
+@pytest.mark.parametrize(("fault", "fields"), [
+    ("attention_mode: 'noncausal_full_attention'", {"attention_mode": "noncausal_full_attention"}),
+    ("codes: ", {"codes": []}),
+    ("codes: ", {"codes": [5]}),
+    ("temperature: ", {"temperature": None}),
+    ("prompt: ", {"prompt": "d4"}),
+])  # fmt: skip
 def test_wrong_deciders(tmp_path: Path, fault: str, fields: dict[str, Any]) -> None:
     write_decider(tmp_path, HIDDEN, **fields)
     with pytest.raises(CheckpointError, match=fault):

@@ -1,4 +1,4 @@
-"""The formulas of docs/devices.md give the bytes that XLA's programs exchange, and the schedules of the certificates.
+"""Formulas of docs/devices.md give the bytes of XLA's collectives and of certified schedules.
 
 The case that always runs is in test_mesh_runs.py, where the steps are compiled anyway.
 """
@@ -58,7 +58,7 @@ def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, An
 
 @pytest.mark.slow
 def test_formula_of_scoring(tmp_path: Path) -> None:
-    """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
+    """Five numbers per token and the likeliest tokens replace logits; the step is planned."""
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
@@ -68,21 +68,17 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("verify", LANES, TOKENS, LANES),
-        Shape("score", LANES, TOKENS, LANES, 0),
-        Shape("score", LANES, TOKENS, LANES, 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [
+    Shape("verify", LANES, TOKENS, LANES),
+    Shape("score", LANES, TOKENS, LANES, 0),
+    Shape("score", LANES, TOKENS, LANES, 3),
+], ids=str)  # fmt: skip
 def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
     check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (shape,), **SIZES)
 
 
 def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
-    """Two thirds, whatever the sizes, and less where the tokens are not divided by the devices."""
+    """Two thirds at all sizes; less where devices do not divide the tokens."""
     for devices in (2, 3, 4, 8, 16, 64):
         for tokens in (1, 2, 3, 7, 8, 64, 100, 2048):
             for numbers in (64, 2048, 7168):
@@ -95,7 +91,7 @@ def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
 
 @pytest.mark.long
 def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
-    """Four layers of Qwen3.5-35B-A3B, one of them attention, with all its experts and its whole vocabulary."""
+    """Four layers of Qwen3.5-35B-A3B, one of them attention, with all experts and the vocabulary."""
     text = QWEN3_5_35B["text_config"]
     layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
     shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64)
@@ -104,7 +100,7 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
-    """One sum for each array of a row, of no more bytes than a device has of it."""
+    """Each array of a row is one sum, at most a device's part."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields_of("olmo_base")))
     engine = abstract_engine(

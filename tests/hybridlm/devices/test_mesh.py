@@ -48,14 +48,11 @@ def test_a_mesh_has_the_axes_in_order() -> None:
     assert read_mesh(" data=2, expert=4") == mesh and read_mesh(None) is None
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"data": 16}, "16 devices, and there are 8 .cpu.*xla_force_host_platform_device_count=16"),
-        ({"model": 0}, "model: expected a whole number of at least 1, got 0"),
-        ({"expert": True}, "expert: expected a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"data": 16}, "16 devices, and there are 8 .cpu.*xla_force_host_platform_device_count=16"),
+    ({"model": 0}, "model: expected a whole number of at least 1, got 0"),
+    ({"expert": True}, "expert: expected a whole number"),
+])  # fmt: skip
 def test_meshes_that_cannot_be(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hybridlm.mesh(**cast(Any, sizes))

@@ -32,7 +32,7 @@ def loaded(name: str, folder: Path, axes: tuple[int, int, int]) -> tuple[hybridl
 
 
 def changes_of(lm: hybridlm.LM) -> list[list[Intervention]]:
-    """Every possible kind of intervention, each in its own text; the last texts have none."""
+    """Return every kind of intervention, one per text; the last texts are unchanged."""
     width, sites = lm.config.hidden_size, lm.model.sites()
     vector = RNG.normal(size=width)
     results: list[list[Intervention]] = [

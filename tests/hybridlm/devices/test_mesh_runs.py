@@ -1,4 +1,4 @@
-"""Models over a mesh of virtual devices give the numbers that they give on one device."""
+"""Models over a mesh of virtual devices give the numbers of one device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,23 +20,14 @@ from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import Shape
 
 PROMPTS = [
-    [5, 6, 7],
-    [9, 8, 7, 6, 5, 4, 3, 12],
-    [3] * 11,
-    [10, 11],
-    [20] * 17,
-    [6],
-    [8, 9] * 9,
-    [5, 6, 7, 8],
-    [4],
-    [11],
-]
+    [5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4], [11],
+]  # fmt: skip
 SHOTS = [5, 9, 33] * 50
 SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
 
 
 class Knowing:
-    """Drafts what sequences go on with, and one token that is wrong behind it."""
+    """Drafts the continuations of sequences, followed by one wrong token."""
 
     def __init__(self, sequences: list[list[int]]):
         self._sequences = sequences
@@ -68,7 +59,7 @@ def check_generation(meshed: hybridlm.LM, single: hybridlm.LM, prompts: list[lis
 
 
 def check_scores(meshed: hybridlm.LM, single: hybridlm.LM, texts: list[list[int]]) -> None:
-    """Asserts that both give the same log-probabilities: of texts, of likely and of chosen tokens; and embeddings."""
+    """Assert equal log-probabilities of texts, likely and chosen tokens, and equal embeddings."""
     for a, b in zip(meshed.score(texts, top_logprobs=3), single.score(texts, top_logprobs=3), strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(single))
         for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
@@ -93,14 +84,14 @@ def check_drafts_and_cache(
     expected: list[hybridlm.Completion],
     speculate: Any = None,
 ) -> None:
-    """Assert that a model over the mesh that drafts and keeps prompts samples the expected tokens, twice.
+    """Assert twice that a drafting, caching model over the mesh samples the expected tokens.
 
     Args:
-        one: the model on one device.
-        directory: of its checkpoint.
+        single: the model on one device.
+        directory: the checkpoint.
         mesh: the devices.
-        prompts, expected: what `one` samples.
-        speculate: as for `hybridlm.load`; None for a drafter that knows what is expected, whose drafts are accepted.
+        prompts, expected: completions of `single`.
+        speculate: as for `hybridlm.load`; None for a drafter that proposes the expected tokens, all of them accepted.
     """
     drafter = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
     drafting = hybridlm.load(
@@ -140,9 +131,9 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
-    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited.
+    """One prompt more than lanes; lanes and heads are split, steps proved and audited.
 
-    The devices exchange the bytes that docs/devices.md says.
+    The devices exchange the bytes of docs/devices.md.
     """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
     single = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
@@ -160,9 +151,9 @@ def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
-    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end.
+    """Rows move between pools of several sizes: prompts wait, and few sequences remain.
 
-    Then with drafts that are verified, and prompts that go on from kept states.
+    Then with drafts that are verified, and prompts that continue cached states.
     """
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     single = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
@@ -230,7 +221,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=str)
 def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -> None:
-    """The same gradients where each device looks up tokens of its own, and multiplies rows of its own experts."""
+    """Gradients agree where each device looks up its tokens and multiplies its experts' rows."""
     directory = write_random_checkpoint("sparse_base", tmp_path)
     single, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))

@@ -1,4 +1,4 @@
-"""The size of the KV cache: pages, requests that never fit it, and texts that are scored in it."""
+"""The size of the KV cache: pages, refused requests, and scoring within the cache."""
 
 import json
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_bytes_are_whole_pages_and_a_null_page(lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores have the bits of a run with pages for all; at most two texts of one page are read at a time."""
+    """Scores equal a run with pages for all; two texts of one page run together."""
     texts = [prompt(count, count) for count in (120, 100, 250, 30, 90, 200, 128, 129)]
     texts += [[*prompt(64, 5), *prompt(9, i)] for i in range(4)]  # they begin alike
     counts, right = list[int](), type(narrow.engine).run
@@ -109,7 +109,7 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
 
 @pytest.mark.slow
 def test_in_files_the_row_is_refused_alone(narrow: hybridlm.LM, tmp_path: Path) -> None:
-    """A row that never fits has an error; the others, and a chat without a limit, are answered within the cache."""
+    """An oversized row has an error; other rows and unlimited chats are answered."""
 
     def run(task: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

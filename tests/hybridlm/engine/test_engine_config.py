@@ -37,7 +37,7 @@ def test_every_option_is_documented() -> None:
 
 
 OTHER_DEFAULTS = {("verify", "lanes"): None, ("batch", "prefix_cache"): "512MB"}
-"""Defaults of commands that differ from those of the fields."""
+"""Defaults of commands, where they differ from the fields' defaults."""
 OTHER_OPTIONS = {("bench", "lanes"), ("bench", "context"), ("launch", "context")}
 """Options of commands, or typer's context, that have the name of a field and another meaning."""
 

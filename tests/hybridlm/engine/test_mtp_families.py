@@ -1,4 +1,4 @@
-"""Heads of Nemotron-H and Ling: the same tokens with drafts, right ones accepted, prefixes, saved models, faults."""
+"""Heads of Nemotron-H and Ling: tokens, accepted drafts, prefixes, saved models, faults."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def write(family: str, folder: Path, **fields: Any) -> Path:
 
 
 def write_agreeing(family: str, folder: Path) -> Path:
-    """Write a model whose head drafts what it samples: no layer adds anything, and the head passes its embedding on."""
+    """Write a model with an agreeing head: layers add nothing, the head repeats embeddings."""
     write(family, folder)
     tensors, names = load_file(folder / "model.safetensors"), HEAD_NAMES[family]
     for name, array in tensors.items():
@@ -67,7 +67,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", VARIANTS)
 def test_random_drafts_change_nothing(tmp_path: Path, family: str) -> None:
-    """More requests than lanes, greedy and sampled; greedy alone as well. A saved model has the head."""
+    """More requests than lanes, greedy and sampled. A saved model has the head."""
     lm = hybridlm.load(write(family, tmp_path / "m"), speculate="mtp", **LOADED)
     for settings in (SETTINGS, SAMPLED):
         expected = [completion.token_ids for completion in lm.generate(PROMPTS, speculate=None, **settings)]
@@ -87,7 +87,7 @@ def test_random_drafts_change_nothing(tmp_path: Path, family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", VARIANTS)
 def test_all_drafts_of_a_head_that_agrees_are_accepted(tmp_path: Path, family: str) -> None:
-    """With a temperature too, and behind a prefix, whose snapshot has the head's state."""
+    """Also with a temperature and behind a prefix with the head's state."""
     lm = hybridlm.load(write_agreeing(family, tmp_path / "m"), speculate="mtp", **LOADED)
     for settings in (SETTINGS, SAMPLED):
         expected = [completion.token_ids for completion in lm.generate(PROMPTS, speculate=None, **settings)]

@@ -1,4 +1,4 @@
-"""Sequences that share too few pages wait, are preempted and computed again: their tokens are those of solo runs."""
+"""Sequences in too few pages wait, are preempted and recomputed; tokens equal solo runs."""
 
 import random
 from typing import Any
@@ -177,7 +177,7 @@ def finished(session: hybridlm.Session) -> list[int]:
 
 
 def test_the_youngest_is_preempted_and_keeps_its_place(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three with two pages each at last, the third goes; it comes back before a later one joins."""
+    """The third of three two-page sequences is preempted and returns before a later one."""
     preempted, right = list[int](), Scheduler._preempt
 
     def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_high_priority_is_preempted_last(lm: hybridlm.LM, monkeypatch: pytest.
 
 
 def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> None:
-    """Rows are free for the others, and pages for the last; the large one is first in the queue."""
+    """Rows are free, pages suffice for the last only; the large sequence is first."""
     with lm.session() as session:
         session.submit(prompt(370), max_tokens=3, **PLAIN)
         session.submit(prompt(270), max_tokens=2, **PLAIN)

@@ -1,4 +1,4 @@
-"""Prefill steps fit their sequences and cost least, and completions equal those of prompts alone."""
+"""Prefill steps fit their sequences at least cost; completions equal prompts alone."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def first_lanes(order: Sequence[int], lanes: int) -> Sequence[int]:
 
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
-    """Return the least cost of steps of one row, by trying all numbers of steps of each width."""
+    """Return the least cost of one-row steps, by trying all combinations of widths."""
     ranges = [range(-(-count // width) + 1) for width in widths]
     numbers = (numbers for numbers in itertools.product(*ranges) if np.dot(numbers, widths) >= count)
     return min(int(np.dot(number, widths)) + step_cost * sum(number) for number in numbers)
@@ -102,7 +102,7 @@ def prompt(tokens: int) -> list[int]:
 
 
 def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[hybridlm.Completion], list[str]]:
-    """Submit prompts of these lengths before each step; return the completions, and the steps of prompts."""
+    """Submit prompts before each step; return the completions and the prefill steps."""
     shapes, run = list[str](), lm.engine.run
     patch = pytest.MonkeyPatch()
     with patch.context() as context, lm.session() as session:
@@ -200,7 +200,7 @@ def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:
 
 @pytest.mark.skipif("amx" not in instruction_sets(), reason="without tiles, XLA computes products of many rows")
 def test_prompts_in_bfloat16_have_the_bits_of_prompts_alone(lm: hybridlm.LM) -> None:
-    """One step of 512 rows for all prompts; alone each has a step of 128 rows."""
+    """One step of 512 rows for all prompts; alone each has 128 rows."""
     narrow = hybridlm.load(lm.path, lanes=4, context=256, dtype="bfloat16", progress=False, certify="off")
     prompts = [prompt(tokens) for tokens in (128, 90, 100, 118)]
     batched = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)

@@ -1,4 +1,4 @@
-"""Prompts and texts that continue a prefix: cold and warm agree at every boundary, and wrong states are refused."""
+"""Prompts and texts behind a prefix: cold equals warm, and wrong states are refused."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from models import family_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # One for each kind of state: delta rule with attention; state space alone; per-channel decay with latent attention;
-# convolution with attention; attention beside a state space in one layer.
+# convolution with attention; attention and a state space in one layer.
 KINDS = ("dense_interval", "mamba2_base", "kimi_base", "lfm2_base", "falcon_base")
 IDS = np.random.default_rng(0).integers(3, 90, 60).tolist()
 CONTINUATIONS = [IDS[40:41], IDS[41:46], IDS[46:60], IDS[44:48]]
@@ -29,7 +29,7 @@ FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
 
 
 def check_boundary(lm: hybridlm.LM, length: int, tolerance: float) -> None:
-    """Completions and scores behind a prefix of so many tokens against those of the joined prompts."""
+    """Compare completions and scores behind a prefix with joined prompts."""
     tokens = IDS[:length]
     prefix = lm.prefix(tokens)
     joined = [tokens + ids for ids in CONTINUATIONS]
@@ -55,7 +55,7 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, length: int) -> None:
 
 
 def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
-    """Behind whole chunks the state has the bits of the row that reads the whole prompt in steps of the same shape."""
+    """Behind whole chunks the state equals a full prompt in equal step shapes."""
     engine = lm.engine
     count = chunks * engine.chunk
     prefix = lm.prefix(IDS[: count + 1])
@@ -236,14 +236,14 @@ def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Pa
 
 
 def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
-    """The same state with a label that says something else of the model."""
+    """Return the state with another label."""
     label = prefix.snapshot.label
     label = dataclasses.replace(label, kind=dataclasses.replace(label.kind, **kind))
     return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, label=label))
 
 
 def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
-    """Each of them differs alone here, as it can where two models have the same fingerprint."""
+    """A single field differs, as in two models with equal fingerprints."""
     kind = text_lm.engine.kind
     first = kind.layout[0]
     differences: dict[str, dict[str, Any]] = {
@@ -293,7 +293,7 @@ def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
-    """A run: right at every step, refused one token before and behind, and for the next sequence in the row."""
+    """Snapshots are right at every step; positions one before and behind are refused."""
     engine = text_lm.engine
     with text_lm.session() as session:
         session.submit(IDS[:12], max_tokens=4, ignore_eos=True)

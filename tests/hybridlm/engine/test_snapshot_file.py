@@ -1,4 +1,4 @@
-"""Prefixes in files: the same bits come back, nothing of other sequences is written, and a changed file is refused."""
+"""Prefixes in files: equal bits, no other sequence's data, and changed files refused."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_the_file_is_safetensors_and_holds_the_positions_in_use(text_lm: hybridl
 
 
 def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Path, tmp_path: Path) -> None:
-    """Taken from a row that a longer sequence had before, the file of the same state has the same keys and values."""
+    """Keys and values are equal although a longer sequence used the row before."""
     engine, tokens = text_lm.engine, IDS[:9]
     files = []
     for earlier_prompt in (IDS[10:40], IDS[20:25] * 6):

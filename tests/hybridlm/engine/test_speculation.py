@@ -1,4 +1,4 @@
-"""Drafts change how many tokens a step gives, and never which: whoever drafts, however wrong, beside whomever."""
+"""Drafts change the tokens per step and never the tokens, for any drafter."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Known:
-    """Knows how the completions go on, and errs where it is told to."""
+    """Drafter of the right completions with errors at given places."""
 
     def __init__(self, completions: Sequence[Completion], errs: int = 0):
         self.texts = [[*completion.prompt_token_ids, *completion.token_ids] for completion in completions]
@@ -58,7 +58,7 @@ def counted(lm: hybridlm.LM) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("errs", [0, 4])
 def test_the_same_tokens_in_fewer_steps(text_lm: hybridlm.LM, plain: list[Completion], always: None, errs: int) -> None:
-    """Seven requests in three lanes: lanes with all drafts, fewer and none, some right and some wrong, in one step."""
+    """Seven requests in three lanes: all, fewer or no drafts, right and wrong, mixed."""
     counts = counted(text_lm)
     check(text_lm.generate(PROMPTS, speculate=Known(plain, errs), **SETTINGS), plain)
     gains = {name: count - counts[name] for name, count in counted(text_lm).items()}
@@ -87,7 +87,7 @@ def test_sampled_tokens_are_the_same(text_lm: hybridlm.LM, always: None) -> None
 def test_accepted_tokens_behind_the_end_are_dropped(
     text_lm: hybridlm.LM, plain: list[Completion], always: None
 ) -> None:
-    """A stop token in the middle of what a step accepts, and fewer tokens left than drafts."""
+    """A stop token among accepted tokens, and fewer tokens left than drafts."""
     for stop in plain[0].token_ids[1:4]:
         want = text_lm.generate(PROMPTS, stop=stop, **SETTINGS)
         check(text_lm.generate(PROMPTS, stop=stop, speculate=Known(plain), **SETTINGS), want)
@@ -110,7 +110,7 @@ def test_to_the_end_of_the_context(text_lm: hybridlm.LM, always: None) -> None:
 
 @pytest.mark.long
 def test_log_probabilities(text_lm: hybridlm.LM, always: None) -> None:
-    """Log-probabilities of every token of a step, against those of steps with one token."""
+    """Compare every token's log-probabilities with single-token steps."""
     settings = {**SETTINGS, "logprobs": 2}
     want = text_lm.generate(PROMPTS, **settings)
     completions = text_lm.generate(PROMPTS, speculate=Known(want, 4), **settings)
@@ -189,7 +189,7 @@ class Never:
 def test_drafts_that_do_not_pay_stop(
     text_lm: hybridlm.LM, plain: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences without right drafts stop drafting, where a verifying step costs as much as 1.5 sampling ones."""
+    """Sequences without right drafts stop drafting if verification costs 1.5 steps."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     monkeypatch.setattr(text_lm.engine, "_prior", AcceptancePrior())

@@ -25,7 +25,7 @@ SAMPLED = {**SETTINGS, "temperature": 0.8, "seed": 3}
 
 @pytest.mark.long
 def test_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of prompt lookup, and drafts that are right, partly right and wrong, greedy and sampled."""
+    """Prompt lookup, and right, partly right and wrong drafts, greedy and sampled."""
     monkeypatch.setattr(Speculation, "always", True)
     tokens = differ = 0
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""`hybridlm verify --abstract`: steps of a config.json are proved and planned, with no weights and no compilation."""
+"""`hybridlm verify --abstract`: prove and plan steps from config.json without weights or compilation."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def test_sizes_are_options(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
-    """Sixteen of them: what each holds, and what it sends."""
+    """Sixteen absent devices: memory and traffic of each."""
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert result.exit_code == 0, result.output
@@ -201,9 +201,9 @@ WITH_HEAD = ["Qwen3-Next-80B", "Qwen3.5-35B-A3B"]
 @pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None:
-    """Every layer of the real model, 64 sequences that decode and 8 prompts of 256 tokens, in a minute of one core.
+    """Prove every layer of a published model in a minute of one core.
 
-    The commit of what is accepted of drafts is part of the step that verifies them.
+    64 sequences decode, 8 prompts have 256 tokens; the verifying step commits accepted tokens.
     """
     start = time.process_time()
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
@@ -220,7 +220,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
-    """The head drafts as many tokens as are verified: both steps, proved at the real size."""
+    """The head drafts as many tokens as are verified; both steps are proved."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), replace(SERVING, speculate="mtp"))
     assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))

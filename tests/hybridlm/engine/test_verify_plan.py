@@ -1,4 +1,4 @@
-"""Scratch of verification beyond the step that it replaces: the inputs of the recurrence, no state per draft."""
+"""Scratch of verification over sampling: the recurrence's inputs, and no state per draft."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ FLOAT32 = 4
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The delta rule of Qwen3.5-0.8B at its real size, one layer of each kind; little else."""
+    """Write a config: Qwen3.5-0.8B's delta rule in full size, one layer per kind."""
     text = PUBLISHED["Qwen3.5-0.8B"]["text_config"]
     small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 64}
     layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -33,14 +33,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed_beside(config: Path) -> int:
-    """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
+    """Return scratch bytes of verification minus generation with equal numbers of tokens."""
     engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
     plans = [engine.planned(engine.shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
 
 def sizes(config: Path) -> tuple[int, int]:
-    """Bytes of the recurrence's inputs of all tokens, and of one layer's state after each of them."""
+    """Return bytes of the recurrence's inputs, and of a layer's state per token."""
     text = json.loads(config.read_text())["text_config"]
     heads, key, value = text["linear_num_value_heads"], text["linear_key_head_dim"], text["linear_value_head_dim"]
     channels = 2 * text["linear_num_key_heads"] * key + heads * value
@@ -79,7 +79,7 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("shape", [Shape("generate", 2, 1, 2), Shape("verify", 16, TOKENS, 16)], ids=str)
 def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that no pass rewrites: two reads of a state are not two lanes, nor 16 slices of a vocabulary 16 lanes."""
+    """No pass rewrites it: two reads or 16 slices are no lanes."""
     proofs, prove = [], lane_proof.prove_jaxpr
     monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
     options = EngineConfig(lanes=shape.lanes, context=256, dtype="float32", chunk=8)

@@ -1,4 +1,4 @@
-"""Steps compiled ahead: nothing compiles afterwards; at one lane the program is what plain JAX makes of the step."""
+"""Steps compiled ahead: no later compilation; one lane compiles to plain JAX's program."""
 
 import re
 import warnings
@@ -17,7 +17,7 @@ PARTS = ("keep a state of", "keep a span of", "restore a state to", "restore a s
 
 
 def operations(compiled: jax.stages.Compiled) -> list[str]:
-    """Lines of HLO without sources and names, in an order of their own: constants stand in any."""
+    """Return sorted lines of HLO without sources and names."""
     executable: Any = compiled.runtime_executable()
     text = text_without_sources(executable.hlo_modules()[0])
     return sorted(re.sub(r"%[\w.\-]+|\b[A-Za-z_][\w\-]*\.\d+[\w.\-]*", "%", text).splitlines())
@@ -57,7 +57,7 @@ def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
-    """The compiled HLO has the operations of the step alone, jitted with its state donated, of the same types."""
+    """The HLO has the operations and types of the jitted step with donated state."""
     shape = lm.engine.generating(1, 1)
     step, _ = lm.engine.programs.step(shape)
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()

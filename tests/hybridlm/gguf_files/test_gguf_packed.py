@@ -35,11 +35,9 @@ def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:
     return np.asarray(QuantisedWeight(codes, scale, full, zero, form.kind, "float32").numbers())
 
 
-@pytest.mark.parametrize(
-    "heads",
-    [None, Heads(2, 3, 2, 4), Heads(2, 2, 128, columns=True)],
-    ids=["as it is", "rows of heads", "columns of heads"],
-)
+@pytest.mark.parametrize("heads", [
+    None, Heads(2, 3, 2, 4), Heads(2, 2, 128, columns=True),
+], ids=["as it is", "rows of heads", "columns of heads"])  # fmt: skip
 @pytest.mark.parametrize("kind", PACKED_TYPES)
 def test_packed_numbers_are_those_of_the_package(kind: str, heads: Heads | None) -> None:
     raw, tensor = random_blocks(kind, 16, 512, size=1), named(kind, 16, 512, heads)
@@ -86,13 +84,10 @@ SIZES |= {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("architecture", "source", "fields"),
-    [
-        ("qwen35", "dense_base", {"intermediate_size": 512}),
-        ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "source", "fields"), [
+    ("qwen35", "dense_base", {"intermediate_size": 512}),
+    ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
+])  # fmt: skip
 def test_a_model_of_k_quants_stays_packed(tmp_path: Path, architecture: str, source: str, fields: dict[str, Any]):
     plain = write_random_checkpoint(source, tmp_path / "plain", **SIZES, **fields)
     path = write_gguf(tmp_path / "m.gguf", architecture, mixed, source=plain)

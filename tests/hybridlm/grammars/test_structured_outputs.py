@@ -49,7 +49,7 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
 
 
 def finished(lm: hybridlm.LM, requests: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
-    """Return the completions of requests with settings of their own, in their order."""
+    """Return the completions of requests with individual settings, in order."""
     completions: dict[int, Completion] = {}
     with lm.session(**session) as running:
         for each in requests:
@@ -70,7 +70,7 @@ def grammars(lm: hybridlm.LM) -> Grammars:
 
 
 class Proposed:
-    """A drafter that proposes the rest of a text wherever its beginning has been sampled, else other tokens."""
+    """Drafter that proposes the rest of a text after its sampled beginning, else other tokens."""
 
     def __init__(self, prompt: int, texts: Sequence[Sequence[int]]):
         self._prompt, self._texts = prompt, texts
@@ -88,7 +88,7 @@ class Proposed:
 def test_lanes_have_their_own_forms_and_change_no_others(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
-    """Forms and none, greedy and sampled, in three lanes whose rows are used again: bits of the others stay."""
+    """Lanes with grammars, without, greedy and sampled share reused rows; the others' bits stay."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, choice) for choice in CHOICES])) if drafts else None
     plain: dict[str, Any] = {"prompt": "ababababab", "max_tokens": 9, "logprobs": 2}
@@ -123,7 +123,7 @@ def test_lanes_have_their_own_forms_and_change_no_others(
 
 @pytest.mark.parametrize("form", [None, {"regex": "[a-f]{9}"}, {"choice": ["xyzxyzxyz", "uvwuvwuvw"]}], ids=str)
 def test_no_bit_of_other_lanes_depends_on_a_grammar(text_lm: hybridlm.LM, form: Any) -> None:
-    """Log-probabilities too: beside a grammar, another one, and none at all, in steps of the same lanes."""
+    """Compare tokens and log-probabilities next to this grammar, another one, and no grammar."""
     plain: list[dict[str, Any]] = [
         {"prompt": text, "max_tokens": 9, "logprobs": 2, "ignore_eos": True} for text in ("ababab", "cdcdcd")
     ]
@@ -139,7 +139,7 @@ def test_no_bit_of_other_lanes_depends_on_a_grammar(text_lm: hybridlm.LM, form: 
 
 
 def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None, prompt: list[int]) -> list[int]:
-    """Return the tokens of one of the texts, by `forward` and a mask that compares texts, one token after another."""
+    """Return the tokens of one of the texts by `forward`, masking tokens without a text."""
     texts, output = [ids(lm, text) for text in choices], list[int]()
     (end,) = lm.eos_token_ids
     while True:
@@ -164,7 +164,7 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
 def test_tokens_are_those_of_masked_logits(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
-    """Temperature and filters, which apply after the mask, and drafts."""
+    """Temperature and filters apply after the mask; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompt, choices = ids(text_lm, PROMPT), [*CHOICES, "yes no", "maybe it was"]
     settings: dict[str, Any] = {"structured_outputs": {"choice": choices}}
@@ -232,7 +232,7 @@ def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
 
 
 def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
-    """Return the shapes that are compiled once the thread that compiles ahead has nothing left to do."""
+    """Return the compiled shapes after the background thread has finished."""
     if (threads := lm.engine.programs._threads) is not None:
         threads.submit(int).result()
     return set(lm.engine.programs.shapes)
@@ -264,7 +264,7 @@ def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
-    """The form is unfinished at the limit of tokens, and the finish reason says so."""
+    """A form that is unfinished at the token limit is reported in the finish reason."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
     complete, part = finished(

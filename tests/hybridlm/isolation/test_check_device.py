@@ -214,14 +214,11 @@ def test_names_of_steps_differ() -> None:
     assert step_name(8, 1, 131072, 4096) == "8 x 1, 4,096 of 131,072"
 
 
-@pytest.mark.parametrize(
-    ("faults", "absent", "message"),
-    [
-        ((), None, None),
-        (("in-place: pool",), None, "in-place: pool"),
-        ((), "no buffer assignment", "no buffer assignment"),
-    ],
-)
+@pytest.mark.parametrize(("faults", "absent", "message"), [
+    ((), None, None),
+    (("in-place: pool",), None, "in-place: pool"),
+    ((), "no buffer assignment", "no buffer assignment"),
+])  # fmt: skip
 def test_steps_that_are_refused_or_not_audited_are_faults(
     faults: tuple[str, ...], absent: str | None, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

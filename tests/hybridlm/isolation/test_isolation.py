@@ -73,7 +73,7 @@ def drafting() -> hybridlm.LM:
 def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     figures = measure(lm, shape)
     assert figures.leaks == []
-    # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
+    # a change must have an effect, or the test is empty; idle lanes and settings of greedy lanes are exempt
     assert (0, "everything") not in figures.inert and (2, "everything") not in figures.inert
     assert (1, "args[2].batch.tokens") not in figures.inert
     first_mixer = lm.engine.new_rows(1).layers[0][0]
@@ -105,7 +105,7 @@ def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape:
 
 
 def _lanes_from(leaf: jax.Array, rows: Any) -> jax.Array:
-    """Rows, or the pages behind the null page, of other lanes; the pages of a lane follow one another."""
+    """Return rows of other lanes, or consecutive pages behind the null page."""
     each, null = len(leaf) // LANES, len(leaf) % LANES
     lanes = leaf[null:].reshape(LANES, each, *leaf.shape[1:])[rows]
     return jnp.concatenate([leaf[:null], lanes.reshape(leaf[null:].shape)])
@@ -189,7 +189,7 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
 
 
 def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
-    """The other lanes' rows are NaN, as is the embedding of their tokens and padding unless it is the head, too."""
+    """Other lanes have NaN in rows and, unless tied to the head, in embeddings."""
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
     lengths = inputs.batch.lengths

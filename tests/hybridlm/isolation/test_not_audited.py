@@ -68,18 +68,8 @@ def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Pa
 def test_verify_says_so_and_goes_on(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_assignments(monkeypatch, erase)
     options = (
-        "--lanes",
-        "2",
-        "--context",
-        "32",
-        "--chunk",
-        "4",
-        "--dtype",
-        "float32",
-        "--full",
-        "--out",
-        str(tmp_path),
-    )
+        "--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32", "--full", "--out", str(tmp_path),
+    )  # fmt: skip
     result = CliRunner().invoke(app, ["verify", "--model", str(directory), *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     out = [Certificate.from_json(path.read_text()) for path in tmp_path.glob("*.json")]

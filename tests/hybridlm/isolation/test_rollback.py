@@ -19,15 +19,9 @@ from hybridlm.engine.speculation import Speculation
 MOST = 24
 STEM = np.random.default_rng(5).integers(3, 90, 12).tolist()
 PROMPTS = [
-    [91, *STEM],
-    [5],
-    [91, *STEM[:7], 90],
-    STEM[:5],
-    [91, *STEM[:7], 4, 4, 4],
-    [*STEM[:6], 6],
-    [8, 9],
+    [91, *STEM], [5], [91, *STEM[:7], 90], STEM[:5], [91, *STEM[:7], 4, 4, 4], [*STEM[:6], 6], [8, 9],
     [91, *STEM, 7, 7],
-]
+]  # fmt: skip
 """Shorter and longer than a chunk, of whole chunks and of one token; some begin alike."""
 JOIN = st.tuples(st.just("join"), st.integers(0, len(PROMPTS) - 1), st.integers(1, MOST))
 ACTION = st.one_of(JOIN, st.tuples(st.just("cancel"), st.integers(0, 9)), st.sampled_from([("step",), ("resize",)]))
@@ -66,7 +60,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
     """Perform the actions and the remaining work; return counts of compared rows and cache events.
 
     Args:
-        pattern: of the drafts; None for those of whoever drafts as loaded.
+        pattern: right and wrong drafts; None for the loaded drafter.
     """
     engine = replayed.lm.engine
     cache = empty_cache(replayed.lm, budget).engine.prefix_cache

@@ -10,7 +10,7 @@ import hybridlm
 LANES = 4
 MOST_GAPS = 0.25
 """Gaps in the scratch, over the bytes that are live at once: XLA packs few large buffers. With kernels scratch is 10 to
-80 KB, and what is less than a page says nothing."""
+80 KB, too little to judge."""
 PAGE = 4096
 
 # In the long run one of every family.

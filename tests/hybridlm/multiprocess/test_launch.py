@@ -29,13 +29,10 @@ def test_output_of_the_first_is_as_it_is_and_that_of_others_has_their_number(cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "expected", "status"),
-    [
-        ("sys.exit(3)", r"process 1 \(pid \d+\) ended with status 3, and with it all others", 3),
-        ("os.kill(os.getpid(), 9)", r"process 1 \(pid \d+\) was ended by SIGKILL, and with it all others", 137),
-    ],
-)
+@pytest.mark.parametrize(("how", "expected", "status"), [
+    ("sys.exit(3)", r"process 1 \(pid \d+\) ended with status 3, and with it all others", 3),
+    ("os.kill(os.getpid(), 9)", r"process 1 \(pid \d+\) was ended by SIGKILL, and with it all others", 137),
+])  # fmt: skip
 def test_with_the_first_that_fails_all_end(how: str, expected: str, status: int) -> None:
     begun = time.monotonic()
     with pytest.raises(LaunchError, match=rf"{expected}; 0, 2 did not answer and were killed") as error:

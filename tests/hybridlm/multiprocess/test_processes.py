@@ -68,16 +68,13 @@ def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ("tokens", "process 2: batch.tokens: expected"),
-        ("lengths", "process 2: batch.lengths: expected"),
-        ("positions", "process 2: batch.positions: expected"),
-        ("slots", "process 2: batch.slots: expected"),
-        ("slot", "process 2: slot that is written: expected"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "expected"), [
+    ("tokens", "process 2: batch.tokens: expected"),
+    ("lengths", "process 2: batch.lengths: expected"),
+    ("positions", "process 2: batch.positions: expected"),
+    ("slots", "process 2: batch.slots: expected"),
+    ("slot", "process 2: slot that is written: expected"),
+])  # fmt: skip
 def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, fault: str, expected: str) -> None:
     """The fault follows the checksum: the step finds it, and every process reports the place."""
     message, seconds, status = together(directory, fault)
@@ -89,21 +86,18 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ("flip", r"message 14, part 0: checksum: expected \w+, got \w+"),
-        ("epoch", "message 14: expected number 14, got 13"),
-        ("rows", r"process 2: step: expected generate 4x5 of 8.* as process 0 has, got generate 4x5 of 12"),
-        ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
-        ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
-        ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
-        ("weights", r"process 2: checkpoint: expected '?\w+'? as process 0 has, got '?\w+"),
-        ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
-        ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
-        ("sleep", r"process 2 \(pid \d+ on .*\) answers, but has stood at message 14"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "expected"), [
+    ("flip", r"message 14, part 0: checksum: expected \w+, got \w+"),
+    ("epoch", "message 14: expected number 14, got 13"),
+    ("rows", r"process 2: step: expected generate 4x5 of 8.* as process 0 has, got generate 4x5 of 12"),
+    ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
+    ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
+    ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
+    ("weights", r"process 2: checkpoint: expected '?\w+'? as process 0 has, got '?\w+"),
+    ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
+    ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
+    ("sleep", r"process 2 \(pid \d+ on .*\) answers, but has stood at message 14"),
+])  # fmt: skip
 def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault: str, expected: str) -> None:
     message, seconds, status = together(directory, fault)
     assert status != 0 and seconds < TIMEOUT, message
@@ -125,14 +119,11 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
         assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", message), message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--", "inspect", "x"], "expected one of generate, score, decide, classify, embed after --, got 'inspect'"),
-        (["-n", "0", "--", "score"], "expected at least one process, got 0"),
-        (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--", "inspect", "x"], "expected one of generate, score, decide, classify, embed after --, got 'inspect'"),
+    (["-n", "0", "--", "score"], "expected at least one process, got 0"),
+    (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
+])  # fmt: skip
 def test_what_cannot_be_launched_is_refused(arguments: list[str], expected: str) -> None:
     output = CliRunner().invoke(app, ["launch", *arguments])
     assert output.exit_code == 1 and expected in output.output

@@ -32,11 +32,9 @@ def through(*messages: Message, actual: Any = None, reference: Any = None) -> li
     return [receiver.receive({4: reference}) for _ in messages]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, True, 2**60, 1 / 3, "text", [1, [2.5]], (1, (2, [3])), frozenset({3, 1}), {1: 2.0, "a": (None,)}, REQUEST],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize("value", [
+    None, True, 2**60, 1 / 3, "text", [1, [2.5]], (1, (2, [3])), frozenset({3, 1}), {1: 2.0, "a": (None,)}, REQUEST,
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_values_come_back_as_they_were(value: Any) -> None:
     sent = [Message("add", {"value": value}, 7), Message("end", {}, 8)]
     result = through(*sent)

@@ -23,7 +23,7 @@ def read(path: Path) -> DecoderConfig:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_of_transformers(name: str) -> None:
-    """All other tests of the golden's model are tests of this model: steps, proofs and plans depend on these fields."""
+    """Equal fields give equal steps, proofs and plans; other tests use the golden's model."""
     expected = read(GOLDEN / name)
     actual = dataclasses.replace(read(ORIGINAL / name), eos_token_ids=expected.eos_token_ids, dtype=expected.dtype)
     assert actual == expected and not read(ORIGINAL / name).eos_token_ids

@@ -1,5 +1,6 @@
 """Other platforms' layers, sampling and kernels compute on a CPU the plain forms' numbers."""
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ FAMILIES = [
     "falcon_base",
 ]  # fmt: skip
 BY_DEFAULT = ("lfm2_moe_base",)
-"""The numbers of all families with these kernels are next to those of transformers in test_golden.py."""
+"""test_golden.py compares all families with these kernels and with transformers."""
 CONV, STEP = conv_step_cpu.STEP, recurrent_step_cpu.STEP
 CALLS = {name: {CONV, STEP, ATTENTION} for name in FAMILIES} | {
     "kimi_base": {CONV, STEP, LATENT_ATTENTION},
@@ -57,6 +58,11 @@ def numbers(name: str, kernels: str = "off") -> Numbers:
     return tokens, scores
 
 
+@functools.cache
+def plain(name: str) -> Numbers:
+    return numbers(name)
+
+
 def check_equal(numbers: Numbers, expected: Numbers) -> None:
     """Tokens are the same, and scores near."""
     for item, other in zip(numbers[1], expected[1], strict=True):
@@ -71,24 +77,16 @@ def check_equal(numbers: Numbers, expected: Numbers) -> None:
 )
 def test_kernels_for_cpus(name: str) -> None:
     """Kernels update states, windows and caches in place; certificates list the declarations."""
-    expected = numbers(name)
-    check_equal(numbers(name, "auto"), expected)
+    check_equal(numbers(name, "auto"), plain(name))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_forms_of_other_platforms(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = numbers(name)
+@pytest.mark.parametrize(
+    ("name", "kernels"), [*((name, "off") for name in FAMILIES), *((name, "interpret") for name in RECURRENT)]
+)
+def test_forms_of_other_platforms(name: str, kernels: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare plain forms, and whole models with kernels run by Pallas' interpreter."""
+    expected = plain(name)
     monkeypatch.setattr(Placement, "platform", property(lambda self: platform))
-    check_equal(numbers(name), expected)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-@pytest.mark.parametrize("name", RECURRENT)
-def test_kernels_of_other_platforms(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole models with kernels run by Pallas' interpreter."""
-    expected = numbers(name)
-    monkeypatch.setattr(Placement, "platform", property(lambda self: platform))
-    check_equal(numbers(name, "interpret"), expected)
+    check_equal(numbers(name, kernels), expected)

@@ -264,36 +264,33 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
     assert [type(number) for number in (params.max_tokens, params.seed, params.top_k, params.min_tokens)] == [int] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_tokens", 4.5),
-        ("max_tokens", "4"),
-        ("max_tokens", True),
-        ("max_tokens", -1.0),
-        ("max_tokens", 1e300),
-        ("seed", -2),
-        ("seed", -2.0),
-        ("truncate_prompt_tokens", -2),
-        ("truncate_prompt_tokens", 0),
-        ("truncate_prompt_tokens", 241),
-        ("truncation_side", "middle"),
-        ("allowed_token_ids", [True]),
-        ("allowed_token_ids", []),
-        ("allowed_token_ids", [100000]),
-        ("seed", 0.5),
-        ("seed", 2.0**60),
-        ("n", 0.0),
-        ("n", [1]),
-        ("top_k", -2.0),
-        ("top_k", 1.5),
-        ("min_tokens", 0.1),
-        ("logprobs", 1.5),
-        ("stop_token_ids", [7.5]),
-        ("stop_token_ids", [True]),
-        ("temperature", "1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("max_tokens", 4.5),
+    ("max_tokens", "4"),
+    ("max_tokens", True),
+    ("max_tokens", -1.0),
+    ("max_tokens", 1e300),
+    ("seed", -2),
+    ("seed", -2.0),
+    ("truncate_prompt_tokens", -2),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", 241),
+    ("truncation_side", "middle"),
+    ("allowed_token_ids", [True]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [100000]),
+    ("seed", 0.5),
+    ("seed", 2.0**60),
+    ("n", 0.0),
+    ("n", [1]),
+    ("top_k", -2.0),
+    ("top_k", 1.5),
+    ("min_tokens", 0.1),
+    ("logprobs", 1.5),
+    ("stop_token_ids", [7.5]),
+    ("stop_token_ids", [True]),
+    ("temperature", "1"),
+])  # fmt: skip
 def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
     with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
         read_request(line("a", prompt="x", **{name: value}), text_lm.text_model.inputs)
@@ -307,17 +304,13 @@ def test_a_seed_of_minus_one_is_no_seed(text_lm: hybridlm.LM, seed: float) -> No
     assert seeds[0] == seeds[1] != seeds[2]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"truncate_prompt_tokens": 3}, [14, 15, 16]),
-        ({"truncate_prompt_tokens": 3.0, "truncation_side": "right"}, [7, 8, 9]),
-        ({"truncate_prompt_tokens": 10}, list(range(7, 17))),
-        ({"truncate_prompt_tokens": -1}, list(range(7, 17))),
-        ({"truncate_prompt_tokens": -1, "max_tokens": 250}, list(range(11, 17))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"truncate_prompt_tokens": 3}, [14, 15, 16]),
+    ({"truncate_prompt_tokens": 3.0, "truncation_side": "right"}, [7, 8, 9]),
+    ({"truncate_prompt_tokens": 10}, list(range(7, 17))),
+    ({"truncate_prompt_tokens": -1}, list(range(7, 17))),
+    ({"truncate_prompt_tokens": -1, "max_tokens": 250}, list(range(11, 17))),
+], ids=str)  # fmt: skip
 def test_prompts_are_truncated_on_request(text_lm: hybridlm.LM, fields: dict[str, Any], expected: list[int]) -> None:
     """The context has 256 tokens: with `max_tokens` of 250 a prompt has room for 6."""
     request = line("a", prompt=[list(range(7, 17)), [5]], **fields)
@@ -355,22 +348,14 @@ EFFORT = "{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}"
 SWITCH = "{% if enable_thinking is false %}[off]{% endif %}"
 
 
-@pytest.mark.parametrize(
-    ("template", "fields", "start"),
-    [
-        (EFFORT, {}, ""),
-        (EFFORT, {"reasoning_effort": "low"}, "[low]"),
-        (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
-        (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
-        (
-            EFFORT + SWITCH,
-            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
-            "[high][off]",
-        ),
-        (SWITCH, {"reasoning_effort": "none"}, "[off]"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("template", "fields", "start"), [
+    (EFFORT, {}, ""),
+    (EFFORT, {"reasoning_effort": "low"}, "[low]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "[high][off]"),
+    (SWITCH, {"reasoning_effort": "none"}, "[off]"),
+], ids=str)  # fmt: skip
 def test_reasoning_effort_is_a_variable_of_the_template(
     text_lm: hybridlm.LM, template: str, fields: dict[str, Any], start: str
 ) -> None:
@@ -380,17 +365,13 @@ def test_reasoning_effort_is_a_variable_of_the_template(
     assert text_lm.tokenizer is not None and text_lm.tokenizer.decode(prompt.token_ids) == f"{start}hi"
 
 
-@pytest.mark.parametrize(
-    ("url", "fields"),
-    [
-        (CHAT, {"reasoning_effort": "low"}),
-        (CHAT, {"reasoning_effort": "low", "chat_template": SWITCH + "{{ messages }}"}),
-        (CHAT, {"reasoning_effort": "much", "chat_template": EFFORT + "{{ messages }}"}),
-        (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
-        (COMPLETIONS, {"reasoning_effort": "low"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("url", "fields"), [
+    (CHAT, {"reasoning_effort": "low"}),
+    (CHAT, {"reasoning_effort": "low", "chat_template": SWITCH + "{{ messages }}"}),
+    (CHAT, {"reasoning_effort": "much", "chat_template": EFFORT + "{{ messages }}"}),
+    (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+    (COMPLETIONS, {"reasoning_effort": "low"}),
+], ids=str)  # fmt: skip
 def test_efforts_that_are_refused(text_lm: hybridlm.LM, url: str, fields: dict[str, Any]) -> None:
     fields |= {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "x"}
     with pytest.raises(ValueError, match="^reasoning_effort: "):
@@ -486,39 +467,28 @@ def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "form"),
-    [
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-            {"json": SCHEMA},
-        ),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
-        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
-        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
-        ({"guided_regex": "a+"}, {"regex": "a+"}),
-        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
-    ],
-    ids=lambda value: "-".join(value),
-)
+@pytest.mark.parametrize(("fields", "form"), [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+    ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+], ids=lambda value: "-".join(value))  # fmt: skip
 def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
     grammar = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
     assert grammar is not None and grammar.text == grammar_text(form)
     assert read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params.grammar is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"response_format": {"type": "xml"}}, "response_format: expected"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"response_format": {"type": "xml"}}, "response_format: expected"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),
+], ids=str)  # fmt: skip
 def test_forms_that_are_refused(text_lm: hybridlm.LM, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs)

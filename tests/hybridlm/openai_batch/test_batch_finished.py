@@ -1,16 +1,12 @@
 """Answered lines of an unfinished part survive a kill and are not recomputed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from text_checkpoint import SETTINGS
-from toy_scorer import write_lines
+from toy_scorer import kill_after_nine_texts, write_lines
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
@@ -21,7 +17,6 @@ from hybridlm.openai_batch.request import read_request
 from hybridlm.requests.sequence import Request
 from hybridlm.session import Event
 
-REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 INPUTS = Inputs(None, 97, 256, (), lambda snapshot: None)
 
 
@@ -121,19 +116,7 @@ def test_a_killed_process_continues_with_its_answers(text_lm: hybridlm.LM, tmp_p
     source = write_lines(tmp_path / "in.jsonl", lines)
     output, full = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     undisturbed = text_lm.batch_file(source, full)
-    command = [
-        sys.executable,
-        REFERENCE / "processes" / "kill_texts.py",
-        text_lm.path,
-        source,
-        output,
-        "9",
-        "batch_file",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(finished_files(tmp_path / "out.jsonl.parts")) == 9
+    kill_after_nine_texts(text_lm.path, source, output, "batch_file")
     initial = text_lm.stats["generated_tokens"]
     report = text_lm.batch_file(source, output)
     assert 0 < text_lm.stats["generated_tokens"] - initial < undisturbed.completion_tokens

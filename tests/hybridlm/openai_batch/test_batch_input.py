@@ -1,4 +1,4 @@
-"""Batch files as input: pipes, files without requests, repeated names. Runs part by part are score_files' tests."""
+"""Batch files as input: pipes, files without requests, repeated names."""
 
 import json
 import os

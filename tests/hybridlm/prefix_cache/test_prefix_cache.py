@@ -1,4 +1,4 @@
-"""Prompts that begin with what was read before: they give what they give cold, whatever is kept, moved or dropped."""
+"""Prompts with cached beginnings equal cold prompts after eviction, moves and deletion."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def ids(count: int) -> list[int]:
 
 
 def new(count: int) -> list[int]:
-    """Tokens of which no other prompt has the first one."""
+    """Return tokens with a first token that no other prompt has."""
     return [next(FIRST), *ids(count - 1)]
 
 
@@ -66,21 +66,21 @@ def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
 @pytest.mark.slow
 @pytest.mark.parametrize("length", range(1, 2 * CHUNK + 4))
 def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: int) -> None:
-    """A conversation goes on from the end of its prompt, wherever that is; the same prompt from its last step on."""
+    """A conversation continues from its prompt's end; the same prompt from its last step."""
     begins, suffix = new(length), ids(CHUNK + 1)
     stats = dict(cached.stats)
     for prompt in (begins, begins + suffix, begins + suffix):
         (got,), (want,) = cached.generate([prompt], **FREE), text_lm.generate([prompt], **FREE)
         assert_agree(text_lm, got, want)
         assert_kept_agrees(text_lm, cached, prompt, TOLERANCE)
-    # What is left is one token more than a chunk: the last step of it reads one token.
+    # One more token than a chunk is left: the last step reads one token.
     assert gained(cached, stats, "prefix_tokens_saved") == (length + length + CHUNK,)
     assert gained(cached, stats, "prompt_tokens") == (length + CHUNK + 1 + 1,)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
-    """After whole chunks the numbers are bit for bit those of a prompt that is prefilled at once."""
+    """After whole chunks the bits equal a prompt that is prefilled at once."""
     begins, stats = new(chunks * CHUNK), dict(cached.stats)
     cached.generate([begins], **FREE)
     for count in (1, CHUNK + 2):
@@ -91,7 +91,7 @@ def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridl
 
 
 def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
-    """The first prompt leaves its end, the second the branch, the third goes on from the branch."""
+    """The first prompt caches its end, the second the branch, the third continues there."""
     common, stats = new(2 * CHUNK + 3), dict(cached.stats)
     for i, (count, consumed) in enumerate(((8, 21), (3, 16), (4, 4), (1, 1))):
         prompt = [*common, 90 + i, *ids(count - 1)]
@@ -109,7 +109,7 @@ def test_a_prompt_that_leaves_what_is_known_is_cut_there(text_lm: hybridlm.LM, c
 
 @pytest.mark.slow
 def test_prompts_of_one_call_that_begin_alike_share_it(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
-    """One is read as far as they go together, the others wait for it and go on from there."""
+    """One prompt is read to the common end; the others wait and continue there."""
     common, stats = new(3 * CHUNK + 2), dict(cached.stats)
     prompts = [[*common, 85 + i, *ids(i % 4)] for i in range(9)]
     for got, want in zip(cached.generate(prompts, **FREE), text_lm.generate(prompts, **FREE), strict=True):
@@ -172,7 +172,7 @@ def test_prompts_wait_for_what_another_one_reads() -> None:
 
 
 def test_a_conversation_goes_on_from_the_answer(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
-    """An answer that ends with a stop token is known with it; one that is cut short is read again."""
+    """An answer is cached with its stop token; a cut answer is read again."""
     first = new(7)
     (answer,) = text_lm.generate([first], max_tokens=12, ignore_eos=True)
     stop = answer.token_ids[5]
@@ -231,7 +231,7 @@ def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.L
 
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
-    """Label and every part of a state are checked before a row is touched, whatever the tree says."""
+    """Label and every part of a state are checked before a row changes."""
     engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
     pool = engine.new_pool(1)

@@ -1,4 +1,4 @@
-"""Random schedules over a prefix cache: prompts that begin alike, hits, evictions, cancels, answers that end early.
+"""Random schedules over a prefix cache: common beginnings, hits, evictions, cancellations, early ends.
 
 Every completion is compared with that of a model without a cache; after every step rows, tree and account are whole.
 """
@@ -24,11 +24,11 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 KINDS = ("dense_interval", "next_dense_layers", "sparse_base", *OTHER_GOLDENS)
 STEMS = [np.random.default_rng(seed).integers(3, 90, 60).tolist() for seed in (1, 2)]
 STEMS.append(STEMS[0][:17] + STEMS[1][:40])
-"""Three ways to begin, of which two have 17 tokens in common."""
+"""Three beginnings; two share 17 tokens."""
 
 
 class Asked:
-    """A request: the first tokens of a way to begin, and one of its own or none; its settings."""
+    """A request: tokens of a beginning, at most one other token, and settings."""
 
     def __init__(self, stem: int, length: int, token: int | None, limit: int, stop: int | None):
         self.prompt = STEMS[stem][:length] + ([] if token is None else [token])
@@ -145,7 +145,7 @@ def cached_sanitized(sanitized_lm: hybridlm.LM) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("golden", KINDS)
 def test_every_kind_of_state(golden: str) -> None:
-    """Cold and warm agree at every boundary about two chunks, and in a random schedule with evictions."""
+    """Cold equals warm around two chunks, and in a random schedule with evictions."""
     options: dict[str, Any] = {"lanes": 3, "context": 140, "dtype": "float32", "chunk": 7}
     cold = hybridlm.load(GOLDEN / golden, **options)
     warm = hybridlm.load(GOLDEN / golden, prefix_cache="50MB", **options)

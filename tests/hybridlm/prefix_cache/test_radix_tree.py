@@ -28,7 +28,7 @@ def spelled(spans: Any) -> Tokens:
 
 
 def pieces_of(tokens: Tokens, size: int) -> list[BufferSpan[Buffer]]:
-    """New buffers of so many tokens each, the first of them used from its second place on."""
+    """Return new buffers of so many tokens; the first is used from place 1."""
     spans, start = [], 0
     while start < len(tokens):
         padding = () if start else (99,)
@@ -39,7 +39,7 @@ def pieces_of(tokens: Tokens, size: int) -> list[BufferSpan[Buffer]]:
 
 
 class Machine(RuleBasedStateMachine):
-    """A tree, and states by their tokens; a tree without spans beside it."""
+    """A tree, states by tokens, and a reference tree without spans."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Programs that wait on devices with the threads of one CPU: never more than a few."""
+"""Programs that wait on devices with the threads of one CPU are few."""
 
 from pathlib import Path
 from typing import Any

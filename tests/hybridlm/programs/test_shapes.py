@@ -17,17 +17,12 @@ from ir_passes.contract.prefix import spread
 
 PROBES = ProbeShape(2, 1, 1, 1)
 SHAPES = [
-    Shape("generate", 2, 4, 2, 3),
-    Shape("generate", 3, 1, 3, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
-    Shape("generate", 3, 1, 3, probes=ProbeShape(vectors=4)),
-    Shape("verify", 3, 5, 3),
-    Shape("verify", 3, 5, 3, changes=64, masked=True),
-    Shape("score", 2, 4, 2, 0),
-    Shape("score", 2, 4, 2, 1, chosen=0),
+    Shape("generate", 2, 4, 2, 3), Shape("generate", 3, 1, 3, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
+    Shape("generate", 3, 1, 3, probes=ProbeShape(vectors=4)), Shape("verify", 3, 5, 3),
+    Shape("verify", 3, 5, 3, changes=64, masked=True), Shape("score", 2, 4, 2, 0), Shape("score", 2, 4, 2, 1, chosen=0),
     Shape("score", 2, 4, 2, 0, chosen=3, probes=ProbeShape(2, 3, 1, 1)),
-    Shape("score", 2, 4, 2, 0, probes=ProbeShape(2, 3, 0, 0)),
-    Shape("hidden", 2, 4, 2),
-]
+    Shape("score", 2, 4, 2, 0, probes=ProbeShape(2, 3, 0, 0)), Shape("hidden", 2, 4, 2),
+]  # fmt: skip
 
 
 def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:

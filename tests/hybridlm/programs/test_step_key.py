@@ -1,4 +1,4 @@
-"""The key of a compiled step: the same in every process, and another one where anything that the step is made of is."""
+"""Keys of compiled steps agree between processes and change with every ingredient of a step."""
 
 import hashlib
 import os
@@ -113,7 +113,7 @@ def test_another_part_is_another_key(name: str, text_lm: hybridlm.LM, monkeypatc
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Change one of what surrounds a process."""
+    """Change one ingredient of a process's environment."""
     if name == "sources":
         monkeypatch.setattr(module, "own_sources", lambda: "0" * 64)
     elif name == "jaxlib":
@@ -136,24 +136,19 @@ def test_another_machine_or_version_is_another_key(
     name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = key(text_lm)
-    monkeypatch.setattr(
-        module, "patched_code", lambda *packages: []
-    )  # what is replaced here stands for another machine
+    monkeypatch.setattr(module, "patched_code", lambda *packages: [])  # the replaced values stand for another machine
     changed(monkeypatch, name)
     assert key(text_lm) not in (None, original)
     monkeypatch.undo()
     assert key(text_lm) == original
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        lambda: jax.default_matmul_precision("highest"),
-        lambda: jax.numpy_dtype_promotion("standard"),
-        lambda: jax.enable_x64(True),
-        lambda: jax.default_prng_impl("rbg"),
-    ],
-)
+@pytest.mark.parametrize("setting", [
+    lambda: jax.default_matmul_precision("highest"),
+    lambda: jax.numpy_dtype_promotion("standard"),
+    lambda: jax.enable_x64(True),
+    lambda: jax.default_prng_impl("rbg"),
+])  # fmt: skip
 def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
     original, args = key(text_lm), text_lm.engine.example_arguments(text_lm.engine.paged(SHAPE))
     with setting():

@@ -96,7 +96,7 @@ def check_warm(cold: dict[str, Any], warm: dict[str, Any]) -> None:
     assert warm["counts"] == NOTHING
     assert all(warm["stored"]) and not any(cold["stored"])
     assert all(warm[name] == cold[name] for name in ("tokens", "logprobs", "scores"))
-    # What was said of the executable, seconds included, is what was said when it was compiled.
+    # The stored statements, seconds included, are from the compilation.
     assert without_time(warm["certificates"]) == without_time(cold["certificates"])
     assert {row["stored"] for row in cold["certificates"].values()} == {False}
     assert {row["stored"] for row in warm["certificates"].values()} == {True}

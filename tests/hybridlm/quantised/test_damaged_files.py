@@ -1,7 +1,7 @@
-"""Five hundred damaged quantised files: each is refused by name, or gives the right numbers.
+"""Five hundred damaged quantised files are refused by name or give the right numbers.
 
-The files are those of tests/golden_quantised, which the formats' own libraries wrote. A number that was changed to
-another one is another model that no file can tell: at most the one parameter that it belongs to differs then.
+The files are those of tests/golden_quantised, which the formats' own libraries wrote. If a number is changed to
+another one, no file can show it: then at most one parameter differs.
 """
 
 import shutil

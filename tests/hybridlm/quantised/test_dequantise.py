@@ -1,4 +1,4 @@
-"""Numbers of quantised weights against the formulas in float64, and tiny models against their dequantised form."""
+"""Quantised weights against float64 formulas, and tiny models against their dequantised form."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     assert tensor.shape == size and not list(contradictions(settings, grouped.quantised, []))
     values = dequantise(tensor, file.read_stored)
     assert values.dtype == np.float32
-    # Two products in float32 at most, of which at most one is not exact.
+    # At most two products in float32, one of them exact.
     np.testing.assert_allclose(values, packed.exact, rtol=2**-24 * 1.01, atol=0)
 
 

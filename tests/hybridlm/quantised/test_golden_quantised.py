@@ -19,20 +19,12 @@ from models.ops.quantised_weight import QuantisedWeight
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
 FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
 SCHEMES = {
-    "int4-zeros": {"int-packed"},
-    "int8": {"int-packed"},
-    "gguf-q8_0": {"Q8_0"},
-    "modelopt-fp8": {"fp8-tensor"},
-    "modelopt-nvfp4": {"nvfp4"},
-    "nvidia-recipes": {"nvfp4", "fp8-tensor"},
-    "nvidia-recipes/nemotron-nano": {"nvfp4"},
-    "bitsandbytes/dense_interval": {"nf4"},
-    "bitsandbytes/sparse_base": {"fp4"},
-    "bitsandbytes/mamba2_base": {"llm-int8"},
-    "torchao/dense_interval": {"fp8-channel"},
-    "torchao/sparse_base": {"int4-affine"},
-    "torchao/mamba2_base": {"int8"},
-}
+    "int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}, "modelopt-fp8": {"fp8-tensor"},
+    "modelopt-nvfp4": {"nvfp4"}, "nvidia-recipes": {"nvfp4", "fp8-tensor"}, "nvidia-recipes/nemotron-nano": {"nvfp4"},
+    "bitsandbytes/dense_interval": {"nf4"}, "bitsandbytes/sparse_base": {"fp4"},
+    "bitsandbytes/mamba2_base": {"llm-int8"}, "torchao/dense_interval": {"fp8-channel"},
+    "torchao/sparse_base": {"int4-affine"}, "torchao/mamba2_base": {"int8"},
+}  # fmt: skip
 """Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
 QUICK = {"nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
 PLAIN = {
@@ -46,7 +38,7 @@ PLAIN = {
     "bitsandbytes/dense_interval",
     "bitsandbytes/sparse_base",
 }
-"""Checkpoints of which nothing stays packed."""
+"""Checkpoints without packed tensors after loading."""
 
 
 def name_of(folder: Path) -> str:
@@ -92,7 +84,7 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
     ],
 )
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
-    """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
+    """Packed, in float32 as in the library: one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
     packed = any(isinstance(weight, QuantisedWeight) for weight in lm.params.values())
     assert packed == (name_of(folder) not in PLAIN)

@@ -55,7 +55,7 @@ def only(pattern: str, layout: str) -> Callable[[str], Layout | None]:
 
 @pytest.mark.parametrize("layout", ["modelopt-nvfp4", "ct-nvfp4", "ct-mxfp4"])
 def test_bytes_of_four_bit_codes_are_never_weights(tmp_path: Path, layout: str) -> None:
-    """imp #812: scales that a loader did not know, so that the bytes were the weights."""
+    """imp #812: a loader ignored unknown scales and took the bytes for weights."""
     folder, names = write_quantised(
         GOLDEN / "sparse_base", tmp_path / "c", only("up_proj", layout), LAYOUTS[layout].config
     )
@@ -77,7 +77,7 @@ def test_codes_of_a_prediction_head_are_dequantised(tmp_path: Path, layout: str)
 
 
 def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
-    """ATOM #755: the files have plain numbers where scales are expected, and scales that nobody wrote."""
+    """ATOM #755: plain numbers instead of scales, and scales without a writer."""
     layout = LAYOUTS["modelopt-fp8"]
     folder, names = write_quantised(
         GOLDEN / "dense_interval", tmp_path / "c", only("proj", "modelopt-fp8"), layout.config
@@ -125,23 +125,20 @@ MLA = "layers.0.self_attn.q_proj layers.0.self_attn.kv_a_proj_with_mqa layers.1.
 SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")]
 
 
-@pytest.mark.parametrize(
-    ("golden", "pattern", "layout", "lists"),
-    [
-        # The plain parts of what an engine multiplies at once are listed by their own names.
-        ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
-        # The list has the names of parts, the files have the fused projection: plain, and quantised.
-        ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),
-        ("next_dense_layers", "in_proj_qkvz", "ct-fp8-block", {"ignore": SPLIT}),
-        # Targets are fused modules, the files have the parts.
-        ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
-        ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
-    ],
-)
+@pytest.mark.parametrize(("golden", "pattern", "layout", "lists"), [
+    # The plain parts of what an engine multiplies at once are listed by their own names.
+    ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
+    # The list has the names of parts, the files have the fused projection: plain, and quantised.
+    ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),
+    ("next_dense_layers", "in_proj_qkvz", "ct-fp8-block", {"ignore": SPLIT}),
+    # Targets are fused modules, the files have the parts.
+    ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
+    ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
+])  # fmt: skip
 def test_fused_names_of_lists_do_not_change_what_is_read(
     tmp_path: Path, golden: str, pattern: str, layout: str, lists: dict[str, list[str]]
 ) -> None:
-    """vLLM #51249, #40252: lists that were compared with names of fused modules, so that weights were mistaken."""
+    """vLLM #51249, #40252: lists were compared with names of fused modules, and weights mistaken."""
     config = LAYOUTS[layout].config
     groups = {
         name: group | {"targets": lists.get("targets", ["Linear"])} for name, group in config["config_groups"].items()
@@ -153,7 +150,7 @@ def test_fused_names_of_lists_do_not_change_what_is_read(
 
 
 def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> None:
-    """vLLM #51249, with modelopt's list of what is quantised: both sides are named, and nothing is guessed."""
+    """vLLM #51249 with modelopt's list: the error names both sides, and nothing is guessed."""
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     layers = {"model.layers.1.self_attn.qkv_proj": {"quant_algo": "FP8"}}
     folder, names = write_quantised(
@@ -173,7 +170,7 @@ def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> No
     [("modelopt-fp8-rows", "fp8-channel"), ("modelopt-fp8", "fp8-tensor"), ("ct-fp8-tensor", "fp8-tensor")],
 )
 def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expected: str) -> None:
-    """vLLM #42763: scales of no or one dimension that were transposed, which a square matrix does not show."""
+    """vLLM #42763: scales with less than two dimensions were transposed; a square matrix hides it."""
     packed = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
     write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
@@ -189,21 +186,18 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-@pytest.mark.parametrize(
-    ("golden", "field"),
-    [
-        ("sparse_base", "layer_types"),
-        ("next_dense_layers", "layer_types"),
-        ("kimi_base", "layer_types"),
-        ("olmo_base", "layer_types"),
-        ("lfm2_base", "layer_types"),
-        ("granite_experts", "layer_types"),
-        ("granite_experts", "layers_block_type"),
-        ("nemotron_latent", "layers_block_type"),
-    ],
-)
+@pytest.mark.parametrize(("golden", "field"), [
+    ("sparse_base", "layer_types"),
+    ("next_dense_layers", "layer_types"),
+    ("kimi_base", "layer_types"),
+    ("olmo_base", "layer_types"),
+    ("lfm2_base", "layer_types"),
+    ("granite_experts", "layer_types"),
+    ("granite_experts", "layers_block_type"),
+    ("nemotron_latent", "layers_block_type"),
+])  # fmt: skip
 def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: str) -> None:
-    """transformers 5 renamed them: a file that a converter wrote has either, and both are the same model."""
+    """transformers 5 renamed them; both spellings give the same model."""
     folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
     path = folder / "quantised" / "config.json"
     fields = json.loads(path.read_text())
@@ -220,7 +214,7 @@ def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: 
 )
 @pytest.mark.parametrize("golden", ["sparse_base", "kimi_base", "lfm2_base", "granite_experts", "nemotron_latent"])
 def test_layers_that_attend_to_some_tokens_are_refused_by_name(tmp_path: Path, golden: str, kind: str) -> None:
-    """The same weights as those of full attention, of which another model would be made."""
+    """The weights equal full attention's but would give another model."""
     folder, _ = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
     fields = json.loads((folder / "quantised" / "config.json").read_text())
     field = next(name for name in ("layer_types", "layers_block_type") if name in fields)

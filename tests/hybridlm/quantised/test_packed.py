@@ -71,7 +71,7 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rows: int) -> None:
-    # Several blocks, the last of which overlaps the one before.
+    # Several blocks; the last one overlaps its predecessor.
     monkeypatch.setattr(quantised_weight, "MAX_BLOCK_NUMBERS", 160 * 10)
     tensor, file = read(tmp_path, layout, (48, 160))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 160)), jnp.float32)

@@ -44,7 +44,7 @@ QWEN_FP8 = {
     r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)": FP8_BLOCKS,
     r"self_attn\.[qkvo]_proj": FP8_BLOCKS,
     r"mlp\.(experts\.\d+\.|shared_expert\.)?(gate|up|down)_proj": FP8_BLOCKS,
-}
+}  # fmt: skip
 PUBLISHED = {
     "qwen-fp8": Published(
         "sparse_base",
@@ -52,11 +52,8 @@ PUBLISHED = {
         FP8_BLOCKS.config
         | {"activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]},
     ),
-    "qwen-next-fp8": Published(
-        "next_dense_layers",
-        {r"in_proj_qkvz": FP8_BLOCKS, **QWEN_FP8},
-        FP8_BLOCKS.config | {"modules_to_not_convert": ["model.layers.0.linear_attn.in_proj_ba"]},
-    ),
+    "qwen-next-fp8": Published("next_dense_layers", {r"in_proj_qkvz": FP8_BLOCKS, **QWEN_FP8},
+        FP8_BLOCKS.config | {"modules_to_not_convert": ["model.layers.0.linear_attn.in_proj_ba"]}),
     "nemotron-nano-nvfp4": Published(
         "nemotron_latent",
         {r"experts|in_proj|out_proj": NVFP4},
@@ -70,56 +67,37 @@ PUBLISHED = {
             },
         },
     ),
-    "nemotron-super-nvfp4": Published(
-        "nemotron_latent",
+    "nemotron-super-nvfp4": Published("nemotron_latent",
         {r"\.experts\.": NVFP4, r"shared_experts|in_proj|out_proj": FP8},
-        mixed({r"\.experts\.": "NVFP4", r"shared_experts|in_proj|out_proj": "FP8"}),
-    ),
-    "nemotron-lightning-nvfp4": Published(
-        "nemotron_latent",
+        mixed({r"\.experts\.": "NVFP4", r"shared_experts|in_proj|out_proj": "FP8"})),
+    "nemotron-lightning-nvfp4": Published("nemotron_latent",
         {r"experts\.|shared_experts|lm_head": NVFP4, r"in_proj|out_proj": FP8},
-        mixed({r"experts\.|shared_experts|lm_head": "W4A16_NVFP4", r"in_proj|out_proj": "FP8"}),
-    ),
-    "nemotron-4b-w4a16": Published(
-        "nemotron_latent",
+        mixed({r"experts\.|shared_experts|lm_head": "W4A16_NVFP4", r"in_proj|out_proj": "FP8"})),
+    "nemotron-4b-w4a16": Published("nemotron_latent",
         {r"in_proj|out_proj|[qkvo]_proj|embeddings": NVFP4, r"lm_head": FP8},
-        mixed({r"in_proj|out_proj|[qkvo]_proj|embeddings": "W4A16_NVFP4", r"lm_head": "FP8"}),
-    ),
+        mixed({r"in_proj|out_proj|[qkvo]_proj|embeddings": "W4A16_NVFP4", r"lm_head": "FP8"})),
     # Every entry has the mark of modelopt behind it, so that engines find nothing that the list excludes.
-    "nemotron-ultra-nvfp4": Published(
-        "nemotron_latent",
-        {r"\.experts\.": NVFP4},
-        modelopt("NVFP4") | {"ignore": [item + MARK for item in ("lm_head", "backbone.layers.2.mixer.q_proj")]},
-    ),
-    "qwen-nvfp4": Published(
-        "sparse_base",
+    "nemotron-ultra-nvfp4": Published("nemotron_latent", {r"\.experts\.": NVFP4},
+        modelopt("NVFP4") | {"ignore": [item + MARK for item in ("lm_head", "backbone.layers.2.mixer.q_proj")]}),
+    "qwen-nvfp4": Published("sparse_base",
         {r"experts|shared_expert\.|lm_head": NVFP4, r"self_attn|in_proj_qkv|in_proj_z|out_proj": FP8},
-        mixed({r"experts|shared_expert\.|lm_head": "NVFP4", r"self_attn|in_proj_qkv|in_proj_z|out_proj": "FP8"}),
-    ),
+        mixed({r"experts|shared_expert\.|lm_head": "NVFP4", r"self_attn|in_proj_qkv|in_proj_z|out_proj": "FP8"})),
     "qwen-ct-nvfp4": Published(
         "sparse_base",
         {r"experts": LAYOUTS["ct-nvfp4"]},
         LAYOUTS["ct-nvfp4"].config
         | {"ignore": ["lm_head", "re:.*linear_attn.*", "re:.*self_attn.*", "re:.*mlp.gate$"]},
     ),
-    "qwen-ct-nvfp4-with-gates": Published(
-        "dense_interval",
+    "qwen-ct-nvfp4-with-gates": Published("dense_interval",
         {r"in_proj_[ab]": LAYOUTS["ct-nvfp4"], r"in_proj_|out_proj|mlp\.(gate|up|down)_proj": LAYOUTS["ct-nvfp4"]},
-        LAYOUTS["ct-nvfp4"].config,
-    ),
-    "glm-nvfp4": Published(
-        "kimi_base",
-        {r"experts\.\d+\.": NVFP4, r"layers\.0\.block_sparse_moe": NVFP4},
-        modelopt("NVFP4") | {"ignore": ["lm_head", "model.layers.*.self_attn*", "model.layers.*shared_experts*"]},
-    ),
-    "granite-ct-fp8": Published(
-        "granite_experts",
-        {r"in_proj|out_proj|[qkvo]_proj|_linear": LAYOUTS["ct-fp8-rows"]},
-        config_group(num_bits=8, type="float", strategy="channel"),
-    ),
+        LAYOUTS["ct-nvfp4"].config),
+    "glm-nvfp4": Published("kimi_base", {r"experts\.\d+\.": NVFP4, r"layers\.0\.block_sparse_moe": NVFP4},
+        modelopt("NVFP4") | {"ignore": ["lm_head", "model.layers.*.self_attn*", "model.layers.*shared_experts*"]}),
+    "granite-ct-fp8": Published("granite_experts", {r"in_proj|out_proj|[qkvo]_proj|_linear": LAYOUTS["ct-fp8-rows"]},
+        config_group(num_bits=8, type="float", strategy="channel")),
     "kimi-ct-int4": Published("kimi_base", {r"experts": LAYOUTS["ct-int4"]}, LAYOUTS["ct-int4"].config),
     "lfm-awq": Published("lfm2_base", {r"feed_forward|self_attn|conv\.": LAYOUTS["awq"]}, LAYOUTS["awq"].config),
-}
+}  # fmt: skip
 
 
 def write(published: Published, target: Path) -> tuple[Path, list[str]]:

@@ -59,66 +59,57 @@ PLAIN: Stored = ("F32", matrix().astype(np.float32))
 CODES: Stored = ("F8_E4M3", np.zeros((48, 64), np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("tensors", "named_in_message"),
-    [
-        ({A: PLAIN, A + "_scale_inv": ("F32", np.ones((1, 1), np.float32))}, A + "_scale_inv"),
-        ({A: PLAIN, A + "_scale": ("F32", ONE)}, A + "_scale"),
-        ({A + "_scale": ("F32", ONE)}, A + "_scale"),
-        ({A + "_packed": ("I32", np.zeros((48, 8), np.int32))}, A + "_packed"),
-        ({A.removesuffix("weight") + "scales": ("F16", np.ones((8, 48), np.float16))}, "scales"),
-        ({A: CODES, A + "_scale_2": ("F32", ONE)}, A),
-        ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_2": ("F32", ONE)}, A + "_scale_2"),
-        ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_inv": ("F32", ONE)}, A + "_scale_inv"),
-        ({A: CODES, A + "_scale": ("F32", np.ones((48, 2), np.float32))}, "[2, 4]"),
-        ({A: CODES, A + "_scale": ("F32", np.ones((47, 1), np.float32))}, "[47, 1]"),
-        ({A: CODES, A + "_scale": ("I32", np.ones((48, 1), np.int32))}, "I32"),
-        ({A: CODES, A + "_scale_inv": ("F32", np.ones((4, 2), np.float32))}, "[4, 2]"),
-        ({A: PLAIN, A.removesuffix("weight") + "pre_quant_scale": ("F32", np.ones(64, np.float32))}, "pre_quant_scale"),
-        ({A: PLAIN, A.removesuffix("weight") + "svdquant_lora_a": ("F32", np.ones((4, 64), np.float32))}, "SVDQuant"),
-        ({A: ("U8", np.zeros((48, 32), np.uint8)), A + ".absmax": ("F32", np.ones(48, np.float32))}, "bitsandbytes"),
-        ({A: ("U8", np.zeros((48, 1), np.uint8)), A + "_scale": ("F32", ONE)}, "F32"),
-        (stored("ct-int4") | {A: PLAIN}, "twice"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, 65]))}, "no width"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([47, 64]))}, "[47, 64]"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, -64]))}, "[48, -64]"),
-        (
-            stored("ct-int4") | {A + "_scale": ("BF16", np.ones((48, 7), np.float32).astype("V2").view("u2"))},
-            "7 groups",
-        ),
-        ({key: value for key, value in stored("ct-int4").items() if not key.endswith("_shape")}, "its shape"),
-        ({key: value for key, value in stored("gptq").items() if not key.endswith("qzeros")}, "qzeros"),
-        (stored("gptq") | stored("ct-int4"), "twice"),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "named_in_message"), [
+    ({A: PLAIN, A + "_scale_inv": ("F32", np.ones((1, 1), np.float32))}, A + "_scale_inv"),
+    ({A: PLAIN, A + "_scale": ("F32", ONE)}, A + "_scale"),
+    ({A + "_scale": ("F32", ONE)}, A + "_scale"),
+    ({A + "_packed": ("I32", np.zeros((48, 8), np.int32))}, A + "_packed"),
+    ({A.removesuffix("weight") + "scales": ("F16", np.ones((8, 48), np.float16))}, "scales"),
+    ({A: CODES, A + "_scale_2": ("F32", ONE)}, A),
+    ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_2": ("F32", ONE)}, A + "_scale_2"),
+    ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_inv": ("F32", ONE)}, A + "_scale_inv"),
+    ({A: CODES, A + "_scale": ("F32", np.ones((48, 2), np.float32))}, "[2, 4]"),
+    ({A: CODES, A + "_scale": ("F32", np.ones((47, 1), np.float32))}, "[47, 1]"),
+    ({A: CODES, A + "_scale": ("I32", np.ones((48, 1), np.int32))}, "I32"),
+    ({A: CODES, A + "_scale_inv": ("F32", np.ones((4, 2), np.float32))}, "[4, 2]"),
+    ({A: PLAIN, A.removesuffix("weight") + "pre_quant_scale": ("F32", np.ones(64, np.float32))}, "pre_quant_scale"),
+    ({A: PLAIN, A.removesuffix("weight") + "svdquant_lora_a": ("F32", np.ones((4, 64), np.float32))}, "SVDQuant"),
+    ({A: ("U8", np.zeros((48, 32), np.uint8)), A + ".absmax": ("F32", np.ones(48, np.float32))}, "bitsandbytes"),
+    ({A: ("U8", np.zeros((48, 1), np.uint8)), A + "_scale": ("F32", ONE)}, "F32"),
+    (stored("ct-int4") | {A: PLAIN}, "twice"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, 65]))}, "no width"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([47, 64]))}, "[47, 64]"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, -64]))}, "[48, -64]"),
+    (stored("ct-int4") | {A + "_scale": ("BF16", np.ones((48, 7), np.float32).astype("V2").view("u2"))}, "7 groups"),
+    ({key: value for key, value in stored("ct-int4").items() if not key.endswith("_shape")}, "its shape"),
+    ({key: value for key, value in stored("gptq").items() if not key.endswith("qzeros")}, "qzeros"),
+    (stored("gptq") | stored("ct-int4"), "twice"),
+])  # fmt: skip
 def test_tensors_that_make_no_weight_are_named(
     tmp_path: Path, tensors: dict[str, Stored], named_in_message: str
 ) -> None:
     assert named_in_message in fault(tmp_path, tensors)
 
 
-@pytest.mark.parametrize(
-    ("layout", "suffix", "value"),
-    [
-        ("fp8-block-f32", "_scale_inv", np.nan),
-        ("fp8-block-f32", "_scale_inv", np.inf),
-        ("fp8-block-powers", "_scale_inv", 255),
-        ("fp8-block-f32", "", 0x7F),
-        ("modelopt-fp8", "", 0xFF),
-        ("modelopt-mxfp8", "_scale", 255),
-        ("ct-mxfp4", "_scale", 255),
-        ("modelopt-nvfp4", "_scale", 0x7F),
-        ("modelopt-nvfp4", "_scale_2", np.nan),
-        ("ct-nvfp4", "_global_scale", 0.0),
-        ("ct-nvfp4", "_global_scale", 1e-37),
-        ("modelopt-nvfp4", "_scale_2", 3e37),
-        ("modelopt-mxfp8", "_scale", 254),
-        ("fp8-block-f32", "_scale_inv", -3e37),
-        ("ct-int8", "_scale", -np.inf),
-        ("ct-int4-order", "_g_idx", 8),
-        ("ct-int4-order", "_g_idx", -1),
-    ],
-)
+@pytest.mark.parametrize(("layout", "suffix", "value"), [
+    ("fp8-block-f32", "_scale_inv", np.nan),
+    ("fp8-block-f32", "_scale_inv", np.inf),
+    ("fp8-block-powers", "_scale_inv", 255),
+    ("fp8-block-f32", "", 0x7F),
+    ("modelopt-fp8", "", 0xFF),
+    ("modelopt-mxfp8", "_scale", 255),
+    ("ct-mxfp4", "_scale", 255),
+    ("modelopt-nvfp4", "_scale", 0x7F),
+    ("modelopt-nvfp4", "_scale_2", np.nan),
+    ("ct-nvfp4", "_global_scale", 0.0),
+    ("ct-nvfp4", "_global_scale", 1e-37),
+    ("modelopt-nvfp4", "_scale_2", 3e37),
+    ("modelopt-mxfp8", "_scale", 254),
+    ("fp8-block-f32", "_scale_inv", -3e37),
+    ("ct-int8", "_scale", -np.inf),
+    ("ct-int4-order", "_g_idx", 8),
+    ("ct-int4-order", "_g_idx", -1),
+])  # fmt: skip
 def test_numbers_that_are_none_are_refused_with_their_tensor(
     tmp_path: Path, layout: str, suffix: str, value: float
 ) -> None:
@@ -169,7 +160,7 @@ def test_experts_in_one_tensor_with_simple_scales(tmp_path: Path, shape: tuple[i
 
 
 def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
-    """Each name is looked up, never searched for: half a million tensors would otherwise take hours."""
+    """Names are looked up, not searched: half a million tensors would take hours."""
 
     class Counting(dict[str, Any]):
         scans = 0
@@ -196,37 +187,34 @@ def rotated(*places: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("config", "extra_file", "words"),
-    [
-        ({"quant_method": "quark"}, None, "Quark"),
-        ({"quant_method": "eetq"}, None, "EETQ"),
-        ({"quant_method": "dreamt"}, None, "'dreamt'"),
-        (modelopt("NVFP4_AWQ"), None, "pre_quant_scale"),
-        (modelopt("NVFP4_SVD"), None, "NVFP4_SVD"),
-        (modelopt("W2"), None, "W2"),
-        (modelopt("FP8"), {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        (FP8, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        (LAYOUTS["ct-int8"].config, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        ({}, {"quantization": 3}, "hf_quant_config.json"),
-        ("fp8", None, "'fp8'"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, None, "weight_block_size"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, None, "e5m2"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, None, "marlin"),
-        ({"quant_method": "awq", "version": "gemv"}, None, "gemv"),
-        ({"quant_method": "auto-round", "packing_format": "x"}, None, "packing_format"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "nf"}}}}, None, "nf"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, None, "config_groups.g"),
-        ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse"),
-        ({"quant_method": "compressed-tensors", "sparsity_config": ["2:4"]}, None, "sparsity_config"),
-        ({"quant_method": "compressed-tensors", "transform_config": rotated("weight_output", "input")}, None, "input"),
-        ({"quant_method": "compressed-tensors", "transform_config": rotated("k_cache")}, None, "k_cache"),
-        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": 1}}}, None, "transform"),
-        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": [1]}}, None, "transform"),
-        ({"quant_method": "compressed-tensors", "transform_config": ["R1"]}, None, "transform_config"),
-        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
-    ],
-)
+@pytest.mark.parametrize(("config", "extra_file", "words"), [
+    ({"quant_method": "quark"}, None, "Quark"),
+    ({"quant_method": "eetq"}, None, "EETQ"),
+    ({"quant_method": "dreamt"}, None, "'dreamt'"),
+    (modelopt("NVFP4_AWQ"), None, "pre_quant_scale"),
+    (modelopt("NVFP4_SVD"), None, "NVFP4_SVD"),
+    (modelopt("W2"), None, "W2"),
+    (modelopt("FP8"), {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    (FP8, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    (LAYOUTS["ct-int8"].config, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    ({}, {"quantization": 3}, "hf_quant_config.json"),
+    ("fp8", None, "'fp8'"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, None, "weight_block_size"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, None, "e5m2"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, None, "marlin"),
+    ({"quant_method": "awq", "version": "gemv"}, None, "gemv"),
+    ({"quant_method": "auto-round", "packing_format": "x"}, None, "packing_format"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "nf"}}}}, None, "nf"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, None, "config_groups.g"),
+    ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse"),
+    ({"quant_method": "compressed-tensors", "sparsity_config": ["2:4"]}, None, "sparsity_config"),
+    ({"quant_method": "compressed-tensors", "transform_config": rotated("weight_output", "input")}, None, "input"),
+    ({"quant_method": "compressed-tensors", "transform_config": rotated("k_cache")}, None, "k_cache"),
+    ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": 1}}}, None, "transform"),
+    ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": [1]}}, None, "transform"),
+    ({"quant_method": "compressed-tensors", "transform_config": ["R1"]}, None, "transform_config"),
+    ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
+])  # fmt: skip
 def test_configurations_that_are_refused(config: Any, extra_file: Any, words: str) -> None:
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
         settings = read_settings(outer, extra_file)
@@ -252,23 +240,20 @@ def test_two_descriptions_of_one_file_must_agree() -> None:
 MIXED = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4"}}}
 
 
-@pytest.mark.parametrize(
-    ("layout", "config", "side"),
-    [
-        ("modelopt-nvfp4", modelopt("FP8"), "fp8-tensor"),
-        ("ct-int4", LAYOUTS["ct-nvfp4"].config, "nvfp4"),
-        ("ct-int3", LAYOUTS["ct-int4"].config, "integers of 4 bits"),
-        ("gptq", {"quant_method": "awq"}, "awq"),
-        ("fp8-block-f32", FP8 | {"modules_to_not_convert": ["layers.0.mlp.down_proj"]}, "plainly"),
-        ("modelopt-nvfp4", modelopt("NVFP4") | {"exclude_modules": ["backbone.layers.0.mlp*"]}, "plainly"),
-        ("modelopt-fp8", MIXED, "nvfp4"),
-        ("modelopt-nvfp4", MIXED | {"quantized_layers": {"lm_head": {"quant_algo": "NVFP4"}}}, "does not list it"),
-        (None, MIXED, "plain numbers"),
-        ("modelopt-fp8", MIXED | {"quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4"}}}, "nvfp4"),
-        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.down_proj.\0a_mark"]}, "plainly"),
-        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.\0a_mark*"]}, "plainly"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "config", "side"), [
+    ("modelopt-nvfp4", modelopt("FP8"), "fp8-tensor"),
+    ("ct-int4", LAYOUTS["ct-nvfp4"].config, "nvfp4"),
+    ("ct-int3", LAYOUTS["ct-int4"].config, "integers of 4 bits"),
+    ("gptq", {"quant_method": "awq"}, "awq"),
+    ("fp8-block-f32", FP8 | {"modules_to_not_convert": ["layers.0.mlp.down_proj"]}, "plainly"),
+    ("modelopt-nvfp4", modelopt("NVFP4") | {"exclude_modules": ["backbone.layers.0.mlp*"]}, "plainly"),
+    ("modelopt-fp8", MIXED, "nvfp4"),
+    ("modelopt-nvfp4", MIXED | {"quantized_layers": {"lm_head": {"quant_algo": "NVFP4"}}}, "does not list it"),
+    (None, MIXED, "plain numbers"),
+    ("modelopt-fp8", MIXED | {"quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4"}}}, "nvfp4"),
+    ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.down_proj.\0a_mark"]}, "plainly"),
+    ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.\0a_mark*"]}, "plainly"),
+])  # fmt: skip
 def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, config: Any, side: str) -> None:
     tensors = {A: PLAIN} if layout is None else stored(layout)
     grouped, file = group(tmp_path, tensors, LAYOUTS[layout].config if layout else {})
@@ -284,7 +269,7 @@ def test_wrappers_of_the_language_model_do_not_matter(prefix: str) -> None:
 
 
 def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None:
-    """A published file has a wrong suffix on every entry; its plain tensors are told by themselves."""
+    """A published file has a wrong suffix on every entry; plain tensors identify themselves."""
     grouped, _ = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
     settings = read_settings(
         {"quantization_config": modelopt("NVFP4") | {"ignore": ["lm_head_weight_quantizer"]}}, None

@@ -38,16 +38,9 @@ class Ascii(Characters):
 TOKENIZER = Characters()
 
 
-@pytest.mark.parametrize(
-    ("items", "expected"),
-    [
-        ("text", ["text"]),
-        (["a", "b"], ["a", "b"]),
-        (("a", [1]), ["a", [1]]),
-        ([[1, 2], (3,)], [[1, 2], (3,)]),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("items", "expected"), [
+    ("text", ["text"]), (["a", "b"], ["a", "b"]), (("a", [1]), ["a", [1]]), ([[1, 2], (3,)], [[1, 2], (3,)]), ([], []),
+])  # fmt: skip
 def test_items(items: Any, expected: list[Any]) -> None:
     assert to_items(items, "prompts") == expected
 
@@ -75,28 +68,25 @@ def test_token_ids(item: Any) -> None:
     assert ids == (5, 6) and [type(token) for token in ids] == [int, int]
 
 
-@pytest.mark.parametrize(
-    ("item", "kind", "message"),
-    [
-        ([], ValueError, "is empty; at least one token is needed"),
-        ("", ValueError, "is empty; at least one token is needed"),
-        (np.array([], np.int32), ValueError, "is empty"),
-        ([0, 97], ValueError, "token id 97 at index 1 is outside the vocabulary [0, 97)"),
-        ([-1], ValueError, "token id -1 at index 0 is outside the vocabulary [0, 97)"),
-        ("ab~", ValueError, "token id 97 at index 0"),
-        ([1, 2.0], TypeError, "expected token ids, got 2.0 at index 1"),
-        ([True], TypeError, "expected token ids, got True at index 0"),
-        ([1, None], TypeError, "expected token ids, got None at index 1"),
-        (["a"], TypeError, "expected token ids, got 'a' at index 0"),
-        (np.array([1.0]), TypeError, "expected token ids, got np.float64(1.0) at index 0"),
-        (np.array([True]), TypeError, "expected token ids, got np.True_ at index 0"),
-        (np.array([[1]]), TypeError, "expected token ids, got array([1]) at index 0"),
-        (np.array(1), TypeError, "expected a string or a list of token ids, got <class 'numpy.ndarray'>"),
-        (3, TypeError, "expected a string or a list of token ids, got <class 'int'>"),
-        (None, TypeError, "expected a string or a list of token ids, got <class 'NoneType'>"),
-        (b"text", TypeError, "expected a string or a list of token ids, got <class 'bytes'>"),
-    ],
-)
+@pytest.mark.parametrize(("item", "kind", "message"), [
+    ([], ValueError, "is empty; at least one token is needed"),
+    ("", ValueError, "is empty; at least one token is needed"),
+    (np.array([], np.int32), ValueError, "is empty"),
+    ([0, 97], ValueError, "token id 97 at index 1 is outside the vocabulary [0, 97)"),
+    ([-1], ValueError, "token id -1 at index 0 is outside the vocabulary [0, 97)"),
+    ("ab~", ValueError, "token id 97 at index 0"),
+    ([1, 2.0], TypeError, "expected token ids, got 2.0 at index 1"),
+    ([True], TypeError, "expected token ids, got True at index 0"),
+    ([1, None], TypeError, "expected token ids, got None at index 1"),
+    (["a"], TypeError, "expected token ids, got 'a' at index 0"),
+    (np.array([1.0]), TypeError, "expected token ids, got np.float64(1.0) at index 0"),
+    (np.array([True]), TypeError, "expected token ids, got np.True_ at index 0"),
+    (np.array([[1]]), TypeError, "expected token ids, got array([1]) at index 0"),
+    (np.array(1), TypeError, "expected a string or a list of token ids, got <class 'numpy.ndarray'>"),
+    (3, TypeError, "expected a string or a list of token ids, got <class 'int'>"),
+    (None, TypeError, "expected a string or a list of token ids, got <class 'NoneType'>"),
+    (b"text", TypeError, "expected a string or a list of token ids, got <class 'bytes'>"),
+])  # fmt: skip
 def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as error:
         to_token_ids(item, "prompts[7]", TOKENIZER, VOCAB)
@@ -145,42 +135,36 @@ def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
         assert str(error.value).startswith(f"{name}: expected ") and str(error.value).endswith(f", got {value!r}")
 
 
-@pytest.mark.parametrize(
-    ("stop", "strings", "ids"),
-    [
-        (None, (), {3}),
-        ([], (), {3}),
-        ("end", ("end",), {3}),
-        (7, (), {3, 7}),
-        (np.int64(7), (), {3, 7}),
-        (0, (), {0, 3}),
-        (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}),
-        (("a", 96), ("a",), {3, 96}),
-    ],
-)
+@pytest.mark.parametrize(("stop", "strings", "ids"), [
+    (None, (), {3}),
+    ([], (), {3}),
+    ("end", ("end",), {3}),
+    (7, (), {3, 7}),
+    (np.int64(7), (), {3, 7}),
+    (0, (), {0, 3}),
+    (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}),
+    (("a", 96), ("a",), {3, 96}),
+])  # fmt: skip
 def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: set[int]) -> None:
     result = params(stop=stop, end_token_ids=(3,))
     assert result.stop_strings == strings and result.stop_token_ids == ids
     assert all(type(token) is int for token in result.stop_token_ids)
 
 
-@pytest.mark.parametrize(
-    ("stop", "message"),
-    [
-        ("", "stop: expected strings that are not empty, got ''"),
-        (["a", ""], "stop: expected strings that are not empty, got ''"),
-        ([97], "stop: expected strings or token ids below 97, got 97"),
-        (-1, "stop: expected strings or token ids below 97, got -1"),
-        ([True], "stop: expected strings or token ids below 97, got True"),
-        ([1.0], "stop: expected strings or token ids below 97, got 1.0"),
-        ([[1]], "stop: expected strings or token ids below 97, got [1]"),
-        ([None], "stop: expected strings or token ids below 97, got None"),
-        (True, "stop: expected a string, a token id, or a list of them, got True"),
-        (1.5, "stop: expected a string, a token id, or a list of them, got 1.5"),
-        ({"a"}, "stop: expected a string, a token id, or a list of them, got {'a'}"),
-        (b"a", "stop: expected a string, a token id, or a list of them, got b'a'"),
-    ],
-)
+@pytest.mark.parametrize(("stop", "message"), [
+    ("", "stop: expected strings that are not empty, got ''"),
+    (["a", ""], "stop: expected strings that are not empty, got ''"),
+    ([97], "stop: expected strings or token ids below 97, got 97"),
+    (-1, "stop: expected strings or token ids below 97, got -1"),
+    ([True], "stop: expected strings or token ids below 97, got True"),
+    ([1.0], "stop: expected strings or token ids below 97, got 1.0"),
+    ([[1]], "stop: expected strings or token ids below 97, got [1]"),
+    ([None], "stop: expected strings or token ids below 97, got None"),
+    (True, "stop: expected a string, a token id, or a list of them, got True"),
+    (1.5, "stop: expected a string, a token id, or a list of them, got 1.5"),
+    ({"a"}, "stop: expected a string, a token id, or a list of them, got {'a'}"),
+    (b"a", "stop: expected a string, a token id, or a list of them, got b'a'"),
+])  # fmt: skip
 def test_faulty_stops(stop: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         params(stop=stop)

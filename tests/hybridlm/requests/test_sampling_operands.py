@@ -26,19 +26,16 @@ def test_arrays_have_the_settings_of_each_lane_and_both_words_of_seeds() -> None
     assert sampling.top_p[2].item() == pytest.approx(0.8) and sampling.min_p[2].item() == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("lanes", "mode"),
-    [
-        ([{"temperature": 0.0}], GREEDY),
-        ([{"temperature": 1.0}], SAMPLED),
-        ([{"temperature": 1.0, "top_k": 1}], FILTERED),
-        ([{"temperature": 1.0, "top_p": 0.9}], FILTERED),
-        ([{"temperature": 1.0, "min_p": 0.1}], FILTERED),
-        ([{"temperature": 0.0, "top_k": 5}], GREEDY),
-        ([{"temperature": 1.0}, {"temperature": 0.0}], SAMPLED + BESIDE_GREEDY),
-        ([{"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0}], FILTERED),
-    ],
-)
+@pytest.mark.parametrize(("lanes", "mode"), [
+    ([{"temperature": 0.0}], GREEDY),
+    ([{"temperature": 1.0}], SAMPLED),
+    ([{"temperature": 1.0, "top_k": 1}], FILTERED),
+    ([{"temperature": 1.0, "top_p": 0.9}], FILTERED),
+    ([{"temperature": 1.0, "min_p": 0.1}], FILTERED),
+    ([{"temperature": 0.0, "top_k": 5}], GREEDY),
+    ([{"temperature": 1.0}, {"temperature": 0.0}], SAMPLED + BESIDE_GREEDY),
+    ([{"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0}], FILTERED),
+])  # fmt: skip
 def test_mode_is_the_most_general_one_of_the_lanes(lanes: list[dict[str, Any]], mode: int) -> None:
     _, sampling_mode = sampling_arrays([None, *(lane(**params) for params in lanes)])
     assert sampling_mode == mode

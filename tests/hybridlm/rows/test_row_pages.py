@@ -1,4 +1,4 @@
-"""Pages of rows: given as sequences grow, taken back, named by the tables of steps, and checked."""
+"""Pages of rows: allocated in growth, freed, listed in tables, and checked."""
 
 import random
 from typing import Any
@@ -37,7 +37,7 @@ def tables(pool: RowPool, slots: list[Slot]) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_sequences_have_their_pages_alone(seed: int) -> None:
-    """Against counts of pages by device: each row has as many as it needs, no page has two rows, none is lost."""
+    """Compare with page counts by device: rows have enough, pages are exclusive, none lost."""
     rng = random.Random(seed)
     devices = rng.choice((1, 2, 4))
     free = [rng.randint(2, 5)] * devices

@@ -1,4 +1,4 @@
-"""Lanes of a step and rows of a pool: who is where, and how many tokens each row has consumed."""
+"""Lanes of a step and rows of a pool: assignment, and tokens consumed per row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def fault(kind: SlotFault) -> Any:
 
 @st.composite
 def arrangements(draw: st.DrawFn) -> tuple[int, int, list[int], int]:
-    """Return devices, rows of each, rows of the sequences in any order, and lanes of each device that are enough."""
+    """Draw devices, rows per device, sequences' rows in any order, and sufficient lanes."""
     devices, each = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     rows = draw(st.lists(st.integers(0, devices * each - 1), unique=True))
     fullest = max([1, *(sum(row // each == device for row in rows) for device in range(devices))])

@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: the numbers of their definitions, in every kind of step, and of one lane alone."""
+"""Penalties, biases and bans against their definitions, in every step and for one lane."""
 
 from collections import Counter
 from typing import Any, cast
@@ -27,11 +27,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"bad_words": [[42], [18, 16]], "min_tokens": 3, "stop_token_ids": [16, 61]},
     {"bad_words": ["t", "up"], "repetition_penalty": 1.5, "presence_penalty": 1.0},
 ]
-"""Each changes what is sampled."""
+"""Each one changes the sampled tokens."""
 
 
 def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **settings: Any) -> np.ndarray:
-    """Change logits token by token, in the order of transformers; presence and frequency as OpenAI defines them."""
+    """Change logits token by token in transformers' order, presence and frequency as in OpenAI."""
     params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**settings)).params, prompt + output
     logits = logits.astype(np.float32).copy()
     for token, bias in params.logit_bias:
@@ -79,7 +79,7 @@ class FixedDrafts:
 
 
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them at once, in three lanes, between requests without any; drafts are verified beside them."""
+    """All changes at once in three lanes, next to plain requests; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompts, outputs = [ids(text_lm), ids(text_lm, "ababababababab")], {}
     plain = [completion.token_ids for completion in text_lm.generate(prompts, max_tokens=12)]
@@ -106,13 +106,13 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     (token,) = {unbanned.token_ids[0]}
     banned = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
     assert token not in banned.token_ids and banned.logprobs is not None
-    # Log-probabilities are those of the model.
+    # Log-probabilities are the model's.
     score = text_lm.score([ids(text_lm) + banned.token_ids])[0].logprobs[-len(banned.token_ids) :]
     np.testing.assert_allclose(banned.logprobs, score, atol=1e-4)
 
 
 def test_only_allowed_tokens_follow(text_lm: hybridlm.LM) -> None:
-    """Also beside a request without limits, whose tokens are those of a call alone."""
+    """A request without limits keeps the tokens of a call alone."""
     settings: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "ignore_eos": True}
     (free,) = text_lm.generate([PROMPT], **settings)
     limited = [SamplingParams(allowed_token_ids=[5, 9], **settings), SamplingParams(**settings)]
@@ -154,31 +154,25 @@ def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
         logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
-        ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
-        ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
-        ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
-        ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
-        ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
-        ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
-        ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
-        ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
-        ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
-        ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
-        (
-            {"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
-            "allowed_token_ids: expected None with structured_outputs",
-        ),
-        ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
-        ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
+    ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
+    ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
+    ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
+    ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
+    ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
+    ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
+    ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
+    ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
+    ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
+    ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
+    ({"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
+     "allowed_token_ids: expected None with structured_outputs"),
+    ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
+    ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
+], ids=str)  # fmt: skip
 def test_settings_that_are_refused(text_lm: hybridlm.LM, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         text_lm.generate([PROMPT], **setting)

@@ -18,19 +18,12 @@ ROWS, VOCAB = 512, 1003
 WITH_KERNEL, PLAIN = Devices(kernels="auto"), Devices(kernels="off")
 run = jax.jit(sample_tokens, static_argnums=4)
 FILTERS: dict[str, dict[str, Any]] = {
-    "no filter": {},
-    "temperature 0.2": {"temperature": 0.2},
-    "top_k 1": {"top_k": 1},
-    "top_k 20": {"top_k": 20},
-    "more groups than tokens": {"top_k": 500},
-    "the whole vocabulary": {"top_k": VOCAB},
-    "top_p": {"top_p": 0.7},
-    "almost all": {"top_p": 0.9999},
-    "top_p 0": {"top_p": 0.0},
-    "min_p": {"min_p": 0.1},
+    "no filter": {}, "temperature 0.2": {"temperature": 0.2}, "top_k 1": {"top_k": 1}, "top_k 20": {"top_k": 20},
+    "more groups than tokens": {"top_k": 500}, "the whole vocabulary": {"top_k": VOCAB}, "top_p": {"top_p": 0.7},
+    "almost all": {"top_p": 0.9999}, "top_p 0": {"top_p": 0.0}, "min_p": {"min_p": 0.1},
     "typical settings": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     "all filters": {"temperature": 1.3, "top_k": 60, "top_p": 0.9, "min_p": 0.02},
-}
+}  # fmt: skip
 
 
 def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, rows=ROWS) -> Sampling:

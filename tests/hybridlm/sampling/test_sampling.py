@@ -56,19 +56,15 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     return p / p.sum()
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0, "top_k": 4},
-        {"top_p": 0.6},
-        {"top_k": 5, "top_p": 0.7},
-        {"min_p": 0.5},
-        {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("filters", [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 4},
+    {"top_p": 0.6},
+    {"top_k": 5, "top_p": 0.7},
+    {"min_p": 0.5},
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.2},
+], ids=str)  # fmt: skip
 def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(
         run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
@@ -101,14 +97,8 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
     rows += [np.where(np.arange(300) % 7, -np.inf, rng.normal(size=300)), np.where(np.arange(300) == 9, 1e30, 0.0)]
     rows += [np.where(np.arange(300) % 2, 0.0, -0.0), np.array([1e-40, -1e-40, 3.0] * 100)]
     filters = [
-        (0, 1.0, 0.3),
-        (1, 1.0, 0.0),
-        (7, 1.0, 0.0),
-        (0, 0.35, 0.0),
-        (0, 1e-9, 0.0),
-        (40, 0.8, 0.01),
-        (299, 0.999, 0.0),
-    ]
+        (0, 1.0, 0.3), (1, 1.0, 0.0), (7, 1.0, 0.0), (0, 0.35, 0.0), (0, 1e-9, 0.0), (40, 0.8, 0.01), (299, 0.999, 0.0),
+    ]  # fmt: skip
     for top_k, top_p, min_p in filters:
         scaled = np.stack(rows).astype(np.float32)
         of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))

@@ -19,15 +19,10 @@ from hybridlm.score_files import lines
 from hybridlm.score_files.divergence_task import MEANS, _rows
 
 ROWS: list[dict[str, Any]] = [
-    {"id": "a", "text": "ab,c"},
-    {"id": 'quoted "id"', "text": "two\nrows"},
-    {"id": "two\nlines", "input_ids": [9, 3]},
-    {"id": None, "token_ids": [7]},
-    {"id": "é", "text": '"é"'},
-    {"id": "long", "text": "123456789"},
-    {"id": "numbers", "input_ids": [7, 254]},
-    {"id": "last", "text": "a"},
-]
+    {"id": "a", "text": "ab,c"}, {"id": 'quoted "id"', "text": "two\nrows"}, {"id": "two\nlines", "input_ids": [9, 3]},
+    {"id": None, "token_ids": [7]}, {"id": "é", "text": '"é"'}, {"id": "long", "text": "123456789"},
+    {"id": "numbers", "input_ids": [7, 254]}, {"id": "last", "text": "a"},
+]  # fmt: skip
 COLUMNS = ("id", "text", "input_ids", "token_ids", "other")
 SUMS = {"sum_logprob": -3.0, "perplexity": math.exp(3)}
 INPUTS = ("in.csv", "in.csv.gz", "in.jsonl.gz", "in.parquet")
@@ -159,19 +154,16 @@ def test_cell_that_is_no_list_of_ids(tmp_path: Path, cell: str) -> None:
     assert good["token_ids"] == [1, 2] and "input_ids: expected " in bad["error"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "expected a column text or "),
-        (b"title\na\n", "expected a column text or .*found title .*commas"),
-        (b"id;text\n1;a\n", "expected a column text or .*commas"),
-        (b"text,text\na,b\n", "column text: expected it once"),
-        (b"prompt\na\n", "expected columns prompt and completion together"),
-        (b"text\n", "holds no rows"),
-        (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"),
-        (b'text\n"a"b\n', "row 0: expected cells with commas"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "expected a column text or "),
+    (b"title\na\n", "expected a column text or .*found title .*commas"),
+    (b"id;text\n1;a\n", "expected a column text or .*commas"),
+    (b"text,text\na,b\n", "column text: expected it once"),
+    (b"prompt\na\n", "expected columns prompt and completion together"),
+    (b"text\n", "holds no rows"),
+    (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"),
+    (b'text\n"a"b\n', "row 0: expected cells with commas"),
+])  # fmt: skip
 def test_csv_that_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "in.csv").write_bytes(content)
     with pytest.raises(ValueError, match=rf"in\.csv: {message}"):

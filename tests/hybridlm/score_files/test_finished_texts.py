@@ -1,9 +1,6 @@
 """Finished texts of an unfinished part survive a kill and change no bit."""
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from text_checkpoint import SETTINGS
-from toy_scorer import write_lines
+from toy_scorer import kill_after_nine_texts, write_lines
 
 import hybridlm
 from hybridlm.files import finished
 from hybridlm.files.finished import FinishedTexts, finished_files
-
-REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 
 
 def arrays(value: int) -> dict[str, np.ndarray]:
@@ -144,18 +139,6 @@ def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Pa
     text_lm = hybridlm.load(text_lm.path, **SETTINGS)  # with the weights of the files, which other tests replace
     output, path = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
     text_lm.score_file(texts, path)
-    command = [
-        sys.executable,
-        REFERENCE / "processes" / "kill_texts.py",
-        text_lm.path,
-        texts,
-        output,
-        "9",
-        "score_file",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(finished_files(texts.with_name("out.jsonl.parts"))) == 9
+    kill_after_nine_texts(text_lm.path, texts, output, "score_file")
     report = text_lm.score_file(texts, output)
     assert output.read_bytes() == path.read_bytes() and 0 < report.step_tokens < 0.9 * report.tokens

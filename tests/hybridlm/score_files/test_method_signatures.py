@@ -14,13 +14,9 @@ from hybridlm.cli.main import app
 from hybridlm.score_files.options import FileSettings
 
 TASKS: dict[str, Any] = {
-    "score": hybridlm.ScoreTask,
-    "embed": hybridlm.EmbedTask,
-    "classify": hybridlm.ClassifyTask,
-    "divergence": hybridlm.DivergenceTask,
-    "decide": hybridlm.DecideTask,
-    "batch": hybridlm.BatchTask,
-}
+    "score": hybridlm.ScoreTask, "embed": hybridlm.EmbedTask, "classify": hybridlm.ClassifyTask,
+    "divergence": hybridlm.DivergenceTask, "decide": hybridlm.DecideTask, "batch": hybridlm.BatchTask,
+}  # fmt: skip
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -54,11 +54,8 @@ BAD = {
     "NaN": (b'{"id": "x", "text": NaN}', None, "NaN is not JSON"),
     "twice": (b'{"id": "x", "text": "a", "text": "b"}', None, "duplicate keys"),
     "deep": (b'{"id": "x", "text": ' + b"[" * 100_000, None, "cannot be read"),
-    "no text": (
-        b'{"id": "x", "title": "a"}',
-        "x",
-        "exactly one of text, token_ids, input_ids, prompt, messages, got none",
-    ),
+    "no text": (b'{"id": "x", "title": "a"}', "x",
+                "exactly one of text, token_ids, input_ids, prompt, messages, got none"),
     "null": (b'{"id": "x", "text": null, "prompt": null}', "x", "messages, got none of them"),
     "both": (b'{"id": "x", "text": "a", "token_ids": [1]}', "x", "got text, token_ids"),
     "text of ids": (b'{"id": "x", "text": [1]}', "x", "text: expected a string, got list"),
@@ -67,7 +64,7 @@ BAD = {
     "id": (b'{"id": 1e999, "text": "a"}', None, "id: expected a string or a whole number, got inf"),
     "nan": (b'{"id": "x", "token_ids": [1, 2, 255]}', "x", "token 2: expected finite numbers"),
     "id used twice": (b'{"id": "a", "text": "c"}', "a", "id: is used twice, first in line 1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -183,7 +183,7 @@ def test_answers_of_chats(chat_lm: Any, family: str):
     check_numbers(lm, score, text, answer)
     thoughts = "\n\n</think>\n\n" if family.startswith("qwen") else ""
     assert answer == thoughts + "Ben has it." + text.partition("Ben has it.")[2]
-    # "\n" of the prompt is no token of its own; the template writes no thoughts where it begins some.
+    # "\n" of the prompt is no separate token; the template writes no thoughts where it begins some.
     assert score.boundary_shift == {"qwen3_5": 1, "qwen3_next": 1, "nemotron_h": 2}.get(family, 0)
 
 

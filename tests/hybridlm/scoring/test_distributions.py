@@ -105,7 +105,7 @@ def test_ids_of_each_position_and_a_start(text_lm: hybridlm.LM) -> None:
             assert array.tolist() == ids
             np.testing.assert_allclose(logprobs, logs[i][place - 1][ids], atol=1e-4)
             check_ranks(ranks, array, np.repeat(logs[i][[place - 1]], len(ids), axis=0))
-        # Steps of the same shape, in which nothing else begins so.
+        # Steps of the same shape, without another text of this beginning.
         single, *_ = text_lm.score([texts[i], [5, 6], [7, 8]], token_ids=[requests[i], [1, 2], []], start=[8, 0, 0])
         assert single.chosen is not None and single.chosen.logprobs.tobytes() == score.chosen.logprobs.tobytes()
         assert single.ranks is not None and single.ranks.tobytes() == score.ranks.tobytes()

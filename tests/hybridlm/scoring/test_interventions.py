@@ -1,4 +1,4 @@
-"""Interventions while scoring: against changed weights, changed states and layers run one by one; other lanes' bits."""
+"""Interventions in scoring against changed weights, states and single layers; other lanes stay."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
 
 
 def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
-    """A replaced row is what adding the difference makes of it; the last of two vectors of one place counts."""
+    """Replacing equals adding the difference; the last of two vectors at a place counts."""
     index, positions, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
     donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=positions)[0].captured
     assert donor is not None
@@ -199,7 +199,7 @@ def test_states(lm: hybridlm.LM) -> None:
 
 
 def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
-    """A head without memory: its state is zero before each token, NaN in it would not stay."""
+    """A head without memory: its state is zero before each token and NaN never stays."""
     score = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
     assert score.captured is not None
     state = score.captured.state(0)[0]
@@ -213,7 +213,7 @@ def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
-    """Interventions of one lane, NaN in vectors and states too, change neither scores nor captures of another."""
+    """Interventions with NaN change neither scores nor captures of other lanes."""
     nan, (layer, array) = np.full(lm.config.hidden_size, np.nan), edited_places(lm)[0]
     kind = next(
         kind for kind in ("recurrent", "attention", "expert") if any(kind in kinds for kinds in lm.model.sites())
@@ -257,7 +257,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
 
 
 def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
-    """Layers and arrays whose states can be changed, recurrences first."""
+    """Return layers and arrays of editable states, recurrences first."""
     return sorted(probe_sites(lm.engine, "score").states, key=lambda place: place[1] != "recurrent")
 
 
@@ -319,7 +319,7 @@ def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
+    """Lanes without requests keep their bits in scoring and generation at any compiler."""
     run, dispatched = text_lm.engine.run, []
 
     def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""MTP drafts and the head's state when drafts are accepted in part: against float64, from scratch."""
+"""MTP drafts and the head's state after partly accepted drafts, against float64 from scratch."""
 
 import pathlib
 from typing import Any
@@ -61,7 +61,7 @@ def lanes() -> Lanes:
 
 @pytest.mark.long
 def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
-    """Prompts of all lengths, then drafts of which all, some and none are right, and a lane that sits the step out."""
+    """Prompts of all lengths; all, some or no drafts are right; one lane is idle."""
     reference = Float64Model(GOLDEN)
 
     def continued(tokens: list[int], count: int) -> list[int]:
@@ -89,12 +89,12 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
         prefix = continued(PROMPTS[lane], count + 1)
         assert sampled.token[lane, count - 1] == prefix[-1]
         assert sampled.mtp_drafts[lane].tolist() == reference.mtp_drafts(prefix, DRAFTS)
-        # what the next token is paired with: the hidden state of the last accepted one
+        # the next token is paired with the hidden state of the last accepted token
         hidden = reference.hidden(prefix[:-1])[0][-1]
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
     for leaf, old_leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(old_rows), strict=True):
         assert by_lane(leaf, LANES)[3].tobytes() == by_lane(old_leaf, LANES)[3].tobytes()
-    # a step without drafts behind them, in rows that hold what was not accepted
+    # a step without drafts behind them, in rows with states of rejected drafts
     accepted, sampled, rows = lanes.run(
         rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
     )
@@ -106,7 +106,7 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
 
 @pytest.mark.long
 def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> None:
-    """Other tokens behind the accepted ones change no row but what lies behind them in caches."""
+    """Other tokens behind the accepted ones change only cache positions behind them."""
     _, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
     tokens = np.full((LANES, TOKENS), 7, np.int32)
     tokens[:, 0] = LAST_SAMPLED

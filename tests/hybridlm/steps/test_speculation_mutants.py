@@ -1,4 +1,4 @@
-"""Every fault of speculation is found by who has to find it, and nothing in the engine as it is."""
+"""Each fault of speculation is found by its finder; the unchanged engine passes."""
 
 import jax.numpy as jnp
 import pytest
@@ -47,7 +47,7 @@ def test_the_proof_finds_nothing_wrong_with_the_step(steps: Steps) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("id", REPLAYED)
 def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id: str) -> None:
-    """Faults put in by two replays are the exception: rows are read for the second after the first wrote them."""
+    """Faults by two replays are exempt: rows are read again after the first write."""
     assert refused(steps, STEPS[id]) <= {ViolationKind.STALE}
 
 
@@ -58,7 +58,7 @@ def completions(text_lm: hybridlm.LM) -> list[traffic.Alone]:
 
 @pytest.mark.slow
 def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, completions: list[traffic.Alone]) -> None:
-    """Traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
+    """Lanes have all drafts, fewer or no drafts; two requests are cancelled, and rows move."""
     stats = dict(text_lm.stats)
     assert traffic.finder(text_lm, completions, PartlyRight(completions)) is None
     drafted, accepted = (text_lm.stats[name] - stats[name] for name in ("drafted_tokens", "accepted_tokens"))
@@ -96,7 +96,7 @@ def _contract(steps: Steps, lanes: int) -> LaneContract:
 @pytest.mark.long
 @pytest.mark.parametrize("id", ["", "every-draft-kept", "convolution-of-all-tokens"])
 def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps, id: str) -> None:
-    """The measurement that users have for steps of their own, on ours."""
+    """Measure our step with the public measurement of user steps."""
     scene = scene_of(steps)
     wrong = mutated(steps.lm.engine.programs.structure, [STEPS[id] if id else RIGHT])
     reach = unaccepted_reach(

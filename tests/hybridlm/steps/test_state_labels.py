@@ -1,4 +1,4 @@
-"""The dimensions of real models' states: a step that puts one in another's place is refused, even where sizes agree."""
+"""Steps that exchange dimensions of a real model's state are refused, even at equal sizes."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _put(pool: Any, slots: Any, lengths: Any, change: Write) -> Any:
 
 
 def _transposed(right: Write) -> Write:
-    """A recurrence whose new state, of lanes with a token, has key and value in each other's place."""
+    """Return a recurrence whose new state exchanges key and value in lanes with tokens."""
 
     def wrong(inputs: RecurrenceInputs, **options: Any) -> RecurrenceOutputs:
         out, new = right(inputs, **options)

@@ -1,4 +1,4 @@
-"""Steps over pages in any order: each lane has the bits of its solo run, and no other page is written."""
+"""Lanes on pages in any order have the bits of solo runs; other pages stay."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ def page_counts(tokens: int, drafts: int) -> np.ndarray:
 
 
 def lane_pages(model: SteppedModel, tokens: int, drafts: int, order: np.ndarray) -> LanePages:
-    """Return random lanes on pages in this order; all other pages, the null page among them, are NaN."""
+    """Return random lanes on pages in this order; all other pages are NaN."""
     counts, rng = page_counts(tokens, drafts), np.random.default_rng(1)
     table = np.zeros((LANES, BLOCKS), np.int32)
     pages = iter(order.tolist())
@@ -88,7 +88,7 @@ def lane_pages(model: SteppedModel, tokens: int, drafts: int, order: np.ndarray)
 
 
 def inputs_of(step: str, tokens: int, table: np.ndarray, active: np.ndarray, drafts: int) -> StepInputs:
-    """Return inputs of a step in which only some lanes have tokens and pages."""
+    """Return inputs of a step with tokens and pages in the active lanes."""
     rng, size = np.random.default_rng(2), (LANES, tokens)
     ids = rng.integers(0, 60, size).astype(np.int32)
     lengths = np.where(active, LENGTHS[tokens], 0).astype(np.int32)
@@ -166,20 +166,16 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "written-by-the-table-of-the-next-lane": ("token_places", _by(lambda table: jnp.roll(table, 1, axis=0))),
     "written-by-swapped-tables": ("token_places", _by(lambda table: table[::-1])),
     "written-to-the-next-page": ("token_places", _by(lambda table: table + 1)),
-    "written-by-place-in-the-table": (
-        "token_places",
-        _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32)),
-    ),
+    "written-by-place-in-the-table": ("token_places",
+                                      _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32))),
     "padding-on-the-null-page": ("token_places", _padding_on_the_null_page),
     "padding-on-the-last-page": ("token_places", _padding_on_the_last_page),
     "read-by-the-table-of-the-next-lane": ("take_pages", _reads_by(lambda pages: jnp.roll(pages, 1, axis=0))),
     "read-of-the-next-page": ("take_pages", _reads_by(lambda pages: pages + 1)),
     "read-of-the-first-page": ("take_pages", _reads_by(lambda pages: jnp.ones_like(pages))),
-    "read-of-the-largest-page": (
-        "take_pages",
-        _reads_by(lambda pages: jnp.broadcast_to(pages.max(axis=0), pages.shape)),
-    ),
-}
+    "read-of-the-largest-page": ("take_pages",
+                                 _reads_by(lambda pages: jnp.broadcast_to(pages.max(axis=0), pages.shape))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -198,7 +194,7 @@ def test_faults_of_page_tables_in_a_step_are_refused(fault: str, monkeypatch: py
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("fault", ["stale", "swapped", "missing"])
 def test_faults_of_a_host_table_show(fault: str, kernels: str) -> None:
-    """A table of earlier pages, two lanes' tables exchanged, and no page for new tokens: other bits, or an error."""
+    """A table of earlier pages, exchanged tables and missing pages change bits or raise."""
     model = SteppedModel("olmo_base", False, kernels)
     pages = lane_pages(model, TOKENS, 0, order_of(7))
     inputs = inputs_of("hidden", TOKENS, pages.table, np.ones(LANES, bool), 0)

@@ -1,4 +1,4 @@
-"""Steps over rows of a pool in any order: the bits of row i for lane i, and no other row is written."""
+"""Steps over rows in any order: lane i has the bits of row i."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def page_count(model: SteppedModel) -> int:
 
 
 def rows_of(model: SteppedModel) -> Rows:
-    """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
+    """Return a pool with random rows for active lanes and NaN in all others."""
     rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, page_count(model))
     unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
 
@@ -61,7 +61,7 @@ def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> SteppedMode
 
 
 def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
-    """Inputs of a step of the lanes in the rows of these slots, and on the pages behind the null page."""
+    """Return inputs of lanes in these slots, with pages behind the null page."""
     rng, size = np.random.default_rng(2), (LANES, tokens)
     ids = rng.integers(0, 60, size).astype(np.int32)
     lengths = LENGTHS[tokens]
@@ -88,7 +88,7 @@ def in_order(pool: Rows) -> Rows:
 
 
 def check_rows(pool: Rows, results: Rows, ordered: Rows) -> None:
-    """Check the lanes' rows against a step with row i of lane i, and all others against the pool before."""
+    """Compare lanes' rows with an ordered step, and all other rows with the earlier pool."""
     rows = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
     leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (results, ordered)))
     for (path, old), new, expected in zip(*leaves, strict=True):

@@ -1,4 +1,4 @@
-"""The step that verifies drafts writes what it accepts and nothing else, for every model and every mix of lanes."""
+"""The verifying step writes accepted tokens only, for every model and mix of lanes."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scen
 
 
 def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
-    """The same program with these tokens and no others: nothing else of the step is in the rows."""
+    """Run the same program with these tokens and no others."""
     rows, lanes, expected = scene
     _, sampled, rows_now = steps.verify(rows, lanes)
     single_drafts = [lane.but(lane.tokens[:count], ()) for lane, count in zip(lanes, expected, strict=True)]
@@ -123,7 +123,7 @@ def test_the_token_sampled_last_is_carried(steps: Steps, scene: Scene) -> None:
 
 
 def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
-    """Prompts before or behind those that draft, all rows in other places: bit for bit the same."""
+    """Prompts before or behind drafting lanes, in moved rows, give the same bits."""
     order = [3, 5, 0, 4, 2, 1]
     want = steps.verify(scene.rows, scene.lanes)
     permuted = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
@@ -135,7 +135,7 @@ def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
 
 @pytest.mark.parametrize("neighbours", ["nan", "drafts"])
 def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, neighbours: str) -> None:
-    """Accepted and sampled tokens and rows, beside lanes that hold NaN or have other tokens, drafts and settings."""
+    """Accepted tokens, samples and rows stay next to NaN, other tokens, drafts and settings."""
     want = steps.verify(scene.rows, scene.lanes)
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
@@ -158,7 +158,7 @@ def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, n
 
 
 def check_turns(steps: Steps, *turns: list[int | None]) -> None:
-    """Steps one after the other, each from the tokens that are carried, against single tokens from the beginning.
+    """Compare successive steps that carry tokens with single tokens from the beginning.
 
     Args:
         turns: for each step, how many of each lane's four drafts are right; None for no drafts. A step without any is
@@ -198,26 +198,23 @@ def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> 
 
 
 def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps: Steps) -> None:
-    """Each lane changes sides; then one that has just had every draft right beside one that had none."""
+    """Each lane changes sides; then all drafts right in one lane, all wrong in another."""
     check_turns(steps, [3, None, 4, None, 2, None], [None, 3, None, 4, None, 0], [4, 0, None, None, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("length", "drafts", "wrong_at", "expected"),
-    [
-        (0, 0, None, 0),
-        (1, 0, None, 1),
-        (5, 0, 2, 5),  # a prompt: nothing is compared
-        (5, 4, None, 5),
-        (5, 4, 1, 1),
-        (5, 4, 4, 4),
-        (3, 2, 2, 2),
-        (3, 2, 3, 3),  # what stands behind the length is no draft
-        (4, 2, 1, 4),  # the wrong token is certain
-        (4, 2, 2, 2),
-        (4, 2, 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("length", "drafts", "wrong_at", "expected"), [
+    (0, 0, None, 0),
+    (1, 0, None, 1),
+    (5, 0, 2, 5),  # a prompt: nothing is compared
+    (5, 4, None, 5),
+    (5, 4, 1, 1),
+    (5, 4, 4, 4),
+    (3, 2, 2, 2),
+    (3, 2, 3, 3),  # what stands behind the length is no draft
+    (4, 2, 1, 4),  # the wrong token is certain
+    (4, 2, 2, 2),
+    (4, 2, 3, 3),
+])  # fmt: skip
 def test_accept(length: int, drafts: int, wrong_at: int | None, expected: int) -> None:
     """Every place of the first wrong token, with certain tokens before the drafts."""
     tokens = np.arange(10, 15, dtype=np.int32)[None]

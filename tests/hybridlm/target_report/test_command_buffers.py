@@ -1,4 +1,4 @@
-"""Steps for GPUs run as one CUDA graph: no loop and no branch asks the host, with kernels and without."""
+"""Steps for GPUs run as one CUDA graph without loops or branches on the host."""
 
 from pathlib import Path
 

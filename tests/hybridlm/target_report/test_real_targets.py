@@ -1,6 +1,6 @@
 """Steps as XLA compiles them for GPUs and TPUs, without one (extras target-cuda, target-tpu).
 
-Those of every family are compiled by scripts/write_target_tables.py, which fails at a finding. An audit of a program
+scripts/write_target_tables.py compiles the steps of every family and fails at a finding. An audit of a program
 for each platform is broken by hand in each way that it has to see: mutants of buffer assignments.
 """
 
@@ -63,7 +63,7 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
     ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8, 4)), ("falcon_base", Shape("verify", 4, 5, 4))]
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
-    """Products on a mesh transpose the window of Mamba2's convolution; a copy used to transpose the new state back."""
+    """Products on a mesh transpose Mamba2's window; a copy used to transpose the state back."""
     (step,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
     assert step.faults == () and step.certificate is not None and step.certificate.copies == ()
 
@@ -81,15 +81,12 @@ def steps_on_a_mesh(
 
 
 @pytest.mark.target_tpu
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
-        ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
+    ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
+])  # fmt: skip
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
-    """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
+    """No cache with heads of 576 or 64 numbers is copied; both exceed on-chip memory."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     small = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
@@ -126,7 +123,7 @@ WIDE = {
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("name", WIDE)
 def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: Path) -> None:
-    """Scratch with kernels is that of plain weights, also for prompts whose lanes are several tiles of a kernel."""
+    """Scratch equals plain weights' scratch, also for prompts of several kernel tiles."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
     reports = {}
@@ -203,7 +200,7 @@ def no_place(executable: Executable, live: LiveValues, bound: BoundContract) -> 
 
 
 def over_a_turned_operand(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """A product's result in the bytes of an operand that it reads at other positions: a shift in place."""
+    """Write a product's result over an operand that it reads at other positions."""
     for value in live.values:
         product = value.instruction.name.startswith("gemm_fusion") or value.instruction.fusion_kind == "kOutput"
         if value.slice is None or not product or value.index:
@@ -217,7 +214,7 @@ def over_a_turned_operand(executable: Executable, live: LiveValues, bound: Bound
 
 
 def written_while_copied(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """Another value in the bytes that a copy beside other operations is still writing."""
+    """Write another value to the bytes of a running copy."""
     for value in live.values:
         if value.instruction.opcode != "copy-start" or value.index != (0,) or value.slice is None:
             continue
@@ -235,7 +232,7 @@ def written_while_copied(executable: Executable, live: LiveValues, bound: BoundC
 
 
 def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """Move every value of the chip's memory to the device's, so that pools are copied there."""
+    """Move every on-chip value to device memory, so that pools are copied there."""
     allocations = {
         number: replace(allocation, space=0) for number, allocation in executable.buffers.allocations.items()
     }

@@ -100,14 +100,11 @@ def test_a_scheme_is_of_a_plan() -> None:
         assert result.exit_code == 1 and "--scheme" in result.output
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme", "target", "fits"),
-    [
-        ("Qwen3-Next-80B", None, "nvidia-h200", False),
-        ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
-        ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "scheme", "target", "fits"), [
+    ("Qwen3-Next-80B", None, "nvidia-h200", False),
+    ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
+    ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
+])  # fmt: skip
 def test_published_models_fit(name: str, scheme: str | None, target: str, fits: bool) -> None:
     assert fit(name, scheme, target).fits == fits
     assert row(name, scheme) in (ROOT / "docs" / "quantised.md").read_text()
@@ -121,7 +118,7 @@ def test_table() -> None:
 
 @pytest.mark.parametrize(("cache", "fits"), [(None, False), (64 * 2048, True)])
 def test_many_short_sequences_of_a_long_context_fit(cache: int | None, fits: bool, tmp_path: Path) -> None:
-    """64 lanes of Qwen3.5-35B-A3B, each of up to 262,144 tokens: by pages for 2,048 of each, not by contexts."""
+    """64 lanes of Qwen3.5-35B-A3B with contexts of 262,144 share pages for 2,048 tokens each."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED["Qwen3.5-35B-A3B"]))
     options = EngineConfig(lanes=64, context=262_144, dtype="bfloat16", cache=cache)

@@ -1,4 +1,4 @@
-"""Reports on a model on a target: floors and memory by hand, what is kept, what is refused, the command line.
+"""Reports on a model on a target: floors, memory, stored reports, refusals, the command line.
 
 The target's devices are virtual CPUs, and numbers float32, since XLA:CPU copies caches of bfloat16. Tests marked
 `target_cuda` and `target_tpu` have XLA's compilers for real ones.
@@ -77,7 +77,7 @@ def engine(
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
-    """Its configuration is in the file, beside which there is no config.json."""
+    """A GGUF file contains its configuration; there is no config.json."""
     path = write_gguf(tmp_path / "m.gguf", "qwen35")
     gguf_engine = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
     original = engine(OF["qwen35"])
@@ -99,7 +99,7 @@ def test_models_are_told_the_platform_of_the_target() -> None:
 
 
 def test_floor_of_experts_and_keys() -> None:
-    """One expert product is met by 3 of 8 experts per token; keys and values are those of the blocks before."""
+    """3 of 8 experts per token meet an expert product; keys are of earlier blocks."""
     small = engine(lanes=1)
     model = small.row_arrays.model
     experts = sum(param.size for param in small.params if param.ndim == 3 and param.shape[0] == 8)
@@ -117,7 +117,7 @@ def test_floor_of_experts_and_keys() -> None:
 
 @pytest.mark.parametrize("name", ["sparse_base", "dense_interval"])
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
-    """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
+    """Floor: a quarter of the float32 bytes, and a bfloat16 scale per row."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
     shape = Shape("generate", 1, 1, 1)
     plain_floor, packed_floor = floor(plain, shape), floor(packed, shape)
@@ -140,7 +140,7 @@ def test_floor_of_prompts_samples_one_token() -> None:
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TPU keeps heads of 8 in rows of 128, which take memory; another form of cache need not read the rest."""
+    """A TPU pads heads of 8 to 128; other cache forms skip the zeros."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     gpu, tpu = engine(), engine(target="tpu-v5e")
@@ -218,7 +218,7 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, fol
 
 
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
-    """Loops by data: of those over blocks all turns of a full context count, of further passes none."""
+    """Loops over blocks count all turns of a full context, further passes count none."""
 
     def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
         return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
@@ -299,7 +299,7 @@ def test_steps_are_exported_for_the_platform_of_the_target(
 
 @pytest.mark.parametrize("target", ["nvidia-h100", "tpu-v5e"])
 def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA writes one that does not in a loop of compare-and-swap. Counts are sums, which places may share."""
+    """XLA turns scatters with possible duplicates into compare-and-swap loops; counts may have duplicates."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     base = engine("sparse_base", target)
@@ -346,16 +346,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: P
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--target", "nvidia-h100"), "--model or --config, got neither"),
-        ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
-        ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
-        ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
-        ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (("--target", "nvidia-h100"), "--model or --config, got neither"),
+    ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
+    ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
+    ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
+    ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
+])  # fmt: skip
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     result = run(*options)
     assert result.exit_code == 1 and message in result.output

@@ -24,19 +24,16 @@ UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", copies=(), s
 COPIES = SimpleNamespace(not_audited=None, copies=("1344 bytes",), seconds=SimpleNamespace(compile=1.0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "verdict", "good"),
-    [
-        ({}, "audited", True),
-        ({"floor_moved": None}, "audited", True),
-        ({"certificate": UNKNOWN}, "NOT AUDITED", False),
-        ({"certificate": COPIES}, "COPIES A POOL", False),
-        ({"floor_moved": 31}, "BELOW ITS FLOOR", False),
-        ({"faults": ("overlap",)}, "REFUSED", False),
-        ({"certificate": UNKNOWN, "faults": ("overlap",)}, "REFUSED", False),
-        ({"certificate": None, "faults": ("not compiled",), "scratch": 0}, "NOT COMPILED", False),
-    ],
-)
+@pytest.mark.parametrize(("fields", "verdict", "good"), [
+    ({}, "audited", True),
+    ({"floor_moved": None}, "audited", True),
+    ({"certificate": UNKNOWN}, "NOT AUDITED", False),
+    ({"certificate": COPIES}, "COPIES A POOL", False),
+    ({"floor_moved": 31}, "BELOW ITS FLOOR", False),
+    ({"faults": ("overlap",)}, "REFUSED", False),
+    ({"certificate": UNKNOWN, "faults": ("overlap",)}, "REFUSED", False),
+    ({"certificate": None, "faults": ("not compiled",), "scratch": 0}, "NOT COMPILED", False),
+])  # fmt: skip
 def test_verdicts(fields: dict[str, Any], verdict: str, good: bool) -> None:
     row = row_of("olmo_base", "nvidia-h100", report(**fields))
     assert (row.verdict, row.good) == (verdict, good)
@@ -67,16 +64,13 @@ def fitted(spare: int) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "remaining", "fit", "good"),
-    [
-        ({}, 10**9, "yes, 15.0 of 16.0 GB", True),
-        ({}, -(10**9), "no, 17.0 of 16.0 GB", True),
-        ({"faults": ("overlap",)}, 10**9, "yes, 15.0 of 16.0 GB", False),
-        ({"certificate": None, "failed": "out | of memory"}, 10**9, "no, XLA: out / of memory", True),
-        ({"certificate": None, "failed": "out of memory"}, -1, "no, 16.0 of 16.0 GB without scratch", True),
-    ],
-)
+@pytest.mark.parametrize(("fields", "remaining", "fit", "good"), [
+    ({}, 10**9, "yes, 15.0 of 16.0 GB", True),
+    ({}, -(10**9), "no, 17.0 of 16.0 GB", True),
+    ({"faults": ("overlap",)}, 10**9, "yes, 15.0 of 16.0 GB", False),
+    ({"certificate": None, "failed": "out | of memory"}, 10**9, "no, XLA: out / of memory", True),
+    ({"certificate": None, "failed": "out of memory"}, -1, "no, 16.0 of 16.0 GB without scratch", True),
+])  # fmt: skip
 def test_rows_of_models(fields: dict[str, Any], remaining: int, fit: str, good: bool) -> None:
     item = report(**{"failed": None, "kernels": 1702, "scratch": 10**9, **fields})
     row = row_of_model("Kimi-Linear-48B", "nvidia-h200", SimpleNamespace(steps=(item,), fit=fitted(remaining)))  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_what_is_given_out_is_the_text_before_the_first_stop(pieces: list[str], 
     tokens = ids(*pieces)
     text, given_out = grow(tokens, *stops)
     assert "".join(given_out) == text.text
-    # Token by token: the first prefix of the tokens whose text holds a stop string is cut at the earliest one.
+    # Token by token: the first prefix with a stop string is cut at the earliest stop string.
     for count in range(1, len(tokens) + 1):
         full = TOKENIZER.decode(tokens[:count])
         results = [full.find(stop) for stop in stops if stop in full]

@@ -20,19 +20,12 @@ PIECES = [
 SPECIAL = ["<s>", "<tool_call>"]
 LLAMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 DECODERS = {
-    "none": None,
-    "byte level": decoders.ByteLevel(),
-    "byte fallback": decoders.ByteFallback(),
+    "none": None, "byte level": decoders.ByteLevel(), "byte fallback": decoders.ByteFallback(),
     "llama": decoders.Sequence(LLAMA),
     "gemma": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
-    "metaspace": decoders.Metaspace(),
-    "metaspace never": decoders.Metaspace(prepend_scheme="never"),
-    "word piece": decoders.WordPiece(),
-    "word piece without clean-up": decoders.WordPiece(cleanup=False),
-    "bpe": decoders.BPEDecoder(),
-    "ctc": decoders.CTC(),
-    "strip": decoders.Strip(" ", 1, 0),
-    "fuse": decoders.Fuse(),
+    "metaspace": decoders.Metaspace(), "metaspace never": decoders.Metaspace(prepend_scheme="never"),
+    "word piece": decoders.WordPiece(), "word piece without clean-up": decoders.WordPiece(cleanup=False),
+    "bpe": decoders.BPEDecoder(), "ctc": decoders.CTC(), "strip": decoders.Strip(" ", 1, 0), "fuse": decoders.Fuse(),
     "replace": decoders.Replace(Regex("[ab]▁?"), "漢"),
     "strip of all": decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
     "replace in all": decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("b▁a|b+"), "X")]),
@@ -43,7 +36,7 @@ DECODERS = {
     "byte level strip": decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]),
     "nested": decoders.Sequence([decoders.Sequence(LLAMA[:2]), decoders.Sequence(LLAMA[2:])]),
     "word piece of bytes": decoders.Sequence([decoders.ByteFallback(), decoders.WordPiece()]),
-}
+}  # fmt: skip
 TEXTS = ["日本語", "🙂🙂", "你好，世界", "हिन्दी", "Привет", "e\u0301é", "👨‍👩‍👧", "a\ufffdb", "عربى"]
 
 

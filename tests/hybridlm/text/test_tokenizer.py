@@ -102,7 +102,7 @@ def test_what_is_put_around_a_text_can_be_left_out(tmp_path: Path) -> None:
     backend.post_processor = tokenizers.processors.TemplateProcessing(f"{START} $A", special_tokens=[(START, start)])
     tokenizer = load(save(tmp_path, backend=backend, bos_token={"content": START, "special": True}))
     assert tokenizer.encode("a") == [start, *tokenizer.encode("a", add_special_tokens=False)]
-    # A text that begins with it has two, as in transformers; a chat whose template writes it has one.
+    # A text that begins with the token has two, as in transformers; a chat with a written token has one.
     assert tokenizer.encode(f"{START}a")[:3] == [start, start, *tokenizer.encode("a", add_special_tokens=False)[:1]]
     template = "{{ bos_token }}{{ messages[0].content }}"
     assert start is not None and tokenizer.encode_chat(CHAT[:1], chat_template=template).count(start) == 1
@@ -160,22 +160,19 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         assert Tokenizer.from_dir(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("tokenizer.json", b"{}", "cannot be read"),
-        ("tokenizer.json", b"\xff", "expected UTF-8"),
-        ("tokenizer_config.json", b"[]", "expected a JSON object"),
-        ("tokenizer_config.json", b'{"extra_special_tokens": [3]}', "extra_special_tokens: expected a token, found 3"),
-        ("tokenizer_config.json", b'{"extra_special_tokens": 3}', "extra_special_tokens: expected a list or an object"),
-        ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "chat_template: expected a string, or a list"),
-        ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token: expected a token, found 3"),
-        ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template: expected a string, or a list"),
-        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder: expected an object"),
-        ("tokenizer_config.json", b" " * 16_000_001, "at most 16,000,000 bytes"),
-        ("chat_template.jinja", b" " * 4_000_001, "at most 4,000,000 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("tokenizer.json", b"{}", "cannot be read"),
+    ("tokenizer.json", b"\xff", "expected UTF-8"),
+    ("tokenizer_config.json", b"[]", "expected a JSON object"),
+    ("tokenizer_config.json", b'{"extra_special_tokens": [3]}', "extra_special_tokens: expected a token, found 3"),
+    ("tokenizer_config.json", b'{"extra_special_tokens": 3}', "extra_special_tokens: expected a list or an object"),
+    ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "chat_template: expected a string, or a list"),
+    ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token: expected a token, found 3"),
+    ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template: expected a string, or a list"),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder: expected an object"),
+    ("tokenizer_config.json", b" " * 16_000_001, "at most 16,000,000 bytes"),
+    ("chat_template.jinja", b" " * 4_000_001, "at most 4,000,000 bytes"),
+])  # fmt: skip
 def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (save(tmp_path) / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -265,31 +262,28 @@ def test_no_template(tmp_path: Path) -> None:
         load(save(tmp_path, None)).apply_chat_template(CHAT)
 
 
-@pytest.mark.parametrize(
-    "escape",
-    [
-        "{{ ''.__class__ }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
-        "{{ ''|attr('__class__')|attr('__mro__') }}",
-        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
-        "{{ '{x.__class__}'.format_map({'x': messages}) }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__globals__['json'] }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
-        "{{ self._TemplateReference__context }}",
-        "{{ namespace(__class__=1) }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update({'role': 'x'}) }}",
-        "{{ messages[0].clear() }}",
-        "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}",
-        "{% include '/etc/passwd' %}",
-        "{% import 'os' as os %}",
-        "{% for i in range(10**9) %}{% endfor %}",
-    ],
-)
+@pytest.mark.parametrize("escape", [
+    "{{ ''.__class__ }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
+    "{{ ''|attr('__class__')|attr('__mro__') }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "{{ '{x.__class__}'.format_map({'x': messages}) }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['json'] }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ namespace(__class__=1) }}",
+    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ messages[0].clear() }}",
+    "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% for i in range(10**9) %}{% endfor %}",
+])  # fmt: skip
 def test_sandbox(escape: str) -> None:
     template = "{{ messages[0].role }}" + escape
     chat = [{"role": "user", "content": "x"}]

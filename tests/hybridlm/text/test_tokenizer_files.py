@@ -35,19 +35,16 @@ def load(path: Path) -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    ("kind", "named", "sizes"),
-    [
-        # Sizes of "12", "a's", "e" with a combining accent, and "xy", in tokens.
-        ("lfm2", "PreTrainedTokenizerFast", [1, 2, 3, 1]),
-        ("granitemoehybrid", "GPT2Tokenizer", [1, 2, 3, 1]),
-        ("lfm2", "GPT2Tokenizer", [1, 3, 3, 2]),
-        ("mamba2", None, [1, 3, 1, 2]),
-        ("qwen3_next", "Qwen2TokenizerFast", [2, 3, 1, 2]),
-        ("qwen3_5", "PreTrainedTokenizerFast", [2, 3, 1, 2]),
-        ("lfm2", "LlamaTokenizer", [1, 2, 3, 1]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "named", "sizes"), [
+    # Sizes of "12", "a's", "e" with a combining accent, and "xy", in tokens.
+    ("lfm2", "PreTrainedTokenizerFast", [1, 2, 3, 1]),
+    ("granitemoehybrid", "GPT2Tokenizer", [1, 2, 3, 1]),
+    ("lfm2", "GPT2Tokenizer", [1, 3, 3, 2]),
+    ("mamba2", None, [1, 3, 1, 2]),
+    ("qwen3_next", "Qwen2TokenizerFast", [2, 3, 1, 2]),
+    ("qwen3_5", "PreTrainedTokenizerFast", [2, 3, 1, 2]),
+    ("lfm2", "LlamaTokenizer", [1, 2, 3, 1]),
+])  # fmt: skip
 def test_a_class_has_its_own_pipeline(tmp_path: Path, kind: str, named: str | None, sizes: list[int]) -> None:
     tokenizer = load(write(tmp_path, {"model_type": kind}, **({"tokenizer_class": named} if named else {})))
     assert [len(tokenizer.encode(text)) for text in ("12", "a's", "e\u0301", "xy")] == sizes
@@ -96,18 +93,15 @@ def test_tiktoken_is_converted(tmp_path: Path) -> None:
     assert text == '[{"a": {"c": 3, "d": 2}, "b": 1}]x'
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (f"{base64.b64encode(b'ab').decode()} 256", "line 258: expected base64 of new bytes and the rank 257"),
-        ("YWJj 258", "line 258: .*rank 257"),
-        ("YWJj", "line 258"),
-        ("YW?j 257", "line 258"),
-        ("YWJj 257 1", "line 258"),
-        ("YWJj ٢٥٧", "line 258"),
-        (" 257", "line 258"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    (f"{base64.b64encode(b'ab').decode()} 256", "line 258: expected base64 of new bytes and the rank 257"),
+    ("YWJj 258", "line 258: .*rank 257"),
+    ("YWJj", "line 258"),
+    ("YW?j 257", "line 258"),
+    ("YWJj 257 1", "line 258"),
+    ("YWJj ٢٥٧", "line 258"),
+    (" 257", "line 258"),
+])  # fmt: skip
 def test_tiktoken_lines_that_are_wrong(tmp_path: Path, line: str, message: str) -> None:
     lines = write_kimi(tmp_path).joinpath("tiktoken.model").read_text().split("\n")
     with pytest.raises(CheckpointError, match=message):

@@ -46,11 +46,9 @@ def test_collectives_of_constants_may_be_missing(exchange: Callable[[Array], Arr
     assert certificate(exchange).holds
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [lambda x: lax.psum(x, "model"), lambda x: lax.all_gather(x, "model", axis=1, tiled=True)[:, :4]],
-    ids=["psum", "all_gather"],
-)
+@pytest.mark.parametrize("exchange", [
+    lambda x: lax.psum(x, "model"), lambda x: lax.all_gather(x, "model", axis=1, tiled=True)[:, :4],
+], ids=["psum", "all_gather"])  # fmt: skip
 def test_complex_numbers_are_exchanged(exchange: Callable[[Array], Array]) -> None:
     contents = certificate(exchange, jnp.complex64)
     assert contents.holds and [collective.dtype for collective in contents.collectives] == ["complex64"]

@@ -1,4 +1,4 @@
-"""The page of a step in headless Chromium: it is drawn, and nothing is fetched for it."""
+"""The page of a step is drawn in headless Chromium without requests."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> Non
 
 
 def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path: Path) -> None:
-    """The page of a step of a whole model, its weights read and its lanes measured."""
+    """Draw the page of a whole model's step with weights and measured lanes."""
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
     result = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])

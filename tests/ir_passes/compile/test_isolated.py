@@ -129,19 +129,14 @@ def reordered(w, pool, x):
 
 FORMS: dict[str, Any] = {
     "results in the order of the program": (CONTRACT, plain, lambda: (arguments(), {})),
-    "results in another order": (
-        LaneContract(CONTRACT.inputs, (Lane(), Pool("s"))),
-        reordered,
-        lambda: (arguments(), {}),
-    ),
+    "results in another order": (LaneContract(CONTRACT.inputs, (Lane(), Pool("s"))), reordered,
+                                 lambda: (arguments(), {})),
     "static value": (CONTRACT, plain, lambda: (arguments(), {"scale": 3.0})),
     "argument by name": (CONTRACT, plain, lambda: (arguments()[:2], {"x": arguments()[2]})),
-    "argument donated in part": (
-        LaneContract(({"w": Shared(), "pool": Pool("s")}, Lane()), CONTRACT.outputs),
-        lambda state, x: plain(state["w"], state["pool"], x),
-        lambda: (({"w": arguments()[0], "pool": arguments()[1]}, arguments()[2]), {}),
-    ),
-}
+    "argument donated in part": (LaneContract(({"w": Shared(), "pool": Pool("s")}, Lane()), CONTRACT.outputs),
+                                 lambda state, x: plain(state["w"], state["pool"], x),
+                                 lambda: (({"w": arguments()[0], "pool": arguments()[1]}, arguments()[2]), {})),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("contract", "fn", "settings"), FORMS.values(), ids=FORMS)

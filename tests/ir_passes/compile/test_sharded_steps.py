@@ -225,15 +225,12 @@ def otherwise(scheduled: tuple[Scheduled, ...], **changes: Any) -> tuple[Schedul
     )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"operation": "pmax"},
-        {"count": 1},
-        {"dtype": "int32"},
-        {"groups": frozenset({(0, 1), (2, 3), (4, 5), (6, 7)})},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"operation": "pmax"},
+    {"count": 1},
+    {"dtype": "int32"},
+    {"groups": frozenset({(0, 1), (2, 3), (4, 5), (6, 7)})},
+])  # fmt: skip
 def test_another_collective_than_the_programs_is_found(busy: Any, changes: dict[str, Any]) -> None:
     compiled, bound, scheduled = busy
     findings = audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings

@@ -106,12 +106,9 @@ RESULTS = {
     "a dataclass": (lambda pool, x: Cache(x, pool + x), Cache(Lane(), Pool("s")), ["result.k", "result.v"]),
     "a named tuple": (lambda pool, x: Pair(x, pool + x), Pair(Lane(), Pool("s")), ["result.a", "result.b"]),
     "a named tuple by a tuple": (lambda pool, x: Pair(x, pool + x), (Lane(), Pool("s")), ["result[0]", "result[1]"]),
-    "an nnx.State": (
-        lambda pool, x: nnx.State({"y": x, "s": pool + x}),
-        nnx.State({"y": Lane(), "s": Pool("s")}),
-        ["result['s']", "result['y']"],
-    ),
-}
+    "an nnx.State": (lambda pool, x: nnx.State({"y": x, "s": pool + x}), nnx.State({"y": Lane(), "s": Pool("s")}),
+        ["result['s']", "result['y']"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("fn", "outputs", "paths"), RESULTS.values(), ids=RESULTS)

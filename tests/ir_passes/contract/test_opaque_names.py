@@ -201,14 +201,11 @@ def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:
     faults(lambda x: (second(step(x)[0]),), contract(row_kernel=ROWS), ViolationKind.AMBIGUOUS)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "step"),
-    [
-        (scoped_kernel, "kernel run_scoped"),
-        (pipelined_kernel, "kernel emit_pipeline"),
-        (row_kernel, "kernel on cores"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "step"), [
+    (scoped_kernel, "kernel run_scoped"),
+    (pipelined_kernel, "kernel emit_pipeline"),
+    (row_kernel, "kernel on cores"),
+])  # fmt: skip
 def test_kernels_with_programs_inside_are_taken_by_their_declaration(kernel, step) -> None:
     run = lambda x: (STEPS[step](x),)
     proof = prove_isolation(run, (X,), contract(**{kernel.__name__: ROWS}))

@@ -1,6 +1,6 @@
 """Pallas kernels of JAX as steps: proved from the inside, or refused with a declaration.
 
-docs/steps/layouts-and-kernels.md has the list. A kernel is traced as a user calls it; none of them runs.
+docs/steps/layouts-and-kernels.md has the list. A kernel is traced as a user calls it, and never runs.
 """
 
 import importlib

@@ -57,15 +57,12 @@ def counted_past_a_wrong_one(w, pools, tokens, lengths):
     return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, accepted)
 
 
-@pytest.mark.parametrize(
-    ("step", "where"),
-    [
-        (convolution_at_the_end, "result[1]['conv']"),
-        (one_too_many, "result[1]['state']"),
-        pytest.param(drafts_written, "result[1]['state']", marks=pytest.mark.long),
-        (counted_past_a_wrong_one, "the count of accepted tokens"),
-    ],
-)
+@pytest.mark.parametrize(("step", "where"), [
+    (convolution_at_the_end, "result[1]['conv']"),
+    (one_too_many, "result[1]['state']"),
+    pytest.param(drafts_written, "result[1]['state']", marks=pytest.mark.long),
+    (counted_past_a_wrong_one, "the count of accepted tokens"),
+])  # fmt: skip
 def test_what_the_proof_lets_through_is_seen(step, where: str) -> None:
     assert prove_isolation(step, ARGS, CONTRACT)
     reached = unaccepted_reach(step, ARGS, CONTRACT, TOKENS).reached

@@ -22,7 +22,7 @@ COPIED = PROGRAMS["sharded rows copied where devices agree"]
 
 
 def placed(args: tuple[Any, ...]) -> list[Any]:
-    """Return arguments on two by two devices, in memory of their own for donation."""
+    """Return arguments on two by two devices, in separate memory for donation."""
     split = [NamedSharding(mesh(2, 2), spec) for spec in COPY_SPECS[: len(args)]]
     return [jax.device_put(jnp.array(array, copy=True), place) for array, place in zip(args, split, strict=True)]
 

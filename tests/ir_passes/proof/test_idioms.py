@@ -1,8 +1,8 @@
 """Idioms of published steps are proved; each with a planted fault is refused.
 
-The truth of each is what disturbing one lane after the other shows (`isolation_oracle`).
+The truth comes from disturbing one lane after the other (`isolation_oracle`).
 
-More than 300 lines: one list of idioms, each beside its faults.
+More than 300 lines: one list of idioms with their faults.
 """
 
 from collections.abc import Callable
@@ -312,7 +312,7 @@ def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
     want = [np.asarray(result) for result in jax.jit(with_snapshot)(*args)]
     compiled = compile_step(with_snapshot, args, SNAPSHOTS)
     results = compiled(args[0], jnp.array(args[1]), *args[2:])
-    # another program, whose fusions round tanh otherwise: a few units in the last place of numbers below 1
+    # another program with other fusions around tanh: a few units in the last place of numbers below 1
     for got, expected in zip(results, want, strict=True):
         np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=4 * float(np.finfo(np.float32).eps))
     unused = sorted(set(range(1, ROWS)) - {*args[2]})  # snapshots and rows of no lane: nothing is computed

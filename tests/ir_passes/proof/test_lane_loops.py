@@ -69,7 +69,7 @@ def to_the_greatest(
     old: Callable[..., Any] = lambda x: x,
     start: int = 0,
 ) -> Any:
-    """Return a loop to the greatest number of turns; a mask chooses new or old values of each lane."""
+    """Return a loop to the greatest number of turns; a mask selects new values."""
 
     def step(x, turns):
         turns = jnp.clip(turns, 0, TURNS)
@@ -79,7 +79,7 @@ def to_the_greatest(
 
 
 def while_below_the_greatest(result: Callable[..., Any] = lambda t, count, x: x) -> Any:
-    """Return the loop with its bound in the condition, a second counter, and the end on the left."""
+    """Return the loop with a bound, a second counter, and the end on the left."""
 
     def step(x, turns):
         turns = jnp.clip(turns, 0, TURNS)
@@ -95,7 +95,7 @@ def while_below_the_greatest(result: Callable[..., Any] = lambda t, count, x: x)
 
 
 def recorded(write: Callable[..., Any]) -> Any:
-    """Return a loop that records the values of each turn; `write`: record, turn, mask, new values -> record."""
+    """Return a loop that records each turn; `write`: record, turn, mask, values -> record."""
 
     def step(x, turns):
         turns = jnp.clip(turns, 0, TURNS)
@@ -264,7 +264,7 @@ def by_slot(
     test: Callable[..., Any] | None = None,
     start: int = 0,
 ) -> Any:
-    """Return a loop over lanes that writes rows of a pool, under a test if there is one."""
+    """Return a loop over lanes that writes pool rows, under an optional test."""
 
     def step(pool, slots, x, count):
         def lane(i, pool):

@@ -67,7 +67,7 @@ def test_lanes_inside_are_followed() -> None:
 
 
 def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that all devices read at the index of the first is declared on one device."""
+    """Declare a row on one device that all devices read."""
     monkeypatch.setattr(pool_rows, "device_fault", lambda *_: None)
     program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
     assert program is not None

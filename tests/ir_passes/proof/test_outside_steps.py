@@ -1,4 +1,4 @@
-"""Steps as outsiders write them: leaks are refused; of the others, those that are refused are listed."""
+"""Steps in outsiders' style: leaks are refused, and refused correct steps are listed."""
 
 from contextlib import nullcontext
 

@@ -44,7 +44,7 @@ def verdict(subject: Subject, change: Change) -> str:
         change.check(subject.program)
     except (TypeError, ValueError, AssertionError, NameError, KeyError):  # the last two: an axis that the mesh has not
         return "invalid"
-    except Exception as error:  # check_jaxpr raises an exception class of its own that has no public name
+    except Exception as error:  # check_jaxpr raises a private exception class
         assert type(error).__name__ == "JaxprTypeError", error
         return "invalid"
     try:

@@ -1,7 +1,7 @@
 """Every rule is sound on random operations, and not always "mixed".
 
-One lane at a time is changed, for operands of every ownership; variables inside loops and branches are looked at too.
-What a rule says of lanes of length 0 is compared for those lanes, with operands that are rows they keep.
+One lane at a time is changed, for operands of every ownership; variables inside loops and branches are compared too.
+Claims about lanes of length 0 are compared for these lanes, with operands that are rows they keep.
 """
 
 from collections import Counter

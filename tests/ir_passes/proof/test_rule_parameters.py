@@ -1,6 +1,6 @@
 """Every parameter of every operation is read, ignored for a reason, or refused.
 
-W1 of the proof: `reshape` was taken for row-major whatever its `dimensions` said.
+W1 of the proof: `reshape` counted as row-major with any `dimensions`.
 """
 
 from collections import Counter
@@ -119,7 +119,7 @@ class Spy(dict):
 
 @pytest.mark.slow
 def test_labels_read_what_ownership_reads() -> None:
-    """A parameter read by a rule of owners is read by the rule of labels, or excused."""
+    """A parameter of an owner rule is read by the label rule, or excused."""
     missing = {}
     for name in sorted(set(DIMENSION_RULES) & set(NAMES)):
         read: set[str] = set()
@@ -172,7 +172,7 @@ LAYERS: dict[str, tuple[Callable[[Array], Any], bool]] = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("width", [D, N])
 def test_layers_of_numpy(name: str, width: int) -> None:
-    """Widths with and without an axis of the lanes' length; a disturbed lane is the oracle."""
+    """Widths with and without an axis as long as lanes; disturbed lanes decide."""
     layer, isolated = LAYERS[name]
     contract = LaneContract((Lane(),), (Lane(),))
     program = Program(name, lambda x: (layer(x),), contract, lambda rng: (rng.normal(size=(N, width)),))

@@ -1,7 +1,7 @@
 """Soundness of abstract values: only predicted lanes change a variable, facts hold.
 
-Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
-is compared for those lanes.
+Every equation of every program of the zoo, and random programs of common operations; claims about lanes of length 0
+are compared for these lanes.
 """
 
 from collections import Counter
@@ -197,7 +197,7 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:
-    """Unchanged rows joined along a new axis: a slice has one axis more than the pool."""
+    """Unchanged rows joined along a new axis: a slice has one axis more."""
 
     def step(x, rows, lengths):
         intact = jnp.where((lengths > 0)[:, None], x, rows)

@@ -53,7 +53,7 @@ def test_rows_of_one_lane_are_a_lane_again(lanes: int) -> None:
 
 
 def test_one_of_several_lanes_is_not_those_of_its_device() -> None:
-    """A lane of a device is all its lanes only on a device with one lane."""
+    """A lane equals all lanes of a device only on a device with one lane."""
 
     def first(x: Any, lengths: Any) -> Any:
         return (jnp.broadcast_to(x[:1], x.shape),)
@@ -75,7 +75,7 @@ def test_counts_of_accepted_tokens_keep_their_limits() -> None:
 
 
 def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
-    """A device's part of the output has the bytes of its part of the pool, or is None."""
+    """A device's part of the output has the pool part's bytes, or is None."""
     contract = LaneContract(inputs=(Lane(), Shared(), Pool("state")), outputs=(Lane(), Pool("state")))
 
     def step(x: Any, shared: Any, rows: Any) -> Any:
@@ -94,7 +94,7 @@ def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
 @pytest.mark.parametrize("bits", [False, True])
 @pytest.mark.parametrize("fill", [0.0, -0.0])
 def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bits: bool) -> None:
-    """The fill value must be +0.0: the bits of -0.0 are not zero in an integer sum."""
+    """The fill value is +0.0: the bits of -0.0 are not zero in sums."""
     slots = SlotMap("state", 4, "read", null=False), SlotMap("kept", 1, "write", null=False)
     contract = LaneContract(inputs=(Pool("kept"), Pool("state"), *slots), outputs=(Pool("kept"),))
 

@@ -20,7 +20,7 @@ def test_program_of_the_zoo_is_proved(name: str) -> None:
 
 
 def prove_steps(model: str, all_lanes: bool) -> None:
-    """Each step, and its function of one lane under `vmap` if all arguments have lanes, and no pages."""
+    """Prove each step, and its one-lane form under `vmap` without pages."""
     for shape in shapes(model, all_lanes):
         prove(program(model, shape))
         if isinstance(shape, Shape) and shape.rows == shape.lanes and not shape.pages:

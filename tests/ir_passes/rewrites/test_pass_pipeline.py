@@ -113,14 +113,11 @@ def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
     assert raised.value.__notes__ == ["raised of the graph that drop-dead returned"]
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("loses an equation", "invalid graph"),
-        ("other outputs", "changed the outputs: expected .*float32.*got"),
-        ("other contract", "changed the contract"),
-    ],
-)
+@pytest.mark.parametrize(("how", "message"), [
+    ("loses an equation", "invalid graph"),
+    ("other outputs", "changed the outputs: expected .*float32.*got"),
+    ("other contract", "changed the contract"),
+])  # fmt: skip
 def test_an_invalid_result_names_the_pass(graph: Graph, how: str, message: str) -> None:
     with pytest.raises(PassError, match=f"wrong .*{message}"):
         PassPipeline((Wrong(how),)).run(graph)

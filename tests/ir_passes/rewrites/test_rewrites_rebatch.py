@@ -131,7 +131,7 @@ def test_levels_between_batched_layers() -> None:
 
     graph = graph_of(step, (pool(), pool(), slots(), x()), contract)
     final, report = rewrite(Rebatch(), graph)
-    # sums of numbers up to 16, whose last place is 1e-6; a product and a sum may be rounded once or twice
+    # sums of numbers up to 16 with a last place of 1e-6; a product and a sum may be rounded once or twice
     assert_same(graph, final, tolerance=4e-6)
     assert report.count("re-batched") == 3
     assert primitives(final).count("scatter") == 4
@@ -409,16 +409,12 @@ def careless_of_literals(self, a, b) -> bool:
     return (isinstance(a, ir.Literal) and isinstance(b, ir.Literal)) or right(self, a, b)
 
 
-@pytest.mark.parametrize(
-    ("where", "label", "instead", "step"),
-    [
-        (same_work, "_same_box", lambda *_: True, other_part),
-        (SameWork, "_same", careless_of_literals, other_constant),
-        (same_work, "_check_reads", lambda *_: None, old_version),
-        (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
-    ],
-    ids=["box", "operand", "order", "rows"],
-)
+@pytest.mark.parametrize(("where", "label", "instead", "step"), [
+    (same_work, "_same_box", lambda *_: True, other_part),
+    (SameWork, "_same", careless_of_literals, other_constant),
+    (same_work, "_check_reads", lambda *_: None, old_version),
+    (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
+], ids=["box", "operand", "order", "rows"])  # fmt: skip
 def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, label, instead)
     graph = graph_of(step, ARGS, ONE)

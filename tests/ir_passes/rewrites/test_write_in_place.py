@@ -1,4 +1,4 @@
-"""Natural steps that XLA compiles with a copy of a pool compile in place, with the same results."""
+"""Natural steps compile in place with the same results, although XLA would copy a pool."""
 
 from typing import Any
 
@@ -95,25 +95,17 @@ def layers_in_a_scan(caches, x, places, weights):
 STEPS: dict[str, tuple[Any, LaneContract, tuple[Any, ...]]] = {
     "read, then set": (read_then_set, ROW_POOL, (numbers(ROWS, WIDTH), SLOTS, numbers(LANES, WIDTH))),
     "two reads": (two_reads, ROW_POOL, (numbers(ROWS, WIDTH), SLOTS, numbers(LANES, WIDTH))),
-    "tokens, one by one": (
-        tokens_one_by_one, ROW_POOL, (numbers(ROWS, POSITIONS, WIDTH), SLOTS, numbers(LANES, 4, WIDTH))
-    ),
-    "tokens in a scan": (
-        tokens_in_a_scan, ROW_POOL, (numbers(ROWS, POSITIONS, WIDTH), SLOTS, numbers(LANES, 4, WIDTH))
-    ),
+    "tokens, one by one": (tokens_one_by_one, ROW_POOL,
+        (numbers(ROWS, POSITIONS, WIDTH), SLOTS, numbers(LANES, 4, WIDTH))),
+    "tokens in a scan": (tokens_in_a_scan, ROW_POOL,
+        (numbers(ROWS, POSITIONS, WIDTH), SLOTS, numbers(LANES, 4, WIDTH))),
     "lanes in a loop": (lanes_in_a_loop, ROW_POOL, (numbers(ROWS, WIDTH), SLOTS, numbers(LANES, WIDTH))),
     "old state returned": (old_state_returned, OWN_ROWS, (numbers(LANES, WIDTH), numbers(LANES, WIDTH))),
     "one-hot write": (one_hot_write, CACHE, (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),
-    "row caches by vmap": (
-        row_caches_by_vmap, CACHE, (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)
-    ),
-    "layers in a scan": (
-        layers_in_a_scan,
-        LAYERED,
-        (
-            numbers(LAYERS, LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES, numbers(LAYERS, WIDTH, WIDTH)
-        ),
-    ),
+    "row caches by vmap": (row_caches_by_vmap, CACHE,
+        (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),
+    "layers in a scan": (layers_in_a_scan, LAYERED,
+        (numbers(LAYERS, LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES, numbers(LAYERS, WIDTH, WIDTH))),
 }  # fmt: skip
 
 

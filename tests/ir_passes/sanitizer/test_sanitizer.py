@@ -340,16 +340,13 @@ def test_state_of_the_same_position_but_another_time() -> None:
     fails(host, LabelFault.EPOCH, [3, 0, 0], turns, expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda s: jnp.roll(s, 1),
-        *(
-            pytest.param(read, marks=pytest.mark.long)
-            for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.sort(s))
-        ),
-    ],
-)
+@pytest.mark.parametrize("read", [
+    lambda s: jnp.roll(s, 1),
+    *(
+        pytest.param(read, marks=pytest.mark.long)
+        for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.sort(s))
+    ),
+])  # fmt: skip
 def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
@@ -714,14 +711,11 @@ def test_lanes_follow_their_values(name: str) -> None:
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
 
 
-@pytest.mark.parametrize(
-    ("step", "faults"),
-    [
-        (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-        (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-        (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
-    ],
-)
+@pytest.mark.parametrize(("step", "faults"), [
+    (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+    (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+    (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
+])  # fmt: skip
 def test_what_cannot_be_followed_is_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, example(), CONTRACT)

@@ -1,4 +1,4 @@
-"""Idle lanes on rows of other sequences: their rows keep the labels, in declared operations and writes by position."""
+"""Idle lanes on other sequences' rows keep the labels, in operations and writes by position."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def advanced_in_place(*arrays: Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def step_of(used: Callable[[Array], Array] = lambda slots: slots) -> Callable[..., Any]:
-    """A recurrence that is declared, and a cache that each token is written to at its position."""
+    """Return a step with a declared recurrence and a cache with writes by position."""
 
     def step(pools: Any, slots: Array, lengths: Array, positions: Array, x: Array) -> Any:
         states, cache = pools

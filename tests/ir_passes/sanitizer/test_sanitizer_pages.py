@@ -37,11 +37,9 @@ def test_right_tables_are_no_fault(name: str) -> None:
     run(PROGRAMS[name].args(), PROGRAMS[name])
 
 
-@pytest.mark.parametrize(
-    ("change", "lanes"),
-    [(lambda table: table[2, 1], {1, 2}), (lambda table: 0, {1}), (lambda table: table[0, 0], {1})],
-    ids=["page of lane 2", "null page", "shared page"],
-)
+@pytest.mark.parametrize(("change", "lanes"), [
+    (lambda table: table[2, 1], {1, 2}), (lambda table: 0, {1}), (lambda table: table[0, 0], {1}),
+], ids=["page of lane 2", "null page", "shared page"])  # fmt: skip
 def test_wrong_page_is_found_at_the_write(change: Any, lanes: set[int]) -> None:
     args = tables(change)
     with pytest.raises(SanitizerError, check=lambda error: LabelFault.PAGE in error.ids) as raised:

@@ -35,15 +35,12 @@ def handed_over(state, slots, array, target):
     return state, jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(array.shape, array.dtype), array)
 
 
-@pytest.mark.parametrize(
-    ("step", "faults"),
-    [
-        (one_row, [(UntrackedFault.ONE_ROW, "args[0], mul"), (UntrackedFault.ONE_ROW, "result[0]")]),
-        (from_one_row, [(UntrackedFault.ONE_ROW, "result[0]")]),
-        (entering, [(UntrackedFault.DEVICES, "args[2], shard_map")]),
-        (handed_over, [(UntrackedFault.OPAQUE, "args[2], pure_callback")]),
-    ],
-)
+@pytest.mark.parametrize(("step", "faults"), [
+    (one_row, [(UntrackedFault.ONE_ROW, "args[0], mul"), (UntrackedFault.ONE_ROW, "result[0]")]),
+    (from_one_row, [(UntrackedFault.ONE_ROW, "result[0]")]),
+    (entering, [(UntrackedFault.DEVICES, "args[2], shard_map")]),
+    (handed_over, [(UntrackedFault.OPAQUE, "args[2], pure_callback")]),
+])  # fmt: skip
 def test_why_it_is_refused(step: Callable[..., tuple], faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, ARGS, CONTRACT)

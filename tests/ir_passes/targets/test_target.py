@@ -78,19 +78,10 @@ def test_one_device_has_no_number() -> None:
     assert set(named_targets()) == {*GPUS, *TPUS}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("h100", "nvidia-h100"),
-        ("", "nvidia-h100"),
-        ("local", "nvidia-h100"),
-        ("nvidia-h100:", "1, 2, 3"),
-        ("nvidia-h100:9", "7, 8"),
-        ("nvidia-h100:x", "7, 8"),
-        ("nvidia-h100:-1", "7, 8"),
-        ("tpu-v5e:2", "1, 4, 8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("h100", "nvidia-h100"), ("", "nvidia-h100"), ("local", "nvidia-h100"), ("nvidia-h100:", "1, 2, 3"),
+    ("nvidia-h100:9", "7, 8"), ("nvidia-h100:x", "7, 8"), ("nvidia-h100:-1", "7, 8"), ("tpu-v5e:2", "1, 4, 8"),
+])  # fmt: skip
 def test_what_is_no_target(name: str, message: str) -> None:
     with pytest.raises(TargetError, match=f"expected.*{message}"):
         read_target(name)

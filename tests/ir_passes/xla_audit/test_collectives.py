@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hlo_text import serialized
+from hlo_text import ADD, serialized
 
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
@@ -82,24 +82,19 @@ def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Schedu
 ORDERED = {
     "all_gather": "all-gather(x), dimensions={0}",
     "all_to_all": "all-to-all(x), dimensions={0}",
-    "reduce_scatter": "reduce-scatter(x), dimensions={0}, to_apply=sum",
-    "psum": "all-reduce(x), to_apply=sum",
+    "reduce_scatter": "reduce-scatter(x), dimensions={0}, to_apply=add",
+    "psum": "all-reduce(x), to_apply=add",
 }
 SIZES = {"all_gather": 16, "reduce_scatter": 4}
-EXCHANGED = """
-HloModule exchanged, is_scheduled=true
-
-sum {
-  a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT c = f32[] add(a, b)
-}
-
+EXCHANGED = (
+    f"HloModule exchanged, is_scheduled=true{ADD}"
+    + """
 ENTRY main {
   x = f32[8] parameter(0)
   ROOT y = f32[SIZE] OPERATION, replica_groups={GROUPS}
 }
 """
+)
 
 
 def exchanging(operation: str, groups: str) -> Executable:

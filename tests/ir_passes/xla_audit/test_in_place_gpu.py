@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import pytest
-from hlo_text import serialized
+from hlo_text import ADD, serialized
 
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
@@ -11,15 +11,9 @@ from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.memory import misplaced, overlaps
 from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
 
-REDUCTION = """
-HloModule m, is_scheduled=true
-
-add {
-  a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT c = f32[] add(a, b)
-}
-
+REDUCTION = (
+    f"HloModule m, is_scheduled=true{ADD}"
+    + """
 fused {
   p = f32[64,128]{1,0} parameter(0)
   q = f32[64,128]{1,0} parameter(1)
@@ -36,6 +30,7 @@ ENTRY main {
   ROOT made = (f32[64]{0}, f32[64,128]{1,0}) fusion(x, y), kind=kInput, calls=fused
 }
 """
+)
 
 SORT = """
 HloModule m, is_scheduled=true
@@ -121,22 +116,17 @@ RIGHT = {
         ("f32[64]{0} reduce(product, zero), dimensions={1}", "f32[128]{0} reduce(product, zero), dimensions={0}"),
         results="(f32[128]{0}, f32[64,128]{1,0})",
     ),
-    "sum that is returned in another shape": reduction(
-        ("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
-        ("tuple(sum", "tuple(shaped"),
-        results="(f32[8,8]{1,0}, f32[64,128]{1,0})",
-    ),
+    "sum that is returned in another shape": reduction(("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
+        ("tuple(sum", "tuple(shaped"), results="(f32[8,8]{1,0}, f32[64,128]{1,0})"),
     "sorted where it was": sort({(0,): 0}),
     "both sorted where they were": sort({(0,): 0, (1,): 1}),
-}
+}  # fmt: skip
 WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
     "sum of another row": (reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")), (0, (1,), "reverse")),
-    "sum of a part": (
-        reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
-        (0, (1,), "reduce"),
-    ),
+    "sum of a part": (reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
+        (0, (1,), "reduce")),
     "what needs the sum first": (
         reduction(
             (REST, f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")
@@ -162,10 +152,8 @@ WRONG = {
         (0, (1,), "reverse"),
     ),
     "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
-    "sum of rows of one element": (
-        reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
-        (0, (0,), "reduce"),
-    ),
+    "sum of rows of one element": (reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
+        (0, (0,), "reduce")),
     "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
     "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
     "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),
@@ -180,7 +168,7 @@ WRONG = {
         ),
         (0, (0,), "sort"),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -199,34 +187,23 @@ def test_the_same_with_bytes_of_their_own_are_right(name: str) -> None:
     assert found(WRONG[name][0]._replace(shared={})) == []
 
 
-ALL_REDUCE = """
-HloModule exchanged, is_scheduled=true
-
-sum {
-  a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT c = f32[] add(a, b)
-}
-
+ALL_REDUCE = (
+    f"HloModule exchanged, is_scheduled=true{ADD}"
+    + """
 ENTRY main {
   x = f32[4,16]{1,0} parameter(0)
   y = f32[4,16]{1,0} parameter(1)
-  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), to_apply=sum, MORE
+  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), to_apply=add, MORE
   ROOT made = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-done(both)
 }
 """
-
-
-@pytest.mark.parametrize(
-    ("result", "operand", "backend", "expected"),
-    [
-        (0, 0, "NCCL", []),
-        (1, 1, "NCCL", []),
-        (0, 1, "NCCL", [(1, (0,))]),
-        (1, 0, "NCCL", [(0, (1,))]),
-        (0, 0, "NVSHMEM", [(0, (0,))]),
-    ],
 )
+
+
+@pytest.mark.parametrize(("result", "operand", "backend", "expected"), [
+    (0, 0, "NCCL", []), (1, 1, "NCCL", []), (0, 1, "NCCL", [(1, (0,))]), (1, 0, "NCCL", [(0, (1,))]),
+    (0, 0, "NVSHMEM", [(0, (0,))]),
+])  # fmt: skip
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
@@ -284,57 +261,52 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_operand_of_a_gather_is_in_use_until_it_is_done(separate: bool) -> None:
-    """Values computed during a gather must not use its bytes."""
-    module = read_module(serialized(ALL_GATHER))
-    by_name = {instruction.name: instruction.id for instruction in module.main.instructions}
+def check_overlap(text: str, places: dict[str | tuple[str, int], tuple[int, int]], good: bool) -> None:
+    """Check whether values overlap.
+
+    Args:
+        text: a program.
+        places: names of values, or of their parts, with allocation and size.
+        good: True for values with separate bytes.
+    """
+    module = read_module(serialized(text))
+    ids = {instruction.name: instruction.id for instruction in module.main.instructions}
+    keys = {name: (ids[name], ()) if isinstance(name, str) else (ids[name[0]], name[1:]) for name in places}
     slices: dict[tuple[int, Index], Slice] = {
-        (by_name["x"], ()): Slice(0, 0, 256),
-        (by_name["own"], ()): Slice(1, 0, 256),
+        keys[name]: Slice(place, 0, size) for name, (place, size) in places.items()
     }
-    slices |= {(by_name["begun"], (1,)): Slice(2, 0, 512), (by_name["begun"], ()): Slice(4, 0, 16)}
-    slices |= {(by_name["meanwhile"], ()): Slice(3 if separate else 1, 0, 256), (by_name["both"], ()): Slice(5, 0, 16)}
     allocations = {i: Allocation(i, 512, 0 if i == 0 else None, False, False, False) for i in range(6)}
     executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
     live = live_values(executable)
     assert list(misplaced(executable, live)) == []
-    assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if separate else [FindingKind.OVERLAP])
+    assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])
 
 
-MEANWHILE = """
-HloModule exchanged, is_scheduled=true
+@pytest.mark.parametrize("separate", [True, False])
+def test_operand_of_a_gather_is_in_use_until_it_is_done(separate: bool) -> None:
+    """Values computed during a gather must not use its bytes."""
+    places: Any = {"x": (0, 256), "own": (1, 256), ("begun", 1): (2, 512), "begun": (4, 16), "both": (5, 16)}
+    check_overlap(ALL_GATHER, places | {"meanwhile": (3 if separate else 1, 256)}, separate)
 
-sum {
-  a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT c = f32[] add(a, b)
-}
 
+MEANWHILE = (
+    f"HloModule exchanged, is_scheduled=true{ADD}"
+    + """
 ENTRY main {
   x = f32[4,16]{1,0} parameter(0)
   own = f32[4,16]{1,0} negate(x)
-  begun = f32[4,16]{1,0} all-reduce-start(own), to_apply=sum
+  begun = f32[4,16]{1,0} all-reduce-start(own), to_apply=add
   meanwhile = f32[4,16]{1,0} negate(x)
   summed = f32[4,16]{1,0} all-reduce-done(begun)
   ROOT both = (f32[4,16]{1,0}, f32[4,16]{1,0}) tuple(summed, meanwhile)
 }
 """
-
-
-@pytest.mark.parametrize(
-    ("begun", "meanwhile", "good"),
-    [(1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False)],
-    ids=["in place", "apart", "over what is read", "over the sum"],
 )
+
+
+@pytest.mark.parametrize(("begun", "meanwhile", "good"), [
+    (1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False),
+], ids=["in place", "apart", "over what is read", "over the sum"])  # fmt: skip
 def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: int, meanwhile: int, good: bool) -> None:
-    module = read_module(serialized(MEANWHILE))
-    places = {"x": 0, "own": 1, "begun": begun, "meanwhile": meanwhile, "both": 4}
-    slices: dict[tuple[int, Index], Slice] = {
-        (i.id, ()): Slice(places[i.name], 0, 256) for i in module.main.instructions if i.name in places
-    }
-    allocations = {i: Allocation(i, 256, 0 if i == 0 else None, False, False, False) for i in range(5)}
-    executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
-    live = live_values(executable)
-    assert list(misplaced(executable, live)) == []
-    assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])
+    places: Any = {"x": (0, 256), "own": (1, 256), "begun": (begun, 256), "both": (4, 256)}
+    check_overlap(MEANWHILE, places | {"meanwhile": (meanwhile, 256)}, good)

@@ -109,17 +109,14 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize(
-    ("size", "kernel", "result", "window", "met"),
-    [
-        (10, 1, 10, "size=1", 10),
-        (10, 3, 8, "size=3", 24),
-        (10, 3, 10, "size=3 pad=1_1", 28),
-        (10, 3, 4, "size=3 stride=2", 12),
-        (10, 3, 6, "size=3 rhs_dilate=2", 18),
-        (4, 4, 4, "size=4 stride=3 lhs_dilate=4", 4),
-    ],
-)
+@pytest.mark.parametrize(("size", "kernel", "result", "window", "met"), [
+    (10, 1, 10, "size=1", 10),
+    (10, 3, 8, "size=3", 24),
+    (10, 3, 10, "size=3 pad=1_1", 28),
+    (10, 3, 4, "size=3 stride=2", 12),
+    (10, 3, 6, "size=3 rhs_dilate=2", 18),
+    (4, 4, 4, "size=4 stride=3 lhs_dilate=4", 4),
+])  # fmt: skip
 def test_operations_of_a_convolution(size: int, kernel: int, result: int, window: str, met: int) -> None:
     """Places of the window in padding, or between elements, multiply nothing."""
     text = CONVOLUTION.replace("SIZES", f"2,{size},5").replace("KERNEL", f"{kernel},5,7")

@@ -145,20 +145,10 @@ def copied_in_a_branch(pool, slots, x):
     return pool.at[slots].set(x), rows
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        sorted_whole,
-        turned_and_read,
-        rolled,
-        padded,
-        all_but_the_null_row,
-        chosen_whole,
-        copied_in_a_loop,
-        copied_in_a_branch,
-    ],
-    ids=lambda step: step.__name__,
-)
+@pytest.mark.parametrize("step", [
+    sorted_whole, turned_and_read, rolled, padded, all_but_the_null_row, chosen_whole, copied_in_a_loop,
+    copied_in_a_branch,
+], ids=lambda step: step.__name__)  # fmt: skip
 def test_compiled_steps_that_move_a_whole_pool(step: Callable[..., Any]) -> None:
     result = findings(step, *slotted(SLOTS, 16))
     assert FindingKind.POOL_COPY in {finding.kind for finding in result}

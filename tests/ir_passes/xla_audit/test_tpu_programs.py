@@ -203,21 +203,15 @@ RIGHT = {
     "a copy that stays where it is": (SAME, {at("again"): at("new")}),
     "elements of a narrower type between": (FUSED, {at("all"): at("new")}),
     "elements beside a sum of them": (SUM, {at("all", 1): at("new")}),
-}
+}  # fmt: skip
 WRONG = {
     "its source is written before it is done": (COPY, {at("other"): at("new")}, FindingKind.OVERLAP),
     "its result is written while it is copied": (COPY, {at("other"): at("start", 0)}, FindingKind.OVERLAP),
     "a slice's source is written before it is done": (ASYNC, {at("other"): at("new")}, FindingKind.OVERLAP),
-    "a branch reads what it has written over": (
-        BRANCHES.replace("negate(twice)", "add(twice, a)"),
-        KEPT,
-        FindingKind.OVERLAP,
-    ),
-    "what follows the branches reads it": (
-        BRANCHES.replace("negate(out)", "add(out, kept)"),
-        KEPT,
-        FindingKind.OVERLAP,
-    ),
+    "a branch reads what it has written over": (BRANCHES.replace("negate(twice)", "add(twice, a)"), KEPT,
+        FindingKind.OVERLAP),
+    "what follows the branches reads it": (BRANCHES.replace("negate(out)", "add(out, kept)"), KEPT,
+        FindingKind.OVERLAP),
     "a copy that is turned where it is": (
         SAME.replace("again = f32[64,128]{1,0", "again = f32[64,128]{0,1").replace(
             f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('1,0', '0,1')}"
@@ -232,16 +226,10 @@ WRONG = {
         {at("again"): at("new")},
         FindingKind.READ_AFTER_WRITE,
     ),
-    "a sum beside elements that may not share bytes": (
-        SUM.replace('["0","3"]', '["1","3"]'),
-        {at("all", 1): at("new")},
-        FindingKind.READ_AFTER_WRITE,
-    ),
-    "a sum beside elements of which nothing is said": (
-        SUM.replace("aliasing_operands", "others"),
-        {at("all", 1): at("new")},
-        FindingKind.READ_AFTER_WRITE,
-    ),
+    "a sum beside elements that may not share bytes": (SUM.replace('["0","3"]', '["1","3"]'), {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE),
+    "a sum beside elements of which nothing is said": (SUM.replace("aliasing_operands", "others"),
+        {at("all", 1): at("new")}, FindingKind.READ_AFTER_WRITE),
     "a sum of rows turned round beside elements": (
         SUM.replace("product = ", f"back = {HBM} reverse(p), dimensions={{0}}\n  product = ").replace(
             "multiply(p, q)", "multiply(back, q)"
@@ -256,7 +244,7 @@ WRONG = {
         {at("all"): at("new")},
         FindingKind.READ_AFTER_WRITE,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "equal"), RIGHT.values(), ids=RIGHT)
@@ -274,7 +262,7 @@ CUTS = {
     "the other way round": ({}, SIZE // 2, 0, False),
     "a hole between them": ({}, 0, SIZE, False),
     "of two arrays": ({"async-start(x), calls=low": "async-start(y), calls=low"}, 0, SIZE // 2, False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "low", "high", "right"), CUTS.values(), ids=CUTS)

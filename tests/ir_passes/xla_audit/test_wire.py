@@ -139,21 +139,18 @@ def test_unknown_fields_are_kept_verbatim_and_skipped_ones_are_not() -> None:
     assert "dropped" not in text
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (varint(3 << 3 | 2) + varint(9) + b"short", "Outer.text: 9 bytes announced at 2, only 5 left"),
-        (varint(1 << 3) + b"\x80" * 11, "Outer: the number at byte 1 does not end before byte 11"),
-        (varint(1 << 3) + b"\xff", "does not end before byte 2"),
-        (block(5, varint(300) + b"\x81"), "Outer: the number at byte 4 does not end before byte 5"),
-        (block(5, b"\x80" * 11 + b"\x01"), "Outer: the number at byte 2 does not end before byte 12"),
-        (block(1, b"\x01"), "Outer.number: expected a varint at 0, got 1 bytes"),
-        (varint(3 << 3) + b"\x01", "Outer.text: expected str at 0, got wire type 0"),
-        (varint(40 << 3 | 3), "wire type 3, which proto3 does not use"),
-        (varint(40 << 3 | 5) + b"123", "field 40 announces 4 bytes at 2, only 3 are left"),
-        (block(6, varint(300 << 3 | 2) + varint(1 << 40)), "Inner.text"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (varint(3 << 3 | 2) + varint(9) + b"short", "Outer.text: 9 bytes announced at 2, only 5 left"),
+    (varint(1 << 3) + b"\x80" * 11, "Outer: the number at byte 1 does not end before byte 11"),
+    (varint(1 << 3) + b"\xff", "does not end before byte 2"),
+    (block(5, varint(300) + b"\x81"), "Outer: the number at byte 4 does not end before byte 5"),
+    (block(5, b"\x80" * 11 + b"\x01"), "Outer: the number at byte 2 does not end before byte 12"),
+    (block(1, b"\x01"), "Outer.number: expected a varint at 0, got 1 bytes"),
+    (varint(3 << 3) + b"\x01", "Outer.text: expected str at 0, got wire type 0"),
+    (varint(40 << 3 | 3), "wire type 3, which proto3 does not use"),
+    (varint(40 << 3 | 5) + b"123", "field 40 announces 4 bytes at 2, only 3 are left"),
+    (block(6, varint(300 << 3 | 2) + varint(1 << 40)), "Inner.text"),
+])  # fmt: skip
 def test_malformed_input_is_refused_with_its_place(data: bytes, message: str) -> None:
     with pytest.raises(WireError, match=re.escape(message)):
         decode(data, OUTER)

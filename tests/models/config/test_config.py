@@ -22,23 +22,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 DENSE: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 331,
-    "hidden_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": ROPE,
-}
+    "model_type": "qwen3_5_text", "vocab_size": 331, "hidden_size": 64, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -126,29 +114,21 @@ def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize("base", [NEXT, SPARSE], ids=["next", "sparse"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
-        ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
-        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
-        ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
+    ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
+    ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
+    ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
+])  # fmt: skip
 def test_faulty_experts_are_refused(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
     assert any(fault.startswith(message) for fault in faults_of(base | change))
 
 
 def test_every_fault_is_in_one_error() -> None:
     wrong = {
-        "hidden_act": "gelu",
-        "attention_bias": True,
-        "num_key_value_heads": 3,
-        "linear_num_value_heads": 3,
-        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1},
-        "layer_types": [],
-        "vocab_size": None,
-    }
+        "hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 3, "linear_num_value_heads": 3,
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1}, "layer_types": [], "vocab_size": None,
+    }  # fmt: skip
     with pytest.raises(ConfigError) as error:
         read({"model_type": "qwen3_5", "text_config": DENSE | wrong, "tie_word_embeddings": 1})
     message = str(error.value)
@@ -240,20 +220,17 @@ def test_layer_types_and_interval() -> None:
     assert faults_of(DENSE | {"full_attention_interval": 0})
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "tied"),
-    [
-        (None, None, False),
-        (True, None, True),
-        (False, None, False),
-        (None, True, True),
-        (None, False, False),
-        (True, True, True),
-        # As transformers does where they differ.
-        (True, False, True),
-        (False, True, False),
-    ],
-)
+@pytest.mark.parametrize(("outer", "inner", "tied"), [
+    (None, None, False),
+    (True, None, True),
+    (False, None, False),
+    (None, True, True),
+    (None, False, False),
+    (True, True, True),
+    # As transformers does where they differ.
+    (True, False, True),
+    (False, True, False),
+])  # fmt: skip
 def test_tied_embeddings_outside_or_inside(outer: bool | None, inner: bool | None, tied: bool) -> None:
     text = DENSE | ({} if inner is None else {"tie_word_embeddings": inner})
     config = {"model_type": "qwen3_5", "text_config": text}
@@ -308,16 +285,13 @@ def test_end_tokens(value: Any, ids: tuple[int, ...]) -> None:
     assert read({"model_type": "qwen3_5", "text_config": text, "eos_token_id": value}).eos_token_ids == ids
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "dtype"),
-    [
-        ({}, {}, "bfloat16"),
-        ({"dtype": "float32"}, {}, "float32"),
-        ({"torch_dtype": "float16"}, {}, "float16"),
-        ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"),
-        ({}, {"torch_dtype": "float16"}, "float16"),
-        ({"dtype": "float16"}, {"dtype": None}, "float16"),
-    ],
-)
+@pytest.mark.parametrize(("outer", "inner", "dtype"), [
+    ({}, {}, "bfloat16"),
+    ({"dtype": "float32"}, {}, "float32"),
+    ({"torch_dtype": "float16"}, {}, "float16"),
+    ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"),
+    ({}, {"torch_dtype": "float16"}, "float16"),
+    ({"dtype": "float16"}, {"dtype": None}, "float16"),
+])  # fmt: skip
 def test_dtype(outer: dict[str, Any], inner: dict[str, Any], dtype: str) -> None:
     assert read({"model_type": "qwen3_5", "text_config": DENSE | inner, **outer}).dtype == dtype

@@ -15,13 +15,9 @@ STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror
 PROCESSORS = ("cortex-a57", "max")
 """The one has no instructions for bfloat16, the other has all."""
 SETS = {
-    "row_product_check": (2, 3),
-    "packed_product_check": (2, 3),
-    "recurrent_step_check": (2, 2),
-    "conv_step_check": (2, 2),
-    "decode_attention_check": (2, 2),
-    "sample_rows_check": (2, 2),
-}
+    "row_product_check": (2, 3), "packed_product_check": (2, 3), "recurrent_step_check": (2, 2),
+    "conv_step_check": (2, 2), "decode_attention_check": (2, 2), "sample_rows_check": (2, 2),
+}  # fmt: skip
 """Instruction sets of each processor that a check has code for."""
 
 pytestmark = [

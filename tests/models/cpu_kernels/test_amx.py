@@ -33,7 +33,7 @@ class Plugin:
 options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-q"]
 sys.exit(pytest.main([*options, *sys.argv[2:]], plugins=[Plugin()]))
 """
-"""Runs tests over the library that is named; faults are those of its emulation."""
+"""Program that runs tests with another library; the emulation handles illegal instructions."""
 
 
 def test_instruction_sets_are_told_from_what_a_processor_says(tmp_path: Path):

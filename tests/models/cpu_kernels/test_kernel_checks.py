@@ -11,20 +11,16 @@ from models.cpu_kernels.build import LIBRARY, build, is_current, sources
 pytestmark = pytest.mark.cpu_kernels
 
 SIZES = {
-    "row_product": "brief",
-    "packed_product": "all",
-    "recurrent_step": "brief",
-    "conv_step": "brief",
-    "decode_attention": "brief",
-    "sample_rows": "brief",
-}
+    "row_product": "brief", "packed_product": "all", "recurrent_step": "brief", "conv_step": "brief",
+    "decode_attention": "brief", "sample_rows": "brief",
+}  # fmt: skip
 """Checks of kernels, with the sizes that a build with sanitizers runs in minutes."""
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
     "thread": ("-fsanitize=thread", "-g1"),
 }
 WITH_AMX = ("-include", str(AMX_EMULATION))
-"""Flags by which the instructions of AMX are emulated, on a processor without them."""
+"""Compiler flags that emulate AMX on processors without it."""
 STRICT = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 """Without warnings of what GCC's own intrinsics for AVX-512 leave undefined on purpose (`__m512 __Y = __Y`)."""
 

@@ -17,19 +17,10 @@ from models.state.pages import cache_positions
 
 TOKENS, CONTEXT = 9, 200
 FIELDS: dict[str, Any] = {
-    "vocab_size": 41,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 6,
-    "linear_value_head_dim": 8,
-    "intermediate_size": 24,
-}
+    "vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8, "intermediate_size": 24,
+}  # fmt: skip
 
 
 class After(NamedTuple):

@@ -19,19 +19,10 @@ from models.families.qwen3_5 import QWEN3_5
 from models.state.shapes import Hooks
 
 FIELDS: dict[str, Any] = {
-    "vocab_size": 41,
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 6,
-    "linear_value_head_dim": 8,
-    "intermediate_size": 24,
-}
+    "vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 4, "full_attention_interval": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6, "linear_value_head_dim": 8, "intermediate_size": 24,
+}  # fmt: skip
 X = jnp.arange(3.0)
 
 

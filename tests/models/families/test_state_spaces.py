@@ -46,7 +46,7 @@ def test_published_mamba() -> None:
 
 
 def test_published_mamba2() -> None:
-    """64 layers of 80 heads of 64 by 128 numbers of 4 bytes, and 3 inputs of 5120 + 256 channels of 2 bytes."""
+    """64 layers: 80 heads of 64 by 128 float32, 3 bfloat16 inputs of 5376 channels."""
     config = read(MAMBA2_2_7B)
     assert set(config.layers) == {(Mamba2Config(80, 64, 1, 128, 4, 1e-5),)} and not config.unknown_keys
     assert (config.family, config.vocab_size, config.tied, config.eps) == ("mamba2", 50288, True, 1e-5)

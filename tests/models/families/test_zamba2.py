@@ -35,7 +35,7 @@ def test_layers_of_the_published_model() -> None:
 
 
 def test_each_block_is_in_memory_once() -> None:
-    """Parameters of three calls of two blocks: one description, one path and one array for each."""
+    """Parameters of two blocks with three calls: one description, path and array each."""
     config, family = read(TINY), family_of(TINY)
     model = family.abstract(config)
     paths = {path for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}

@@ -65,7 +65,7 @@ def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
 
 
 def test_places_that_append_writes_are_distinct() -> None:
-    """XLA is told of unique indices; otherwise GPUs compare and swap each number."""
+    """XLA knows that indices are unique; otherwise GPUs compare and swap each number."""
     (cache, pages), new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
     index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))

@@ -1,11 +1,10 @@
 """The Mamba layer (S6): float64 equations and chunked equality."""
 
-import jax
 import numpy as np
 import pytest
 from filled import filled
 from flax import nnx
-from mixer_lanes import check_lengths, run
+from mixer_lanes import check_equations, check_lengths
 
 from models.mixers.mamba1 import Mamba1, Mamba1Config
 
@@ -57,19 +56,10 @@ def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tup
 
 @pytest.mark.parametrize("name", CASES)
 def test_mamba1_equals_its_equations(name: str) -> None:
-    """Lanes of 9, 2 and 0 tokens, with NaN in padding and new rows."""
-    config = CASES[name]
-    mixer, parameters = layer(config)
-    lengths = np.array([9, 2, 0], np.int32)
-    x = np.random.default_rng(0).normal(size=(3, 9, HIDDEN)).astype(np.float32)
-    x[np.arange(9)[None] >= lengths[:, None]] = np.nan
-    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(3, 16, np.float32))
-    outputs, new = jax.device_get(run(mixer, x, lengths, np.zeros(3, np.int32), state, 0))
-    for lane, length in enumerate(lengths[:2]):
-        hidden, recurrent = mamba1(x[lane, :length].astype(np.float64), parameters, config)
-        np.testing.assert_allclose(outputs[lane, :length], hidden, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(new.recurrent[lane, 0], recurrent, rtol=0, atol=2e-5)
-    assert np.isnan(new.recurrent[2]).all()
+    mixer, parameters = layer(CASES[name])
+    check_equations(
+        mixer, HIDDEN, lambda x: dict(zip(("out", "recurrent"), mamba1(x, parameters, CASES[name]), strict=True))
+    )
 
 
 def test_mamba1_tokens_at_once_equal_single_tokens() -> None:

@@ -2,13 +2,12 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 from filled import filled
 from flax import nnx
 from float64_mamba import mamba2
-from mixer_lanes import check_lengths, run
+from mixer_lanes import check_equations, check_lengths
 
 from models.mixers.mamba2 import Mamba2, Mamba2Config
 from models.ops.recurrences.ssd import CHUNK
@@ -43,25 +42,13 @@ def layer(config: Mamba2Config) -> tuple[Mamba2, dict[str, np.ndarray]]:
 def test_equals_its_equations_in_float64(name: str) -> None:
     config = CASES[name]
     mixer, weights = layer(config)
-    lengths = np.array([9, 2, 0], np.int32)
-    x = np.random.default_rng(0).normal(size=(3, 9, HIDDEN)).astype(np.float32)
-    x[np.arange(9)[None] >= lengths[:, None]] = np.nan
-    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(3, 16, np.float32))
-    out, new = jax.device_get(run(mixer, x, lengths, np.zeros(3, np.int32), state, 0))
-    for lane, length in enumerate(lengths[:2]):
-        want = mamba2(
-            x[lane, :length].astype(np.float64),
-            weights,
-            config.groups,
-            config.head_size,
-            config.eps,
-            config.step_limits,
-            config.norm,
-            config.multipliers,
-        )
-        np.testing.assert_allclose(out[lane, :length], want.hidden, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(new.recurrent[lane], want.recurrent, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(new.conv[lane], want.conv, rtol=0, atol=2e-5)
+    sizes = config.groups, config.head_size, config.eps, config.step_limits, config.norm, config.multipliers
+
+    def equations(x: np.ndarray) -> dict[str, np.ndarray]:
+        expected = mamba2(x, weights, *sizes)
+        return {"out": expected.hidden, "recurrent": expected.recurrent, "conv": expected.conv}
+
+    check_equations(mixer, HIDDEN, equations)
 
 
 def test_chunks_equal_single_tokens_at_every_length() -> None:

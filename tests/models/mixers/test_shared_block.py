@@ -1,4 +1,4 @@
-"""A Mamba2 layer behind a shared block: chunks against single tokens, accepted drafts, and state of each call."""
+"""Mamba2 with a shared block: chunks, single tokens, accepted drafts, state of each call."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_state_after_accepted_drafts(accepted: int) -> None:
 
 
 def test_calls_share_parameters_and_no_state() -> None:
-    """A change of the block changes both calls; each call has its keys, and its adapters change only itself."""
+    """A changed block changes both calls; each call has separate keys and adapters."""
     decoder, zeros = model(), np.zeros(4, np.int32)
 
     def keys(decoder: Decoder) -> list[np.ndarray]:

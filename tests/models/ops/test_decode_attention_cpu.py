@@ -49,7 +49,7 @@ MOVED = np.random.default_rng(0).permutation(np.arange(1, PAGES))[: OWN_PAGES - 
 
 IDLE, BUSY = 1, np.delete(np.arange(len(POSITIONS)), 1)
 of: Any = AttentionInputs
-"""The constructor for arrays whose kinds nobody checks."""
+"""The constructor without type checks."""
 
 
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
@@ -79,7 +79,7 @@ def kernel(kind: str, operands: AttentionInputs, **settings: Any) -> Any:
 
 
 def by_page(operands: AttentionInputs) -> AttentionInputs:
-    """The same pages in another order in a larger pool; all other pages are NaN, and the idle lane has none."""
+    """Permute the pages in a larger pool of NaN; the idle lane has no page."""
 
     def pool(pages: jax.Array) -> jax.Array:
         empty = jnp.full((PAGES, *pages.shape[1:]), jnp.nan, pages.dtype)
@@ -122,7 +122,7 @@ def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pages_in_any_order(kind: str, dtype: Any, devices: Devices) -> None:
-    """Pages that no lane names keep their bits, and those of NaN have no influence."""
+    """Pages without a lane keep their bits, and their NaN has no influence."""
     operands = inputs(kind, 3, dtype)
     pool = by_page(operands)
     (result, caches), (expected, expected_caches) = (
@@ -136,7 +136,7 @@ def test_pages_in_any_order(kind: str, dtype: Any, devices: Devices) -> None:
 
 
 def test_tokens_without_a_page_are_not_written() -> None:
-    """The null page keeps its bits, in both forms; no other lane has a page of these positions."""
+    """The null page keeps its bits in both forms; no other lane has pages here."""
     operands = by_page(inputs("grouped", 3))
     last = len(POSITIONS) - 1  # from the last position of the context on
     table = operands.pages.at[last].set(0)

@@ -52,7 +52,7 @@ def run(kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform
 
 
 def scattered(cache: KVCache, pages: jax.Array) -> tuple[KVCache, jax.Array]:
-    """A pool with the pages of the lanes in another order, beside pages of NaN; a lane without tokens has none."""
+    """Return a pool with permuted pages among pages of NaN; idle lanes lack pages."""
     moved = np.random.default_rng(3).permutation(np.arange(1, pages.size + 4))[: pages.size].astype(np.int32)
 
     def pool(array: jax.Array) -> jax.Array:

@@ -51,11 +51,9 @@ def test_rows_keep_their_bits() -> None:
     np.testing.assert_array_equal(turned[::-1], expected)
 
 
-@pytest.mark.parametrize(
-    ("form", "groups", "dtype"),
-    [*((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32")],
-    ids=str,
-)
+@pytest.mark.parametrize(("form", "groups", "dtype"), [
+    *((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32"),
+], ids=str)  # fmt: skip
 def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, dtype: str) -> None:
     """Rows of absent experts are zero; NaN in other rows stays there."""
     weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
@@ -72,7 +70,7 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("count", "dtype"), [(3, jnp.float32), (40, jnp.bfloat16), (400, jnp.bfloat16)])
 def test_rows_with_several_experts_are_read_where_they_lie(count: int, dtype: Any, gated: bool) -> None:
-    """The bits of repeated rows; SwiGLU of both halves of the outputs. 400 rows are rounded before the kernel."""
+    """Compare bits with repeated rows and SwiGLU of both halves; 400 rows are rounded first."""
     choices, out = 3, 2 * OUT if gated else OUT
     rng = np.random.default_rng(count)
     x = jnp.asarray(rng.normal(size=(count, WIDTH)), jnp.float32)

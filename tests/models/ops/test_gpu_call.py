@@ -53,16 +53,13 @@ def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, sup
         assert (ATTENTION.unsupported(query, cache, cache, 256) is None) == supported
 
 
-@pytest.mark.parametrize(
-    ("numbers", "dtype", "supported"),
-    [
-        (1 << 31, np.int8, True),
-        ((1 << 31) + 16, np.int8, False),
-        (1 << 32, np.uint8, False),
-        ((1 << 32) + 16, jnp.float8_e4m3fn, True),
-        ((1 << 31) + 16, jnp.bfloat16, True),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "dtype", "supported"), [
+    (1 << 31, np.int8, True),
+    ((1 << 31) + 16, np.int8, False),
+    (1 << 32, np.uint8, False),
+    ((1 << 32) + 16, jnp.float8_e4m3fn, True),
+    ((1 << 31) + 16, jnp.bfloat16, True),
+])  # fmt: skip
 def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, supported: bool) -> None:
     array = jax.ShapeDtypeStruct((numbers // 16, 16), dtype)
     for platforms in (("gpu",), ("cpu",)):

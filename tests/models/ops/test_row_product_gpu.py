@@ -80,7 +80,7 @@ def test_gate_and_up_are_one_kernel() -> None:
 
 @pytest.mark.parametrize("rows", [(1, 1), (3, 1), (20, 5)], ids=str)
 def test_two_products_with_vectors_are_one_kernel_of_two_results(rows: tuple[int, int]) -> None:
-    """The gates of a Gated DeltaNet, in two tiles of outputs, of which one is cut."""
+    """The gates of a Gated DeltaNet in two tiles of outputs, the second one cut."""
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(*rows, 48)), jnp.float32)
     weights = [jnp.asarray(rng.normal(size=(24, 48)), jnp.bfloat16) for _ in range(2)]
@@ -163,7 +163,7 @@ def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
 
 
 def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
-    """Each of its own form, and a plain one."""
+    """Two quantisation formats, and one plain weight."""
     x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))
     for gate in (weight_of((40, 64), 1, ("int8", False, False)), numbers(up)):
         expected = silu_gated(*(row_product(x, [item], interpret=True) for item in (gate, up)))

@@ -26,27 +26,13 @@ FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 def tiny(family: str, ratio: int, tied: bool = False) -> dict[str, Any]:
     """A config with all sizes different, so that dimensions cannot be confused."""
     return {
-        "model_type": family,
-        "vocab_size": 41,
-        "hidden_size": 10,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 8,
-        "linear_num_key_heads": 3,
-        "linear_num_value_heads": 3 * ratio,
-        "linear_key_head_dim": 5,
-        "linear_value_head_dim": 7,
-        "linear_conv_kernel_dim": 4,
-        "intermediate_size": 13,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 9,
-        "shared_expert_intermediate_size": 11,
-        "mlp_only_layers": [1] if family == "qwen3_next" else [],
-        "tie_word_embeddings": tied,
-    }
+        "model_type": family, "vocab_size": 41, "hidden_size": 10, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 6,
+        "num_key_value_heads": 3, "head_dim": 8, "linear_num_key_heads": 3, "linear_num_value_heads": 3 * ratio,
+        "linear_key_head_dim": 5, "linear_value_head_dim": 7, "linear_conv_kernel_dim": 4, "intermediate_size": 13,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 9, "shared_expert_intermediate_size": 11,
+        "mlp_only_layers": [1] if family == "qwen3_next" else [], "tie_word_embeddings": tied,
+    }  # fmt: skip
 
 
 def described(family: Family, config: Mapping[str, Any]) -> dict[tuple, Weight]:
@@ -213,17 +199,14 @@ def test_a_window_is_made_of_the_tensors_inside_it() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("raw", "canonical"),
-    [
-        ("model.norm.weight", "model.norm.weight"),
-        ("lm_head.weight", "lm_head.weight"),
-        ("model.language_model.norm.weight", "model.norm.weight"),
-        ("language_model.model.norm.weight", "model.norm.weight"),
-        ("model.layers.0.model.language_model.weight", "model.layers.0.model.language_model.weight"),
-        ("other.weight", "other.weight"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "canonical"), [
+    ("model.norm.weight", "model.norm.weight"),
+    ("lm_head.weight", "lm_head.weight"),
+    ("model.language_model.norm.weight", "model.norm.weight"),
+    ("language_model.model.norm.weight", "model.norm.weight"),
+    ("model.layers.0.model.language_model.weight", "model.layers.0.model.language_model.weight"),
+    ("other.weight", "other.weight"),
+])  # fmt: skip
 def test_canonical_names(name: str, raw: str, canonical: str) -> None:
     assert family_of({"model_type": name}).canonical(raw) == canonical
 
@@ -239,17 +222,14 @@ def test_skipped_names(name: str) -> None:
         assert not family.skips(saved)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "fault"),
-    [
-        ("qwen3_5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers: expected one of 1"),
-        ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected one of 1"),
-        ("qwen3_next", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
-        ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected one of False"),
-        ("qwen3_5", {"mtp_layer_types": ["linear_attention"]}, "mtp_layer_types: expected one of"),
-        ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "layer_types: expected a layer of full attention"),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields", "fault"), [
+    ("qwen3_5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers: expected one of 1"),
+    ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected one of 1"),
+    ("qwen3_next", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
+    ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected one of False"),
+    ("qwen3_5", {"mtp_layer_types": ["linear_attention"]}, "mtp_layer_types: expected one of"),
+    ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "layer_types: expected a layer of full attention"),
+])  # fmt: skip
 def test_a_head_that_is_not_implemented_is_a_fault_where_it_is_asked_for(name: str, fields: dict, fault: str) -> None:
     config = tiny(name, 2) | fields
     assert family_of(config).read_config(config).head is None

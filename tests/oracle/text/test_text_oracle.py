@@ -18,13 +18,8 @@ pytestmark = pytest.mark.oracle
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 MARKERS = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "[INST]"]
 SAMPLES = [
-    "hi <tool_call>x</tool_call>",
-    "a <img> b<pad>",
-    "<|bos|>x <new> <new2>",
-    "naïve 漢 🙂",
-    "",
-    " a<unk><extra_0>",
-]
+    "hi <tool_call>x</tool_call>", "a <img> b<pad>", "<|bos|>x <new> <new2>", "naïve 漢 🙂", "", " a<unk><extra_0>",
+]  # fmt: skip
 ROLE = {"content": "<new>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 
 
@@ -84,24 +79,16 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "unknown role": {"tokenizer_config.json": {"bos_token": "<new>", "eos_token": "<|im_end|>"}},
     "map": {"special_tokens_map.json": {"bos_token": "<|bos|>", "eos_token": "<|im_end|>", "pad_token": "<pad>"}},
     "map of objects": {"special_tokens_map.json": {"bos_token": ROLE, "eos_token": {"content": "<|im_end|>"}}},
-    "map beside config": {
-        "tokenizer_config.json": {"bos_token": "<|endoftext|>"},
-        "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<tool_call>"]},
-    },
+    "map beside config": {"tokenizer_config.json": {"bos_token": "<|endoftext|>"},
+        "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<tool_call>"]}},
     "map's additional": {"special_tokens_map.json": {"additional_special_tokens": ["<tool_call>", "<new>"]}},
-    "map's extra": {
-        "tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
-        "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]},
-    },
+    "map's extra": {"tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
+        "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]}},
     "map's extra dict": {"special_tokens_map.json": {"extra_special_tokens": {"image_token": "<img>"}}},
-    "map not read": {
-        "tokenizer_config.json": {"added_tokens_decoder": {}},
-        "special_tokens_map.json": {"bos_token": "<|bos|>"},
-    },
-    "added_tokens.json": {
-        "special_tokens_map.json": {"bos_token": "<new>"},
-        "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1},
-    },
+    "map not read": {"tokenizer_config.json": {"added_tokens_decoder": {}},
+        "special_tokens_map.json": {"bos_token": "<|bos|>"}},
+    "added_tokens.json": {"special_tokens_map.json": {"bos_token": "<new>"},
+        "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1}},
     "decoder": {
         "tokenizer_config.json": {
             "added_tokens_decoder": {
@@ -115,7 +102,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     },
     "split": {"tokenizer_config.json": {"split_special_tokens": True, "eos_token": "<|im_end|>"}},
     "add_bos": {"tokenizer_config.json": {"add_bos_token": True, "bos_token": "<|bos|>"}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -139,11 +126,9 @@ SOURCES: dict[str, dict[str, Any]] = {
     "file": {"tokenizer_config.json": {"chat_template": NAMED}, "chat_template.jinja": NAMED["rag"]},
     "file with line ends": {"chat_template.jinja": "a\r\n{{ messages[0].content }}\r\n\n"},
     "folder": {"chat_template.jinja": NAMED["default"], "additional_chat_templates/tool_use.jinja": NAMED["tool_use"]},
-    "folder alone": {
-        "tokenizer_config.json": {"chat_template": NAMED["default"]},
-        "additional_chat_templates/tool_use.jinja": NAMED["tool_use"],
-    },
-}
+    "folder alone": {"tokenizer_config.json": {"chat_template": NAMED["default"]},
+        "additional_chat_templates/tool_use.jinja": NAMED["tool_use"]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -177,7 +162,7 @@ WORDS = [
     "\n\n",
     "<|im_end|>",
     "<b>&'\"",
-]
+]  # fmt: skip
 
 
 def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:

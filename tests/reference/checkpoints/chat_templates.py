@@ -77,7 +77,7 @@ XML_CALLS = (
 {%- endif %}
 """
 )
-# JSON calls; only objects are written as they are; texts are left out.
+# JSON calls; only objects are written unchanged; texts are left out.
 MAPPING_CALLS = XML_CALLS.replace("if call.arguments is defined", "if call.arguments is mapping")
 # A first token, tools in the system message, thoughts under the name `thinking`.
 KEPT_THOUGHTS = """
@@ -235,14 +235,7 @@ JSON_CALLS = XML_CALLS.replace(
 )
 
 TEMPLATES = {
-    "qwen3_5": XML_CALLS,
-    "qwen3_next": JSON_CALLS,
-    "mapping": MAPPING_CALLS,
-    "lfm2": KEPT_THOUGHTS,
-    "granite": DOCUMENTS,
-    "kimi_linear": NUMBERED_CALLS,
-    "nemotron_h": SWITCHED,
-    "plain": PLAIN,
-    "mamba2": INST,
-}
+    "qwen3_5": XML_CALLS, "qwen3_next": JSON_CALLS, "mapping": MAPPING_CALLS, "lfm2": KEPT_THOUGHTS,
+    "granite": DOCUMENTS, "kimi_linear": NUMBERED_CALLS, "nemotron_h": SWITCHED, "plain": PLAIN, "mamba2": INST,
+}  # fmt: skip
 """Family -> template."""

@@ -181,7 +181,7 @@ def write_gguf(
     Args:
         path: the file.
         architecture: a key of `OF`.
-        kind: of matrices whose rows fill blocks, or a function of llama.cpp's name; others are float32. The package
+        kind: of matrices with rows of whole blocks, or a function of llama.cpp's name; others are float32. The package
             has no quantisation to K-quants: matrices of these kinds are random.
         extra: more tensors, in float32.
         changes: other arrays for tensors of llama.cpp's names.

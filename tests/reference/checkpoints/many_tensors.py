@@ -28,26 +28,14 @@ def write_many(folder: Path, layers: int, experts: int, files: int) -> int:
     folder.mkdir(parents=True)
     ignored = [f"model.layers.{i}.{name}" for i in range(layers) for name in PLAIN]
     config = {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": layers,
+        "model_type": "qwen3_5_moe_text", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": layers,
         "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)],
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": experts,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-        "eos_token_id": 0,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "eos_token_id": 0,
         "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", *ignored]},
-    }
+    }  # fmt: skip
     family, read = read_model(folder, config)
     random = np.random.default_rng(0)
     tensors: dict[str, Stored] = {}

@@ -1,4 +1,4 @@
-"""A checkpoint of transformers' Mamba and Mamba2 as the package mamba_ssm writes it: pytorch_model.bin of torch."""
+"""Mamba and Mamba2 checkpoints in mamba_ssm's form: pytorch_model.bin of torch."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 MULTIPLE = 8
-"""Multiple to which mamba_ssm pads a vocabulary."""
+"""mamba_ssm pads vocabularies to this multiple."""
 
 
 def write_original(source: pathlib.Path, target: pathlib.Path, dtype: torch.dtype | None = None) -> None:
@@ -38,23 +38,15 @@ def original_fields(fields: dict[str, Any]) -> dict[str, Any]:
     # Padded to the size of the embedding of transformers.
     multiple = MULTIPLE if fields["vocab_size"] % MULTIPLE == 0 else 1
     return {
-        "d_model": fields["hidden_size"],
-        "d_intermediate": 0,
-        "n_layer": fields["num_hidden_layers"],
-        "vocab_size": fields["vocab_size"] - (multiple - 1),
-        "ssm_cfg": inner | ({"layer": "Mamba2"} if second else {}),
-        "attn_layer_idx": [],
-        "attn_cfg": {},
-        "rms_norm": True,
-        "residual_in_fp32": True,
-        "fused_add_norm": True,
-        "pad_vocab_size_multiple": multiple,
-        "tie_embeddings": fields["tie_word_embeddings"],
-    }
+        "d_model": fields["hidden_size"], "d_intermediate": 0, "n_layer": fields["num_hidden_layers"],
+        "vocab_size": fields["vocab_size"] - (multiple - 1), "ssm_cfg": inner | ({"layer": "Mamba2"} if second else {}),
+        "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True,
+        "pad_vocab_size_multiple": multiple, "tie_embeddings": fields["tie_word_embeddings"],
+    }  # fmt: skip
 
 
 class _Module(torch.nn.Module):
-    """Module with a state dict of these tensors, whose entries have metadata as in a real model."""
+    """Module with a state dict of these tensors, with the metadata of real models."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         super().__init__()

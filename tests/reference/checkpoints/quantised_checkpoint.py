@@ -1,6 +1,6 @@
 """Quantised checkpoints written from the published formulas in float64, apart from the code under test.
 
-`LAYOUTS` quantises one matrix: the tensors beside each other in the file, and the numbers that they stand for.
+`LAYOUTS` quantises one matrix: the file's tensors and the exact numbers.
 `write_quantised` rewrites a plain checkpoint.
 """
 
@@ -21,7 +21,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by their suffix behind the name of the matrix, or of its module, and exact numbers."""
+    """Tensors by suffix behind the name of the matrix or module, and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray
@@ -44,13 +44,13 @@ E2M1 = np.array([e2m1(code) for code in range(16)])
 
 
 def nearest(table: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the code whose value is the nearest to each number."""
+    """Return the code with the nearest value for each number."""
     distance = np.abs(np.where(np.isnan(table), np.inf, table) - numbers[..., None])
     return np.argmin(distance, axis=-1).astype(np.uint8)
 
 
 def rounded(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers in a stored dtype, and what is stored in float64."""
+    """Return numbers in a stored dtype, and the stored numbers in float64."""
     stored = numbers.astype({"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}[kind])
     return stored, stored.astype(np.float64)
 
@@ -214,9 +214,9 @@ def torchao_float8(weight: np.ndarray) -> Quantised:
 
 
 class Layout(NamedTuple):
-    """A way to store a matrix: the scheme it must be read as, `quantization_config`, and the quantisation.
+    """A storage format for matrices: expected scheme, `quantization_config`, and quantisation.
 
-    `multiple` is what rows and columns must be multiples of.
+    `multiple` divides the numbers of rows and columns.
     """
 
     scheme: str
@@ -232,49 +232,31 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8-block-powers": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "F8_E8M0", "grid")),
     "fp8-one": Layout("fp8-tensor", FP8_ONE, lambda w: float8(w, (999, 999), "_scale_inv", "F32", "scalar")),
     "modelopt-fp8": Layout("fp8-tensor", modelopt("FP8"), lambda w: float8(w, (999, 999), "_scale", "F32", "scalar")),
-    "modelopt-fp8-rows": Layout(
-        "fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"), lambda w: float8(w, (1, 999), "_scale", "F32", "row")
-    ),
-    "modelopt-fp8-blocks": Layout(
-        "fp8-block", modelopt("fp8_pb_wo"), lambda w: float8(w, (128, 128), "_scale", "F32", "4d")
-    ),
+    "modelopt-fp8-rows": Layout("fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        lambda w: float8(w, (1, 999), "_scale", "F32", "row")),
+    "modelopt-fp8-blocks": Layout("fp8-block", modelopt("fp8_pb_wo"),
+        lambda w: float8(w, (128, 128), "_scale", "F32", "4d")),
     "modelopt-mxfp8": Layout("mxfp8", modelopt("MXFP8"), lambda w: float8(w, (1, 32), "_scale", "U8", "grid"), (1, 32)),
-    "ct-fp8-rows": Layout(
-        "fp8-channel",
-        config_group(num_bits=8, type="float", strategy="channel"),
-        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows"),
-    ),
-    "ct-fp8-tensor": Layout(
-        "fp8-tensor",
-        config_group(num_bits=8, type="float", strategy="tensor"),
-        lambda w: float8(w, (999, 999), "_scale", "BF16", "one"),
-    ),
-    "ct-fp8-block": Layout(
-        "fp8-block",
+    "ct-fp8-rows": Layout("fp8-channel", config_group(num_bits=8, type="float", strategy="channel"),
+        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows")),
+    "ct-fp8-tensor": Layout("fp8-tensor", config_group(num_bits=8, type="float", strategy="tensor"),
+        lambda w: float8(w, (999, 999), "_scale", "BF16", "one")),
+    "ct-fp8-block": Layout("fp8-block",
         config_group(num_bits=8, type="float", strategy="block", block_structure=list(BLOCK)),
-        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid"),
-    ),
+        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid")),
     "modelopt-nvfp4": Layout("nvfp4", modelopt("NVFP4"), lambda w: nvfp4(w, divided=False), (1, 16)),
-    "ct-nvfp4": Layout(
-        "nvfp4",
-        config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
-        lambda w: nvfp4(w, divided=True),
-        (1, 16),
-    ),
-    "ct-mxfp4": Layout(
-        "mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4, (1, 32)
-    ),
+    "ct-nvfp4": Layout("nvfp4", config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        lambda w: nvfp4(w, divided=True), (1, 16)),
+    "ct-mxfp4": Layout("mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4,
+        (1, 32)),
     "ct-int4": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP), (1, GROUP)),
     "ct-int4-zeros": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, True), (1, GROUP)),
-    "ct-int4-order": Layout(
-        "int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True), (1, GROUP)
-    ),
-    "ct-int3": Layout(
-        "int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True), (1, GROUP)
-    ),
-    "ct-int8-packed": Layout(
-        "int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP), (1, GROUP)
-    ),
+    "ct-int4-order": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True),
+        (1, GROUP)),
+    "ct-int3": Layout("int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True),
+        (1, GROUP)),
+    "ct-int8-packed": Layout("int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP),
+        (1, GROUP)),
     "ct-int8": Layout("int8", config_group(num_bits=8, type="int", strategy="channel"), int8),
     "gptq": Layout("gptq", {"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 1), (16, 8)),
     "gptq-v2": Layout("gptq", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 2), (16, 8)),
@@ -283,17 +265,14 @@ LAYOUTS: Mapping[str, Layout] = {
     "nf4": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4"))),
     "nf4-nested": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4", nested=True))),
     "fp4": Layout("fp4", bitsandbytes("fp4"), lambda w: Quantised(*four_bits(w, "fp4"))),
-    "llm-int8": Layout(
-        "llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, lambda w: Quantised(*llm_int8(w))
-    ),
+    "llm-int8": Layout("llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        lambda w: Quantised(*llm_int8(w))),
     "torchao-float8": Layout("fp8-channel", torchao("Float8WeightOnlyConfig"), torchao_float8),
-    "torchao-int8": Layout(
-        "int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)), (1, GROUP)
-    ),
-    "torchao-int4": Layout(
-        "int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)), (1, GROUP)
-    ),
-}
+    "torchao-int8": Layout("int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)),
+        (1, GROUP)),
+    "torchao-int4": Layout("int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)),
+        (1, GROUP)),
+}  # fmt: skip
 
 
 def named(name: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -323,13 +302,13 @@ def plain(array: np.ndarray) -> Stored:
 def write_quantised(
     source: Path, target: Path, layout: Layout | Callable[[str], Layout | None], config: dict[str, Any] | None = None
 ) -> tuple[Path, list[str]]:
-    """Rewrite a plain checkpoint: `target/quantised`, and `target/plain` with the numbers that it stands for.
+    """Rewrite a plain checkpoint: `target/quantised`, and `target/plain` with its exact numbers.
 
     Args:
         source: the checkpoint.
         target: the new folder.
         layout: of every matrix but the embedding, or a function of a weight's name, None for plain.
-        config: `quantization_config`, if not that of the layout.
+        config: `quantization_config`, if it differs from the layout's.
 
     Returns:
         `target`, and the names of the quantised weights; matrices that a layout does not fit stay plain.

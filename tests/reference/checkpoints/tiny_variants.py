@@ -1,6 +1,6 @@
-"""The tiny checkpoints that hybridlm is compared on: plain numbers, no torch.
+"""Tiny checkpoints for comparisons: plain numbers, no torch.
 
-A variant is a Hugging Face config plus the choices of how the checkpoint lies on disk. Together the variants cover
+A variant is a Hugging Face config plus choices of the layout on disk. Together the variants cover
 the value-to-key head ratios 1, 2 and 4, key size != value size, head size != hidden/heads, convolution kernels 3 and
 4, tied and untied heads, both rope spellings, both spellings of the layer pattern, both expert layouts, text-only and
 multimodal prefixes, shards, bfloat16 storage, and the dense layers of Qwen3-Next.

@@ -1,7 +1,7 @@
 """Run a jaxpr by equations with scratch in one byte arena at planned offsets.
 
-Liveness and the verifier of plans share one model of where values lie: which are views, where the carry of a loop is,
-when the bytes of a body are its own. Here the model is carried out. Whatever it gets wrong is made visible: bytes are
+Liveness and the verifier of plans share one model of value locations: which are views, where the carry of a loop is,
+when a body has separate bytes. Here the model is carried out, and its errors become visible: bytes are
 poison before a value is written and after the plan frees it, and the results of an equation are poisoned before its
 operands are read (a kernel may write before it has read). With a correct plan the results are bit for bit those of a
 plan without shared bytes.
@@ -169,7 +169,7 @@ class _Frame:
 
 
 def _held(aval: Any, value: Any) -> _Place:
-    """Memory of the caller's with this value; poison where the value is None."""
+    """Return the caller's memory with this value; poison for None."""
     place = _Place(np.empty(0, np.uint8), 0, aval)
     place = _Place(np.full(place.bytes, POISON, np.uint8), 0, aval)
     if value is not None:

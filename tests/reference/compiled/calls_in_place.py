@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ from jax import Array
 from jax.sharding import NamedSharding
 from zoo.meshes.sharded import mesh
 
+from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import AuditError, IsolationError, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
+from models.sharding.devices import Devices
 
 Step = Callable[..., Any]
 
@@ -56,6 +59,27 @@ def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
     for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
         with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
             jax.block_until_ready(run(pool, jnp.array(wrong, jnp.int32)))
+
+
+def check_proof_by_slot_map(step: Step, args: tuple[Any, ...], contract: LaneContract) -> None:
+    """Certify `step(state, ..., slots)` on rows of a pool; refuse the next lane's slots."""
+    pool, slots = jnp.zeros((8, *args[0].shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    by_slot = LaneContract((*contract.inputs, slot_map(8)), contract.outputs, opaque=kernel_calls(slot_map(8)))
+    arguments = pool, *args[1:], slots
+    proved = compile_step(step, arguments, by_slot).certificate.proved
+    assert "idle" in {statement.id for statement in proved}
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), arguments, by_slot)
+
+
+def check_derivatives(loss: Callable[..., Any], *args: Any) -> None:
+    """Compare derivatives of `loss(devices, *args)` by all arguments with and without kernels."""
+    places = tuple(range(len(args)))
+    result, expected = (
+        jax.jit(jax.grad(partial(loss, devices), places))(*args) for devices in (Devices(kernels="auto"), Devices())
+    )
+    for item, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 def check_each_device(
@@ -109,7 +133,7 @@ def check_a_call_beside_is_found(
     Args:
         monkeypatch: takes the aliases from every call from now on.
         step: calls the kernel, whose target the contract declares in place.
-        args, contract: of the step.
+        args, contract: operands of the step, and its contract.
         target: of the call.
     """
     called = jax.ffi.ffi_call

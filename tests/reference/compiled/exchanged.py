@@ -31,14 +31,14 @@ class Devices(NamedTuple):
 def by_hand(
     config: DecoderConfig, devices: Devices, lanes: int, tokens: int, step: str = "generate", top: int = 0
 ) -> Counter[Collective]:
-    """Collectives of a step, and how often each is.
+    """Return the collectives of a step with their counts.
 
     Args:
         config: of the whole model.
         devices: that share lanes and model.
         lanes, tokens: of the whole step.
-        step: "generate" samples a token for each lane, "verify" one behind each token, "score" has those of a text.
-        top: most likely tokens of which scoring says the log-probabilities.
+        step: "generate" samples a token for each lane, "verify" one behind each token, "score" reads a text's tokens.
+        top: number of most likely tokens with log-probabilities in scoring.
     """
     mapping, lanes = Counter[Collective](), lanes // devices.data
     stream = lanes * tokens * config.hidden_size * 4

@@ -10,7 +10,7 @@ def exact_attention(query: Any, key: Any, value: Any, position: Any, value_size:
 
     Args:
         query: scaled, `[lane, token, head, key]`.
-        key, value: caches `[lane, kv_head, position, size]`; `value` is None where keys hold the values.
+        key, value: caches `[lane, kv_head, position, size]`; `value` is None for values inside keys.
         position: of each token, int `[lane, token]`.
         value_size: size of a value.
         lane: which.

@@ -26,19 +26,13 @@ import hybridlm  # noqa: E402
 
 NUMBERS = Path(__file__).with_name("family_numbers.npz")
 FAMILIES: dict[str, dict[str, Any]] = {
-    "dense_base": {},
-    "sparse_base": {},
-    "mamba2_base": {"state_size": 16},
-    "kimi_base": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16},
-    "next_base": {},
-    "lfm2_moe_base": {},
-    "nemotron_experts": {"head_dim": 32, "ssm_state_size": 16},
-    "granite_experts": {"mamba_d_state": 16},
-    "bamba_base": {"mamba_d_state": 16},
-    "falcon_base": {"mamba_d_state": 16},
+    "dense_base": {}, "sparse_base": {}, "mamba2_base": {"state_size": 16},
+    "kimi_base": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}, "next_base": {}, "lfm2_moe_base": {},
+    "nemotron_experts": {"head_dim": 32, "ssm_state_size": 16}, "granite_experts": {"mamba_d_state": 16},
+    "bamba_base": {"mamba_d_state": 16}, "falcon_base": {"mamba_d_state": 16},
     "ling_base": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16},
     "olmo_base": {"linear_key_head_dim": 16, "linear_value_head_dim": 32},
-}
+}  # fmt: skip
 """A checkpoint of each family: fields of its config in sizes that kernels take."""
 REHEARSED = ("mamba2_base",)
 SETTINGS: dict[str, Any] = {"lanes": 2, "dtype": "float32", "chunk": 40, "context": 128, "progress": False}

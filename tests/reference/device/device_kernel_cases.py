@@ -134,7 +134,7 @@ def _lengths(lanes: int, tokens: int) -> np.ndarray:
 
 
 def _slots(lanes: int) -> np.ndarray:
-    """Return the rows of the lanes, the last first, in a pool with one row more: row 0."""
+    """Return the lanes' rows in reverse order; row 0 of the pool is unused."""
     return np.arange(lanes, 0, -1, dtype=np.int32)
 
 

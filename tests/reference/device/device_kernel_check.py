@@ -26,7 +26,7 @@ MAX_ERROR = 1e-4
 """Largest difference of a number from its float64 value, over the largest value of its array."""
 REPEATS, REHEARSED_REPEATS = 50, 2
 COMPILE_SHARE = 0.6
-"""Part of the time for which kernels are compiled before those that are ready are timed."""
+"""Share of the time spent compiling kernels before the compiled ones are timed."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Part 4: four full-width Qwen3.5-35B-A3B layers: step times, floors, and totals.
 
 Weights are random and made on the device. Steps are neither proved nor audited here: part 6 does that. The floor of all
-layers is that of four, and of each further four what eight have more.
+layers is four layers' floor plus, for each further four, the difference between eight and four.
 """
 
 import json

@@ -21,7 +21,7 @@ import numpy as np
 RECORDS = "results.jsonl"
 PASSED, FAILED, NOT_RUN = "passed", "FAILED", "not run"
 MAX_RECORDS = 4 << 20
-"""Bytes of results.jsonl from which records are written without their tracebacks."""
+"""Size of results.jsonl, in bytes, above which records lose their tracebacks."""
 MAX_EVIDENCE = 1 << 20
 """Bytes of one compressed file of evidence."""
 KINDS = ("arrays", "profiles", "programs")

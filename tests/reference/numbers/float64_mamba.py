@@ -41,7 +41,7 @@ def mamba2(
         groups, size: groups of heads; size of a head.
         eps: of the gated norm, over each group of channels.
         limits: least and greatest time step.
-        norm: "gated" (of what the gate leaves), "normed" (gated after the norm) or "none".
+        norm: "gated" (norm of gated values), "normed" (gated after the norm) or "none".
         multipliers: factors on z, x, B, C and dt.
     """
     tokens, heads, taps = len(x), len(weights["A_log"]), weights["conv1d.weight"].shape[-1]
@@ -132,10 +132,10 @@ class Float64MambaModel(Float64Checkpoint):
 
 
 class Float64Zamba2Model(Float64Checkpoint):
-    """A checkpoint of Zamba2; layers that call one block have its tensors under the name of the first."""
+    """A checkpoint of Zamba2; tensors of a shared block are named after its first layer."""
 
     def block(self, joined: np.ndarray, layer: int, call: int) -> np.ndarray:
-        """Return what call number `call` of a shared block adds to the input of its layer."""
+        """Return the addend to a layer's input by one call of a shared block."""
         c, eps = self.config, self.config["rms_norm_eps"]
         first = c["hybrid_layer_ids"][call % c["num_mem_blocks"]]
         weights = self.below(f"model.layers.{first}.shared_transformer")

@@ -49,8 +49,8 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> DeltaNetOutput:
     """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on x [T, H] from zero.
 
-    `weights` are named as below `linear_attn.`; both the separate projections of Qwen3.5 and the fused ones of
-    Qwen3-Next, whose rows are grouped by key head, are understood.
+    `weights` are named as below `linear_attn.`: separate projections of Qwen3.5, or fused projections of
+    Qwen3-Next with rows grouped by key head.
     """
     tokens = len(x)
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -149,7 +149,7 @@ class Float64Model(Float64Checkpoint):
     def forward(
         self, tokens: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
     ) -> ModelOutput:
-        """Logits of every position. `watch(layer, mixer_input, mixer_output)` sees the mixers as they are computed."""
+        """Return logits of every position; call `watch(layer, mixer_input, mixer_output)` at each mixer."""
         x, delta_nets = self.hidden(tokens, watch)
         return ModelOutput(x @ self.head.T, delta_nets)
 

@@ -14,7 +14,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 AMX_EMULATION = Path(__file__).parents[2] / "models" / "cpu_kernels" / "amx_emulation.h"
-"""Header with which a check or a library runs instructions of AMX on a processor without them."""
+"""Header that emulates AMX for checks and libraries on other processors."""
 needs_avx512bf16 = pytest.mark.skipif(
     "avx512bf16" not in instruction_sets(), reason="beside tiles, the code for AMX has vectors of AVX-512 with BF16"
 )

@@ -1,5 +1,6 @@
 """Lanes of every length through one mixer: chunks against single tokens, reused rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,6 +31,28 @@ def by_tokens(mixer, x, lengths, positions, state, blocks):
 
     state, outs = jax.lax.scan(token, state, (jnp.moveaxis(x, 1, 0), jnp.arange(x.shape[1], dtype=jnp.int32)))
     return jnp.moveaxis(outs, 0, 1), state
+
+
+def check_equations(mixer: Any, hidden: int, equations: Callable[[np.ndarray], dict[str, np.ndarray]]) -> None:
+    """Compare lanes of 9, 2 and 0 tokens, from rows of NaN and with NaN in padding, with equations in float64.
+
+    Args:
+        mixer: the module.
+        hidden: width of its input.
+        equations: input [T, hidden] -> outputs "out" [T, hidden], and fields of the last state of one lane.
+    """
+    lengths = np.array([9, 2, 0], np.int32)
+    x = np.random.default_rng(0).normal(size=(3, 9, hidden)).astype(np.float32)
+    x[np.arange(9)[None] >= lengths[:, None]] = np.nan
+    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(3, 16, np.float32))
+    out, new = jax.device_get(run(mixer, x, lengths, np.zeros(3, np.int32), state, 0))
+    for lane, length in enumerate(lengths[:2]):
+        expected = equations(x[lane, :length].astype(np.float64))
+        np.testing.assert_allclose(out[lane, :length], expected.pop("out"), rtol=0, atol=2e-5)
+        for field, array in expected.items():
+            actual = getattr(new, field)[lane].reshape(array.shape)
+            np.testing.assert_allclose(actual, array, rtol=0, atol=2e-5, err_msg=field)
+    assert all(np.isnan(leaf[2]).all() for leaf in jax.tree.leaves(new))
 
 
 def check_lengths(

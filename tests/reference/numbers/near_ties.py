@@ -19,12 +19,12 @@ def check_same_samples(
 ) -> int:
     """Assert equal completions up to a token with nearly tied best logits.
 
-    Logits of sampled tokens are those that were perturbed.
+    Logits of sampled tokens include the noise.
 
     Args:
         lm: the model.
-        found, expected: completions of the same prompts, by their numbers.
-        settings: that both were asked for with; of those that change what is drawn, temperature and seed.
+        completions, expected: completions by the number of the prompt.
+        settings: of both; temperature and seed are the only ones that change samples.
         tolerance: of logits.
 
     Returns:

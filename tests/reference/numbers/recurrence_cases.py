@@ -1,7 +1,8 @@
 """Random lanes for recurrence kernels, comparison with plain forms, and their proof."""
 
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,15 +69,18 @@ def check(form: str, recurrence_inputs: RecurrenceInputs, actual: Any) -> None:
         np.testing.assert_allclose(item, expected, rtol=2e-5, atol=2e-6)
 
 
-def check_lanes_keep_their_bits(inputs: RecurrenceInputs, kernel: Callable[[RecurrenceInputs], Any]) -> None:
-    """Check that idle lanes keep state, and NaN stays in its lane."""
+def check_lanes_keep_their_bits(
+    inputs: RecurrenceInputs, kernel: Callable[[RecurrenceInputs], Any], values: Sequence[float] = (np.nan,)
+) -> None:
+    """Check that idle lanes keep state, lanes alone have equal bits, and `values` stay in their lane."""
     output, state = kernel(inputs)
     np.testing.assert_array_equal(state[1], inputs.state[1])
     assert not np.any(output[1])
     for lane in range(LANES):
         rest = np.delete(np.arange(LANES), lane)
-        for bad, saved in ((lane, rest), (rest, lane)):
-            poisoned = replace(inputs, state=inputs.state.at[bad].set(jnp.nan), value=inputs.value.at[bad].set(jnp.nan))
+        for (bad, saved), value in itertools.product(((lane, rest), (rest, lane)), values):
+            state_array, value_array = (array.at[bad].set(value) for array in (inputs.state, inputs.value))
+            poisoned = replace(inputs, state=state_array, value=value_array)
             for actual, expected in zip(kernel(poisoned), (output, state), strict=True):
                 np.testing.assert_array_equal(actual[saved], expected[saved])
         tree = jax.tree.map(operator.itemgetter(slice(lane, lane + 1)), inputs)
@@ -90,23 +94,30 @@ def arguments(recurrence_inputs: RecurrenceInputs) -> tuple[Any, Any, dict[str, 
     return recurrence_inputs.state, jnp.ones(len(recurrence_inputs.state), jnp.int32), rest
 
 
-def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
-    """Prove a step of `arguments` with the named kernels read, without declarations."""
-    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
+STATE_DIMS = ("value_head", "value", "key")
+
+
+def check_proof(
+    kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *others: str, dims: Any = STATE_DIMS
+) -> None:
+    """Prove a step of `arguments` with its kernel and `others` read, without declarations."""
+    state = Pool("rows", dims=("lane", *dims))
     contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
     proof = prove_isolation(step, args, contract)
     read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert sorted(read) == sorted([kernel.name, *arguments])
+    assert sorted(read) == sorted([kernel.name, *others])
     assert {"idle", "dimensions"} <= {certificate.id for certificate in proof.proved}
 
 
-def check_proof_by_slot(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *arguments: str) -> None:
-    """Prove a step of `arguments` and the slots of a pool; refuse it with another lane's slots."""
-    state, by_slot = Pool("rows", dims=("row", "value_head", "value", "key")), SlotMap("rows", len(args[0]), null=False)
+def check_proof_by_slot(
+    kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *others: str, dims: Any = STATE_DIMS
+) -> None:
+    """Prove a step of `arguments` and slots; refuse the step with another lane's slots."""
+    state, by_slot = Pool("rows", dims=("row", *dims)), SlotMap("rows", len(args[0]), null=False)
     contract = LaneContract((state, Lane(role="length"), Lane(), by_slot), (Lane(), state))
     proof = prove_isolation(step, args, contract)
     read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert sorted(read) == sorted([kernel.name, *arguments])
+    assert sorted(read) == sorted([kernel.name, *others])
     assert {"idle", "frame", "dimensions"} <= {certificate.id for certificate in proof.proved}
     with pytest.raises(IsolationError):
         prove_isolation(lambda *args: step(*args[:-1], jnp.roll(args[-1], 1)), args, contract)

@@ -1,4 +1,4 @@
-"""The table of certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
+"""The table of certificates.md: certified statements about each family's steps on tests/golden."""
 
 import json
 import re
@@ -15,13 +15,9 @@ from models import family_of
 
 LANES, TOKENS = 4, 8
 STEPS = (
-    f"prompts, {LANES} x {TOKENS}",
-    f"decoding, {LANES} x 1",
-    f"verification, {LANES} x 5",
-    f"scoring, {LANES} x {TOKENS}",
-    "parts of a row kept and put back",
-    "decoding, 1 x 1, bfloat16",
-)
+    f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"verification, {LANES} x 5",
+    f"scoring, {LANES} x {TOKENS}", "parts of a row kept and put back", "decoding, 1 x 1, bfloat16",
+)  # fmt: skip
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
@@ -66,7 +62,7 @@ def certified(checkpoint: str) -> Row:
 
 
 def verdict(certificates: list[Certificate]) -> str:
-    """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
+    """Return a verdict such as "proved, audited; 2 copies (conv)", with pools of pool-sized copies."""
     checks = ["proved", "audited"]
     for certificate in certificates:
         assert certificate.holds and all(getattr(certificate, name) for name in checks), certificate.report()

@@ -59,9 +59,9 @@ class Held(NamedTuple):
 
     Attributes:
         weights: bytes of its parameters.
-        read: bytes of those that a step reads, experts all of them.
-        products: numbers of the parameters that a token is multiplied with, experts only as often as they are chosen.
-        head: numbers of the head, which only tokens behind which one is sampled are multiplied with.
+        read: bytes of the parameters that a step reads, all experts included.
+        products: number of parameters that multiply a token, chosen experts only.
+        head: number of parameters of the head, which multiply only the last token before a sample.
         fixed, cache: bytes of a sequence's state whatever its length, and of its keys and values at the context.
     """
 

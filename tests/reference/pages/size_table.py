@@ -19,16 +19,9 @@ TARGETS = {"nvidia-h100": "H100", "nvidia-h200": "H200"}
 SCHEMES = {None: "bfloat16", "fp8-block": "`fp8-block`", "int8": "`int8`", "int4": "`int4`", "nvfp4": "`nvfp4`"}
 LANES, CONTEXT = 8, 4096
 LARGE = [
-    "Qwen3.5-27B",
-    "Qwen3.5-35B-A3B",
-    "Qwen3.5-122B-A10B",
-    "Qwen3-Next-80B",
-    "Kimi-Linear-48B",
-    "Nemotron-3-Nano",
-    "Nemotron-3-Super",
-    "Granite-4.0-H-Small",
-    "Falcon-H1-34B",
-]
+    "Qwen3.5-27B", "Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3-Next-80B", "Kimi-Linear-48B", "Nemotron-3-Nano",
+    "Nemotron-3-Super", "Granite-4.0-H-Small", "Falcon-H1-34B",
+]  # fmt: skip
 """Models that do not fit every GPU."""
 
 

@@ -1,6 +1,6 @@
 """The tables of docs/tables/target-tables.md: steps of families and published models on absent GPUs and TPUs.
 
-A page is read back, so that what is compiled one by one is added to it, and a run that was cut off goes on.
+A page is read back: rows are added one by one, and an interrupted run continues.
 """
 
 import json
@@ -20,14 +20,10 @@ from ir_passes.targets import read_target
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
-    "nvidia-h100",
-    "tpu-v5e",
-    "nvidia-h100:4 data=2,model=2",
-    "tpu-v5e:4 data=2,model=2",
-    "nvidia-h100:4 model=2,expert=2",
-    "tpu-v5e:4 model=2,expert=2",
-)
-"""Names of targets, with the mesh of those of several devices."""
+    "nvidia-h100", "tpu-v5e", "nvidia-h100:4 data=2,model=2", "tpu-v5e:4 data=2,model=2",
+    "nvidia-h100:4 model=2,expert=2", "tpu-v5e:4 model=2,expert=2",
+)  # fmt: skip
+"""Names of targets, with the mesh for several devices."""
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
 MODEL_LANES, MODEL_CONTEXT = 64, 4096
@@ -70,10 +66,11 @@ class Row:
     """One step of one checkpoint.
 
     Attributes:
-        target, checkpoint, step: which.
-        verdict: `GOOD`, or what is wrong.
-        scratch, over_floor, seconds: what it needs beside weights and rows, in kB; bytes that it moves over those that
-            it has to, empty for moves of rows; of XLA's compilation.
+        target, checkpoint, step: names.
+        verdict: `GOOD`, or the fault.
+        scratch: kB besides weights and rows.
+        over_floor: moved bytes over the floor, empty for moves of rows.
+        seconds: time of XLA's compilation.
     """
 
     target: str
@@ -108,14 +105,14 @@ class ModelRow:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong; a model that does not fit is none of it."""
+        """Return True without a fault; a model that does not fit is no fault."""
         return self.verdict == GOOD or self.fit.startswith("no")
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
-    """Compile every step of a checkpoint for a target, or take the reports that are kept.
+    """Compile every step of a checkpoint for a target, or take the stored reports.
 
-    One without experts has no rows on a mesh that splits them.
+    Models without experts have no rows on a mesh that splits experts.
 
     Raises:
         ShardingError: its sizes do not divide the mesh; `ON_A_MESH` is to name others.
@@ -154,7 +151,7 @@ def model_jobs() -> list[tuple[str, str]]:
 
 
 def model_row(model: str, target: str, step: str) -> ModelRow:
-    """Compile a step of a published model for a target, and those that say how rows are laid out."""
+    """Compile a step of a published model, and the steps that fix its row layout."""
     name, _, mesh = target.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -215,7 +212,7 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a target's table: a line for each checkpoint, a column for each step."""
+    """Return the lines of a target's table: a row per checkpoint, a column per step."""
     steps = list(dict.fromkeys(row.step for row in rows))
     cells = {(row.checkpoint, row.step): _cell(row) for row in rows}
     checkpoints = dict.fromkeys(row.checkpoint for row in rows)

@@ -37,25 +37,12 @@ EXPERTS, EXPERT_ROWS = 64, 128
 """The stack of experts is eight times as large as the largest tensor."""
 
 MODEL: dict[str, Any] = {
-    "model_type": "qwen3_5_moe",
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "num_hidden_layers": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 64,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 64,
-    "eos_token_id": 0,
-}
+    "model_type": "qwen3_5_moe", "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "num_experts": 64, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 64, "eos_token_id": 0,
+}  # fmt: skip
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
 """Model with MLP matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
@@ -158,7 +145,7 @@ def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
     from gguf_checkpoint import write_gguf
 
     write(folder, config, family_of(config).weights(family_of(config).read_config(config)), "bfloat16")
-    # The numbers of the checkpoint are none that a decay or its exponential can be.
+    # The checkpoint's random numbers are invalid as decays and as their exponentials.
     decays = {"blk.0.ssm_a": -np.ones(config["linear_num_value_heads"], np.float32)}
     write_gguf(folder / "model.gguf", "qwen35", GGMLQuantizationType[kind], changes=decays, source=folder)
 

@@ -1,6 +1,6 @@
 """Program of each of several processes in test_processes.py: `python run_together.py DIRECTORY FAULT FAULTY`.
 
-Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls process FAULTY in the middle of a run.
+Process 0 writes its results to DIRECTORY/found.json. A fault befalls process FAULTY in the middle of a run.
 """
 
 import json
@@ -139,7 +139,7 @@ def befall(fault: str) -> None:
 
 
 def other_weights(directory: Path) -> Path:
-    """Return a copy of a checkpoint in which one row of the embedding differs."""
+    """Return a copy of a checkpoint with one changed row of the embedding."""
     copy = shutil.copytree(directory, directory.with_name(f"{directory.name} of another process"), dirs_exist_ok=True)
     (path,) = copy.glob("*.safetensors")
     tensors = load_file(path)
@@ -154,7 +154,7 @@ def befallen() -> None:
 
 
 def watch_rows() -> None:
-    """Say at a disagreement whether the rows of this process are as they were before the step."""
+    """Report at a disagreement whether this process's rows are unchanged since before the step."""
     call, disagree = ProcessGroup.call, ProcessGroup._disagree
     unchanged: dict[int, bool] = {}
 

@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +15,7 @@ import numpy as np
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
+from hybridlm.files.finished import finished_files
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.requests.finite import first_not_finite
@@ -112,3 +117,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     text = path.read_text()
     assert text.isascii() and (not text or text.endswith("\n"))
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def kill_after_nine_texts(model: str | Path | None, source: Path, output: Path, method: str) -> None:
+    """Run a method of a model over a file in a process that is killed after nine finished texts."""
+    command = [sys.executable, Path(__file__).with_name("kill_texts.py"), model, source, output, "9", method]
+    environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
+    killed = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(finished_files(output.with_name(f"{output.name}.parts"))) == 9

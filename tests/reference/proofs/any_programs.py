@@ -1,6 +1,6 @@
-"""One function of f32[lanes, width] for everything that JAX traces: dtypes, effects, programs inside programs, kernels.
+"""A function of f32[lanes, width] for each traceable form: dtypes, effects, nested programs, kernels.
 
-They are put together at random; what comes of a composition need not keep lanes apart. More than 300 lines: a list.
+They are composed at random; a composition need not keep lanes apart. More than 300 lines: a list.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
 LANES = WIDTH = 4
-"""Equal, so that an axis that is taken for another one is not seen by its length."""
+"""Equal sizes: an exchanged axis does not show in a length."""
 F32 = jax.ShapeDtypeStruct((LANES, WIDTH), jnp.float32)
 FLOATS = """
 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
@@ -300,7 +300,7 @@ def empty_carry(x):
 
 @step
 def long_carry(x):
-    """A window of rows: what is known of the last one reaches the first after as many rounds."""
+    """A window of rows: the last row's facts reach the first after several rounds."""
     window = (*(jnp.zeros_like(x) for _ in range(20)), x)
     return lax.scan(lambda c, _: ((*c[1:], c[-1]), None), window, None, length=20)[0][0]
 
@@ -685,12 +685,12 @@ SLOTS = np.array([3, 1, 7, 5], np.int32)
 
 
 def by_lanes(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step that gives each lane what the function makes of it."""
+    """Return a step that applies the function to each lane."""
     return lambda x: (function(x),), (_drawn(LANES),), LaneContract((Lane(),), (Lane(),))
 
 
 def by_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step that keeps what the function makes of rows of a pool with names, unless the lane is idle."""
+    """Return a step that applies the function to named pool rows of active lanes."""
     pool = Pool("p", dims=("slot", "feature"))
     contract = LaneContract((Lane(), pool, SlotMap("p", ROWS), Lane(role="length")), (Lane(), pool))
 
@@ -703,7 +703,7 @@ def by_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneCo
 
 
 def by_row_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step that keeps what the function makes of a pool of one row for each lane, and of shared numbers."""
+    """Return a step of the function on a row pool and shared numbers."""
     contract = LaneContract((Lane(), Pool("p"), Shared()), (Lane(), Pool("p")))
     return (
         lambda x, pool, shared: (x + pool, function(pool) + function(shared)),
@@ -713,7 +713,7 @@ def by_row_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], La
 
 
 def by_keys(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step with a pool of keys, which go on from call to call."""
+    """Return a step with a pool of keys that persists between calls."""
     contract = LaneContract((Pool("k"), SlotMap("k", ROWS), Lane()), (Lane(), Pool("k")))
 
     def run(pool, slots, x):

@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 def _equation(name: str, seed: int) -> tuple[ir.ClosedJaxpr, Any] | None:
     """The inlined trace and its equation of the primitive, or None without one.
 
-    A branch whose results are its operands has none: JAX takes them past it.
+    A branch that returns its operands has no equation: JAX forwards them.
     """
     source = instance(name, seed)
     program = ir.inline(ir.trace(source.step, *source.args()))

@@ -1,8 +1,8 @@
 """Check the proof's claims about idle lanes' elements.
 
-The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it
-says then, of a range, of a fact, of rows that are kept, is said of the elements of such lanes alone; whose they are is
-what the first walk says.
+The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. Its claims
+in the second walk (ranges, facts, unchanged rows) hold for the elements of such lanes alone; the first walk gives
+their owners.
 """
 
 from collections.abc import Callable, Iterator
@@ -128,16 +128,16 @@ def _faults_of(
     where: int | None,
     checked: Checked,
 ) -> Iterator[str]:
-    """A prediction about one variable that is wrong.
+    """Yield wrong predictions about one variable.
 
     Args:
         reality: all runs.
-        array: [run, ...] of the variable.
-        mine: which of its elements belong to idle lanes.
+        array: values of the variable, [run, ...].
+        actual: mask of the elements of idle lanes.
         value: the claims about them.
         numbered: arrays with a value number, and their elements of idle lanes.
         views: of the pools.
-        where: the index that the loop around it is at; None if there is none, or more than one.
+        where: index of the surrounding loop; None without exactly one loop.
         checked: counts of compared claims.
     """
 
@@ -184,7 +184,7 @@ def _with_calls(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
 
 
 class Views:
-    """Arrays as they are taken from a pool by the steps of a view."""
+    """Arrays taken from a pool by the steps of a view."""
 
     def __init__(self, subject: Subject):
         self.subject, self.claims = subject, subject.claims
@@ -229,12 +229,12 @@ class Views:
         return params["length"] - 1 - turn if params["reverse"] else turn
 
     def taken(self, intact: UnchangedRows, turn: int | None, device: Any = None, lane: Any = None) -> np.ndarray | None:
-        """[run, ...], or None if one of the steps is not followed here.
+        """Return the array [run, ...], or None after an unsupported step.
 
         Args:
-            kept: the pool, and the view of it.
-            turn: the index that a loop is at.
-            device: whose part is taken where an array is split over devices.
+            intact: the pool and its view.
+            turn: the index of a loop.
+            device: the owner of the part of an array that is split over devices.
             lane: the lane with the array, if it is one lane's.
         """
         array = self.claims.leaves[intact.leaf]

@@ -1,11 +1,11 @@
-"""Ground truth about a step: change what belongs to one lane, run again, and compare everything else bit for bit.
+"""Ground truth about a step: change one lane, run again, compare all other bits.
 
-What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
+The promises of the contract are tested: another lane's output and rows stay the same (isolation), rows
 outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
 tokens is never negative, and 0 for a lane of length 0. Lanes on the null row and the null row itself are outside every
-promise. With page tables lanes may read what no lane or another one owns: it stays as it is, the null page too.
+promise. With page tables lanes may read pages of another lane or of no lane; these pages and the null page stay.
 
-More than 300 lines: one table of promises, which every kind of entry is a row of.
+More than 300 lines: one table of promises, with a row for every kind of entry.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ Draw = Callable[[np.random.Generator], tuple[Any, ...]]
 
 
 class Leak(NamedTuple):
-    """The leak that was seen.
+    """An observed leak.
 
     Attributes:
-        change: what was changed, as "inputs of lane 2".
+        change: the change, as "inputs of lane 2".
         place: the value that changed and must not, as "result[1], row 3".
         run: number of the run among those of all draws.
     """
@@ -41,10 +41,10 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a step: its arguments, and what may differ from the unchanged run.
+    """A run of a step: its arguments, and lanes that may differ.
 
     Attributes:
-        change: what was changed.
+        change: description of the change.
         leaves: the arguments, flat.
         lanes: lanes that may differ.
     """
@@ -66,7 +66,7 @@ def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, 
 
 
 def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.ndarray]:
-    """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
+    """Return each lane's second rows, by slot maps that are declared disjoint."""
     named = zip(bound.inputs, leaves, strict=True)
     return [
         leaf
@@ -76,7 +76,7 @@ def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.nda
 
 
 def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: np.ndarray) -> np.ndarray:
-    """Rows of the whole pool from those that each device counts; its pool has `size` rows on each."""
+    """Return row numbers of the whole pool for rows counted by device."""
     if entry.local is None:
         return rows
     devices = _rows_of(bound, group) // entry.size
@@ -93,7 +93,7 @@ def _rows_of(bound: BoundContract, group: str) -> int:
 
 
 def null_rows(bound: BoundContract, group: str) -> list[int]:
-    """The null row, or that of each device; none where row 0 is an ordinary row."""
+    """Return the null rows, one per device; empty if row 0 is ordinary."""
     maps = [spec.entry for spec in bound.inputs if isinstance(spec.entry, SlotMap) and group in spec.entry.names]
     if not any(entry.null for entry in maps):
         return []
@@ -112,7 +112,7 @@ def mapped(bound: BoundContract, group: str) -> bool:
 
 
 def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) -> np.ndarray | None:
-    """The lane of each packed token of a layout, N for padding; None if there is none.
+    """Return each packed token's lane, N for padding; None without a layout.
 
     Args:
         layout: its name; the first one of the contract if it is None.
@@ -139,7 +139,7 @@ def _is_packed(entry: Any) -> bool:
 
 
 def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
-    """The page tables of a group with what they hold, [lane, page]."""
+    """Return a group's page tables with their pages, [lane, page]."""
     specs = zip(bound.inputs, leaves, strict=True)
     tables = [
         (spec.entry, leaf) for spec, leaf in specs if isinstance(spec.entry, PageTable) and group in spec.entry.names
@@ -167,7 +167,7 @@ def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
 
 
 def owned(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
-    """The rows that each lane may write: those that no other lane's pages hold, without the null page."""
+    """Return the writable rows of each lane: in no other lane's pages, not null."""
     rows = named(bound, leaves, group)
     for entry, _ in pages(bound, leaves, group):
         rows = [pages - set(range(entry.page_size)) for pages in rows] if entry.null else rows
@@ -185,7 +185,7 @@ def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
 
 
 def _holders(bound: BoundContract, leaves: Leaves, group: str, row: int) -> set[int]:
-    """Lanes that read or write a row: one lane may write what another reads, and keeps it if it is idle."""
+    """Return lanes that read or write a row; an idle writer keeps the row."""
     named = (*maps(bound, leaves, group), *second_rows(bound, leaves, group))
     return {lane for rows in named for lane in np.flatnonzero(rows == row).tolist()}
 
@@ -197,7 +197,7 @@ def _poison(value: np.ndarray) -> np.ndarray:
 
 
 def _strange(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same with numbers that a host does not pass, here and there: huge ones, negative indices, infinities."""
+    """Replace some numbers by huge ones, negative indices and infinities."""
     if jax.numpy.issubdtype(value.dtype, np.floating):
         numbers = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0, 1e-30], np.float32)
     elif np.issubdtype(value.dtype, np.signedinteger):
@@ -267,7 +267,7 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
 
 
 def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
-    """An input with the tokens of a lane taken from elsewhere; those of padding for lane N."""
+    """Take a lane's tokens from elsewhere; for lane N the padding tokens."""
     entry, segment = bound.inputs[i].entry, segments(bound, leaves, bound.inputs[i].layout)
     assert isinstance(entry, Packed) and segment is not None
     new = row_first(leaves[i].copy(), entry.axis)
@@ -286,7 +286,7 @@ def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterat
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
-    """The lane on another row, or with another page, which nobody uses."""
+    """Yield runs with the lane on another, unused row or page."""
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, PageTable) and not spec.entry.packed:
             pages_in_use = [
@@ -315,7 +315,7 @@ def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.
 
 
 def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
-    """NaN in every row that no lane reads; lanes that write such a row hold it."""
+    """Fill rows without a reader with NaN; lanes that write them hold them."""
     new, writers = list(leaves), set[int]()
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, Pool) and (tables := pages(bound, leaves, spec.entry.group)):
@@ -359,14 +359,14 @@ IDLE_ROLES = "length", "active"
 
 
 def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
-    """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
+    """Return lanes of length 0, inactive lanes, and lanes behind the number of active ones."""
     counts = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if spec.entry == Shared("active_count")]
     idle = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
     return idle | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
-    """Lanes for which an array with such an entry holds zero."""
+    """Return the lanes with zero in an array of this kind of entry."""
     named = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if entry(spec.entry)]
     return {lane for leaf in named for lane in np.flatnonzero(leaf == 0).tolist()}
 
@@ -394,7 +394,7 @@ class Claims:
         self._masks = [self._mask(i) for i in range(len(bound.outputs))]
 
     def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
-        """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
+        """Return masks [run, row]: equal to the unchanged run; equal to before the step."""
         spec = self.bound.outputs[output]
         size = spec.shape[spec.entry.axis] if isinstance(spec.entry, Lane | Packed | Pool) else 0
         unchanged, frozen = (np.zeros((len(self.runs), size), bool) for _ in range(2))
@@ -457,7 +457,7 @@ class Claims:
 
 
 def _bytes(stacked: np.ndarray, axis: int) -> np.ndarray:
-    """[run, row, byte], with all NaN alike: their sign depends on which of numpy's loops computes an element."""
+    """Return bytes [run, row, byte] with canonical NaN: numpy's loops give them different signs."""
     rows = np.moveaxis(stacked, axis, 1)
     if jax.numpy.issubdtype(rows.dtype, np.floating):
         rows = np.where(rows != rows, np.asarray(np.nan, rows.dtype), rows)
@@ -472,14 +472,14 @@ def leaks(
     compiled: bool = False,
     first: bool = False,
 ) -> list[Leak]:
-    """Run a step with every change of several draws, and report all that breaks its contract.
+    """Run a step with all changes of several draws and report breaches of its contract.
 
     Args:
         step: a step.
         contract: its contract.
         draw: random numbers -> arguments, with another slot map and other weights each time.
         seeds: draws.
-        compiled: let XLA compile the step and run it as it is; otherwise numpy runs its jaxpr, all changes at once,
+        compiled: run the step compiled by XLA; otherwise numpy runs its jaxpr, all changes at once,
             and XLA only steps with a primitive that numpy has no rule for.
         first: stop at the first draw that shows a leak.
     """

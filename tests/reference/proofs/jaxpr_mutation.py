@@ -65,7 +65,7 @@ class Change:
     def check(self, program: ir.ClosedJaxpr) -> None:
         """Raise JAX's error for an equation with unsuitable operands or results."""
         if self.eqn is not None:
-            # the others are as they were; an aval of another result makes the program wrong as well
+            # the other variables are unchanged; an aval of another result makes the program wrong as well
             operands = [*dict.fromkeys(atom for atom in self.eqn.invars if not isinstance(atom, ir.Literal))]
             results = [var for var in self.eqn.outvars if not isinstance(var, ir.DropVar)]
             single = program.jaxpr.replace(constvars=[], invars=operands, eqns=[self.eqn], outvars=results)
@@ -285,8 +285,8 @@ class Subject:
     def of_layout(self) -> set[int]:
         """Equations that only compute token ownership from `cu_seqlens` or segment ids.
 
-        Another layout is wrong for every lane, whether or not it keeps them apart by luck: no refusal of it is a false
-        alarm. What is computed of it is judged as everything else.
+        Another layout is wrong for every lane, even if it keeps them apart by luck: no refusal of it is a false
+        alarm. Equations that use it are judged like all others.
         """
         jaxpr = self.program.jaxpr
         reads = [{atom for atom in eqn.invars if not isinstance(atom, ir.Literal)} for eqn in jaxpr.eqns]

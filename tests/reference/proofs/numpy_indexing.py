@@ -89,17 +89,10 @@ def gather(params: Params, operand: np.ndarray, indices: np.ndarray) -> np.ndarr
 
 
 COMBINE: dict[str, np.ufunc | None] = {
-    "scatter": None,
-    "scatter-add": np.add,
-    "scatter-sub": np.subtract,
-    "scatter-mul": np.multiply,
-    "scatter-min": np.minimum,
-    "scatter-max": np.maximum,
-    "scatter_add": np.add,
-    "scatter_mul": np.multiply,
-    "scatter_min": np.minimum,
-    "scatter_max": np.maximum,
-}
+    "scatter": None, "scatter-add": np.add, "scatter-sub": np.subtract, "scatter-mul": np.multiply,
+    "scatter-min": np.minimum, "scatter-max": np.maximum, "scatter_add": np.add, "scatter_mul": np.multiply,
+    "scatter_min": np.minimum, "scatter_max": np.maximum,
+}  # fmt: skip
 
 
 def scatter(name: str, params: Params, operand: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Steps as outsiders write them: packed tokens, loops over lanes, numerics of each lane, and similar steps that leak.
+"""Steps in outsiders' style: packed tokens, lane loops, per-lane numerics, and leaking relatives.
 
 Each step has its verdict by runs in which one lane was disturbed.
 """
@@ -21,7 +21,7 @@ class OutsideStep(NamedTuple):
     """A step with its contract.
 
     Attributes:
-        name: what it does.
+        name: short description.
         run, args, contract: the step.
         leaks: True if a lane reaches another lane.
     """

@@ -137,7 +137,7 @@ class Reality:
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
         """[run, index]: True if these lanes may differ; padding never may.
 
-        Of packed tokens the number of lanes stands for those of padding, which may depend on anything.
+        For packed tokens the number of lanes means padding, which may depend on anything.
         """
         inner = self.inside(lanes)
         junk = (lanes == self.bound.lanes) & bool(self.segments)
@@ -193,7 +193,7 @@ class Reality:
 
 
 def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elements with any differing bit; float0 has none."""
+    """Return elements with any differing bit; float0 never differs."""
     if not a.dtype.itemsize:
         return np.zeros(a.shape, bool)
     bits = np.dtype(f"u{a.dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""Steps of a loaded model on lanes of random contents, and the same with some lanes disturbed.
+"""Steps of a loaded model on random lanes, plain and with disturbed lanes.
 
 `measure` changes every lane in turn, one array at a time, and copies all results to the host: for small models.
 `disturb_halves` changes every second lane in all arrays at once and compares where the arrays are: for large ones.
@@ -26,13 +26,11 @@ from models import kv_blocks
 POSITIONS = (0, 2, 129, 5)
 """Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; more repeat them."""
 LENGTHS = "args[2].batch.lengths"
-MIN_CONTEXT = 130
-"""Tokens of context that a model needs beside those of a step."""
 
 
 @functools.cache
 def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
-    """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
+    """Return a step, its contract, and the engine's program on copies of rows."""
     shape = lm.engine.paged(shape)
     step, contract = lm.engine.programs.step(shape)
     compiled = lm.engine.program(shape)
@@ -44,7 +42,7 @@ def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
 
 
 def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
-    """Heterogeneous lanes with random state, that of every fourth lane the same."""
+    """Return different lanes with random state; every fourth lane has the same state."""
     shape = lm.engine.paged(shape)
     rng = np.random.default_rng(0)
     vocab, lanes, tokens = lm.config.vocab_size, shape.lanes, shape.tokens
@@ -91,7 +89,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 
 
 def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> ProbeInputs:
-    """Vectors at every second lane, ablations at the others, everywhere in the text or from its third token on."""
+    """Vectors at even lanes, ablations at odd ones, from the first or third token."""
     assert shape.probes is not None
     hidden, wanted, vectors, ablations = shape.probes
 
@@ -131,7 +129,7 @@ def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> 
 
 
 def measure(lm: hybridlm.LM, shape: Shape, wrap: Callable[[Step], Step] = lambda step: step) -> Influence:
-    """Return what changes of each lane do to the others; `wrap` puts a fault into the step."""
+    """Return the effects of each lane's changes on other lanes; `wrap` plants a fault."""
     step, contract, run = program(lm, shape)
     args = arguments(lm, shape)
     changed = functools.partial(change, vocab=lm.config.vocab_size)
@@ -144,7 +142,7 @@ def disturb_halves(
     """Disturb the even lanes, then the odd ones.
 
     Returns:
-        Outputs in which a bit of an undisturbed lane changed, and lanes that were disturbed and changed nowhere.
+        Outputs with a changed bit in an undisturbed lane, and disturbed lanes without any change.
     """
     step, contract, run = program(lm, shape)
     args = arguments(lm, shape)

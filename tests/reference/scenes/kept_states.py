@@ -1,4 +1,4 @@
-"""States that a prefix cache keeps, against the state of the same tokens that was read without one."""
+"""Cached states of a prefix cache against states that were read without a cache."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ def empty_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
 
 
 def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:
-    """Every array of the state after a prompt: as far as the largest number of the array rounds, bitwise for 0."""
+    """Compare all arrays of the state after a prompt, relative to the largest number."""
     cache = warm.engine.prefix_cache
     assert cache is not None
     with cache.pinned([*prompt, 5], None) as snapshot:
@@ -35,7 +35,7 @@ def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], 
         snapshot = dataclasses.replace(snapshot, spans=spans)
         for part, got, expected in zip(want.label.kind.layout, _arrays(snapshot), _arrays(want), strict=True):
             if part.path == "token":
-                continue  # what was sampled by whoever left the state
+                continue  # the token sampled by the state's writer
             if tolerance:
                 limit = tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
                 np.testing.assert_allclose(got, expected, rtol=0, atol=limit, err_msg=str(part))

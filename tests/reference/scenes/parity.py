@@ -1,8 +1,8 @@
-"""Compare what `LM.score` and `LM.forward` compute for one family, with XLA's programs as users have them.
+"""Compare `LM.score` and `LM.forward` for one family, with XLA's programs for users.
 
     python tests/reference/scenes/parity.py NAME DTYPE DIRECTORY [gradient] [DATAxMODELxEXPERT]
 
-prints one line of JSON. With three numbers the model lies on a mesh of so many devices.
+prints one line of JSON. With three numbers the model is on a mesh of these sizes.
 """
 
 import json
@@ -27,9 +27,9 @@ def different(first: Any, two: Any) -> int:
 
 
 def compared(name: str, dtype: str, directory: Path, gradient: bool, mesh: Any) -> dict[str, Any]:
-    """Return numbers of differences by what is compared, and how far another chunk size is off."""
+    """Return differences by name, and the difference between two chunk sizes."""
     write_random_checkpoint(name, directory, **FAMILIES[name])
-    # A text more than fills four lanes, of which one is padding here.
+    # There are three texts, so that one of four lanes is padding.
     lm = hybridlm.load(directory, lanes=4, context=256, chunk=CHUNK, dtype=dtype, mesh=mesh)
     ids = np.random.default_rng(0).integers(0, 64, (LANES, TOKENS))
     scores = np.array([score.logprobs[1:] for score in lm.score(ids.tolist())])

@@ -1,4 +1,4 @@
-"""Lanes that a step lets into others, found by changing one lane at a time and comparing bits."""
+"""Leaks between a step's lanes, found by changing a lane and comparing bits."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Influence(NamedTuple):
 
     Attributes:
         leaks: influence from one lane on another.
-        inert: (lane, source) whose change was seen nowhere, not even in its own lane.
+        inert: pairs (lane, source) of changes without any effect, not even in the lane.
     """
 
     leaks: list[Leak]
@@ -35,7 +35,7 @@ Change = Callable[[str, np.ndarray, np.random.Generator], np.ndarray]
 
 
 def rows_of(bound: BoundContract, leaves: list[Any], entry: Any, lane: int) -> list[int]:
-    """Return the indices of a lane along the axis of an entry: its pages, or its own number."""
+    """Return a lane's indices along an entry's axis: its pages, or its number."""
     for table, leaf in zip(bound.inputs, leaves, strict=True):
         if isinstance(table.entry, PageTable) and isinstance(entry, Pool) and entry.group in table.entry.names:
             return [page for page in np.asarray(leaf)[lane].tolist() if page]
@@ -49,7 +49,7 @@ def influence(
     change: Change,
     lanes: Iterable[int] | None = None,
 ) -> Influence:
-    """Change one lane of one array, then of all arrays at once, and compare every other lane bit for bit.
+    """Change a lane in one array, then in all; compare other lanes' bits.
 
     Args:
         run: the compiled step; it must not donate.

@@ -1,4 +1,4 @@
-"""Runs with drafts, whose every row is compared after every step with a replay of its tokens, one at a time."""
+"""Runs with drafts: every row is compared after every step with single tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from hybridlm.steps.operands import Batch, Feed
 
 
 class Text(NamedTuple):
-    """A prompt and what follows it.
+    """A prompt and its completion.
 
     Attributes:
         prompt: token ids.
@@ -30,10 +30,10 @@ class Text(NamedTuple):
 
 
 class Replayed:
-    """Texts, and their state after every number of tokens, by steps of one token.
+    """Texts and their states after each token, by steps of one token.
 
     Args:
-        lm: a model whose steps are used; nothing is drafted.
+        lm: the model; nothing is drafted.
         prompts: of the texts, each with settings; every second one is sampled.
         most: tokens behind each prompt.
     """
@@ -58,7 +58,7 @@ class Replayed:
             self._replay([text.tokens for text in self.texts[start : start + lanes]])
 
     def submit(self, session: hybridlm.Session, number: int, limit: int, **settings: Any) -> int:
-        """Ask for a text; returns the number of the request. It is sampled by the text's key, whichever that is."""
+        """Submit a text; return the request's number. The text's key draws its samples."""
         text, index = self.texts[number], session._submitted
         options: Any = {**text.settings, "max_tokens": limit, **settings}
         request = self.lm.text_model.inputs.request(index, text.prompt, hybridlm.SamplingParams(**options))
@@ -93,7 +93,7 @@ class Replayed:
 
 
 def _split(rows: Any, row: int, pages: np.ndarray | None) -> tuple[list[np.ndarray], list[tuple[str, np.ndarray]]]:
-    """Return a row's arrays of a fixed size, and the KV caches of its pages by name, [head, position, size]."""
+    """Return a row's arrays of fixed size, and its pages' caches by name."""
     fixed, grown = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
         name = jax.tree_util.keystr(path)
@@ -157,7 +157,7 @@ class Run:
             self.step()
 
     def resize(self) -> None:
-        """Give the next decode step all lanes, or as many as it needs: other lanes and idle ones."""
+        """Give the next decode step all lanes, or as many as necessary."""
         scheduler = self._session._scheduler
         lanes = self._session._engine.lanes
         scheduler._decode_lanes = 1 if scheduler._decode_lanes == lanes else lanes

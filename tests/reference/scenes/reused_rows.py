@@ -1,4 +1,4 @@
-"""A model's rows full of NaN, as others might have left them, give the same bits as pools of zeros."""
+"""Rows full of NaN from other sequences give the bits of pools of zeros."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hybridlm.steps.structure import Rows
 
 
 def check_reused_rows(lm: hybridlm.LM) -> None:
-    """Asserts equal bits of rows that hold NaN, of rows that other sequences have left, and of rows that are zero."""
+    """Assert equal bits of rows with NaN, with other sequences' states, and with zeros."""
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
     engine = lm.engine

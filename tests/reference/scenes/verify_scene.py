@@ -1,4 +1,4 @@
-"""Lanes of every kind in one step that verifies drafts, what has to become of them, and the same a token at a time."""
+"""Lanes of every kind in a verifying step, expected results, and single-token steps."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,7 +19,7 @@ from models.state.pages import own_page_count, own_pages
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
 SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
-"""Settings with which a model of these scenes is loaded."""
+"""Settings of models for these scenes."""
 
 
 def own_table(lanes: int, context: int) -> np.ndarray:
@@ -28,12 +28,12 @@ def own_table(lanes: int, context: int) -> np.ndarray:
 
 
 def moved(leaf: jax.Array, lanes: int, order: np.ndarray) -> jax.Array:
-    """Rows, or the pages of all lanes behind the null page, in another order of lanes."""
+    """Permute rows, or pages behind the null page, by lane."""
     return jnp.asarray(of_lanes(leaf, lanes, lambda rows: rows[order]))
 
 
 class Lane:
-    """One lane's part of the step: what it has read before, what it consumes, and how it draws.
+    """A lane's part of the step: earlier tokens, consumed tokens, and sampling.
 
     Args:
         past: tokens before the step.
@@ -143,7 +143,7 @@ class Steps:
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
-        """Return the tokens sampled behind those that must be accepted, and the rows, if these are consumed singly."""
+        """Return samples behind accepted tokens, and rows after consuming these tokens singly."""
         rows, sampled = scene.rows, np.full((self.lanes, self.tokens), -1)
         owners = [lane.owner for lane in scene.lanes]
         for place in range(self.tokens):
@@ -180,7 +180,7 @@ def wrong(token: int, vocab: int) -> int:
 
 
 def scene_of(steps: Steps) -> Scene:
-    """Drafts that are right, partly right and wrong, no drafts, a prompt and an idle lane; two lanes are sampled."""
+    """Return a scene with drafts, no drafts, a prompt and an idle lane; two sample."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(1)
     histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
@@ -196,7 +196,7 @@ def scene_of(steps: Steps) -> Scene:
     correct = steps.right_drafts(rows, [lane.but(certain=(*lane.certain, *until_wrong)) for lane in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*until_wrong, *correct[1])),  # what is sampled behind a wrong one is no better
+        begun[1].but(drafts=(*until_wrong, *correct[1])),  # a token sampled behind a wrong draft is also a wrong draft
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts
@@ -206,7 +206,7 @@ def scene_of(steps: Steps) -> Scene:
 
 
 def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
-    """A lane's rows, of caches what lies before `end`."""
+    """Return a lane's rows, with caches before `end`."""
     arrays = []
     for leaf in jax.tree.leaves(rows.layers):
         row = by_lane(leaf, len(rows.token))[lane]
@@ -215,7 +215,7 @@ def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
 
 
 def prompts_of(steps: Steps) -> Scene:
-    """Prompts that end in unaligned places, one with drafts behind it, beside one that drafts and an idle lane."""
+    """Prompts of unaligned lengths, one with drafts, among drafting and idle lanes."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(2)
     histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]

@@ -1,4 +1,4 @@
-"""Pools of a group that loops and whole operations write are coupled if all lanes write."""
+"""Pools of a group are coupled if loops and whole operations write all lanes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def in_a_loop(pool: Array, lengths: Array, x: Array, slots: Array) -> Array:
 
 
 def in_two_loops(pool: Array, lengths: Array, x: Array, slots: Array) -> Array:
-    """Write each half of each row in a loop of its own."""
+    """Write each half of each row in a separate loop."""
 
     def lane(pool: Array, lane: Any) -> tuple[Array, None]:
         length, x, slot = lane

@@ -1,4 +1,4 @@
-"""Each fact that a rule gives a result holds when XLA executes the primitive: every primitive, form and dtype."""
+"""Facts of rules' results hold in XLA, for every primitive and dtype."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from ir_passes.proof.values import Constant, Permuted, TokenPairs, Value
 from ir_passes.proof.violations import IsolationError
 
 NARROWEST = "int2", "uint2"
-"""Dtypes of which some gathers and slices end the process in XLA's CPU compiler."""
+"""Dtypes with gathers and slices that end the process in XLA's CPU compiler."""
 SEEN_IN_INTEGERS = """
 BroadcastVector Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SignOf SlotEntry
 """.split()
@@ -31,7 +31,7 @@ SEEN_IN_FLOATS = "BroadcastVector Columns MaskedOut OneHot".split()
 
 
 def drawn(operands: list[list[Named]], rng: np.random.Generator) -> Iterator[list[Named]]:
-    """Yield operands: each array with a fact in each place, and any arrays in the other places."""
+    """Yield operands: each array with a fact in each place, and arbitrary others."""
     for place, arrays in enumerate(operands):
         for array in [array for array in arrays if array[1].fact is not None] or arrays[:1]:
             chosen = [candidates[int(rng.integers(len(candidates)))] for candidates in operands]

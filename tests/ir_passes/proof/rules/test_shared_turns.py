@@ -1,4 +1,4 @@
-"""Loops until every lane has stopped, with a counter or another shared part in the condition."""
+"""Loops until all lanes stop, with a shared counter in the condition."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def counting(
     start: int = 0,
     by: int = 1,
 ) -> Any:
-    """Return a loop with a shared counter; a mask chooses new or old values of each lane."""
+    """Return a loop with a shared counter; a mask selects new or old values."""
 
     def step(x, turns):
         turns = jnp.clip(turns, 0, TURNS)

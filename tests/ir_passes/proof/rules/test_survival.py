@@ -1,4 +1,4 @@
-"""Facts outlive operations only where they hold: each fact, each elementwise primitive and each dtype, by execution."""
+"""Facts outlive operations only where they hold: each fact, elementwise primitive and dtype."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -46,7 +46,7 @@ def sampled(dtypes: Iterable[str], *sample: str) -> list[Any]:
 
 
 def bits_of(array: Any) -> np.ndarray:
-    """The bytes of each element; of floats with fewer bits than a byte, and of integers, the value."""
+    """Return the bytes of each element, or the value of small floats and integers."""
     array = np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits >= 8:
         return array.view(f"uint{8 * array.itemsize}")
@@ -55,7 +55,7 @@ def bits_of(array: Any) -> np.ndarray:
 
 
 def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """(dtype, values, values of that dtype, back again) by XLA, which may not leave a conversion out."""
+    """Return (dtype, values, converted, converted back) by XLA without elided conversions."""
     values = every(source)
 
     def all_of(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
@@ -68,7 +68,7 @@ def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.nda
 
 @pytest.mark.parametrize("source", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
 def test_conversions(source: str) -> None:
-    """What the table takes for exact, or finite, is so when XLA converts."""
+    """The table's exact and finite conversions are so in XLA."""
     with jax.enable_x64(True):
         for target, values, results, returned in converted(source):
             old, new = jnp.dtype(source), jnp.dtype(target)
@@ -150,7 +150,7 @@ def forms(dtype: str, other_dtypes: tuple[str, ...]) -> Iterator[tuple[str, Any,
 
 
 def holding(fact: Fact, dtype: str, rng: np.random.Generator) -> np.ndarray | None:
-    """An array of which a fact holds, of any values otherwise; None if the dtype has no such array."""
+    """Return an array with a fact and otherwise arbitrary values; None without such array."""
     values = rng.choice(every(dtype), OUTSIDE.shape)
     match fact:
         case MaskedOut(_, _, zero):
@@ -204,7 +204,7 @@ def test_facts_of_elementwise_results(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
 def test_kept_rows_are_the_same_bits(dtype: str) -> None:
-    """Of floats with 16 bits or less the bits of a nan are not compared: XLA does not keep them."""
+    """Bits of nan in floats of 16 bits or less are not compared."""
     rng, row = np.random.default_rng(0), UnchangedRows(Leaf(2))
     array = rng.choice(every(dtype), OUTSIDE.shape)
     with jax.enable_x64(True):
@@ -276,7 +276,7 @@ def test_integers_with_facts_are_converted_within_bounds(source: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", sampled(["int8", "uint8", "int16", "int32"], "int8"))
 def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
-    """Arithmetic on entries of a slot map in a narrow dtype: rows of the entry, or nothing is known."""
+    """Slot map entries in a narrow dtype are rows of the entry, or unknown."""
     intact = set[str]()
     for size in (20, 120):
         slots = np.arange(size).astype(dtype)
@@ -303,7 +303,7 @@ def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", sampled(["int4", "uint4", "int8", "uint8"], "int4"))
 def test_bounds_of_integers_that_wrap(dtype: str) -> None:
-    """Every pair of numbers of the dtype, and of some bounds what the rule makes of them."""
+    """All pairs of numbers of the dtype, against the rule's results for some bounds."""
     rng, samples = np.random.default_rng(0), every(dtype).astype(np.int64)
     x, y = (each.astype(jnp.dtype(dtype)) for each in np.meshgrid(samples, samples, indexing="ij"))
     for name, form, count in forms(dtype, tuple(INTEGERS)):

@@ -1,4 +1,4 @@
-"""Slots after arithmetic that changes no number pick the lane's row; after other arithmetic they are refused."""
+"""Slots after arithmetic without effect pick the lane's row; all others are refused."""
 
 from collections.abc import Callable
 from typing import Any

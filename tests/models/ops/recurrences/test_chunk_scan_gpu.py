@@ -83,7 +83,7 @@ def test_lanes_keep_their_bits(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_by_slot_give_the_same_bits(form: str) -> None:
-    """The idle lane names the row of another lane, which it must not write; foreign rows keep their bits."""
+    """An idle lane names another lane's row and must not write; foreign rows stay."""
     operands = inputs(form)
     slots = jnp.array([2, 7, 0, 5, 3, 2], jnp.int32)
     busy = jnp.arange(1, LANES)
@@ -100,32 +100,18 @@ def test_rows_by_slot_give_the_same_bits(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_by_slot_are_proved(form: str) -> None:
+def test_kernel_is_proved_from_the_inside(form: str) -> None:
     state, *args = arguments(inputs(form))
     pool, slots = jnp.zeros((9, *state.shape[1:])), jnp.array([2, 7, 0, 5, 3, 1], jnp.int32)
 
-    def step(state: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+    def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
         valid = jnp.arange(TOKENS)[None] < lengths[:, None]
         devices = Devices(kernels="interpret")
         return tuple(operation(form)(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices, slots=slots)))
 
     other_kernels = () if form == "channel" else ("chunk_products_kernel",)
+    check_proof(KERNEL, step, (state, *args), *other_kernels)
     check_proof_by_slot(KERNEL, step, (pool, *args, slots), *other_kernels)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_kernel_is_proved_from_the_inside(form: str) -> None:
-    operands = inputs(form)
-
-    def step(state: Any, lengths: Any, rest: Any) -> Any:
-        valid = jnp.arange(TOKENS)[None] < lengths[:, None]
-        result = operation(form)(
-            RecurrenceInputs(**rest, state=state, valid=valid, devices=Devices(kernels="interpret"))
-        )
-        return result.output, result.state
-
-    other_lanes = () if form == "channel" else ("chunk_products_kernel",)
-    check_proof(KERNEL, step, arguments(operands), *other_lanes)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ import pytest
 from calls_in_place import (
     check_a_call_beside_is_found,
     check_declaration,
+    check_derivatives,
     check_each_device,
     check_in_place,
+    check_proof_by_slot_map,
     check_rows_by_slot,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec as P
 
 from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, compile_step
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from models.cpu_kernels.library import BY_SLOT
 from models.layers.short_conv import layer_conv
 from models.ops.layout import materialize
@@ -73,9 +74,8 @@ def layer(
 WEIGHT, BIAS = weights()
 
 
-def step(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
-    """Run a step of lanes alone, as the contract has it."""
-    return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS), activated=True)
+def step(state: Any, lengths: Any, x: Any, fresh: Any, slots: Any = None) -> Any:
+    return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS, slots), activated=True)
 
 
 def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
@@ -151,12 +151,7 @@ def test_derivatives_are_those_of_the_plain_form(activated: bool):
         y, new = layer(state, lengths, x, fresh, weight, bias, devices=devices, activated=activated)
         return jnp.sum(jnp.tanh(y)) + jnp.sum(new**2)
 
-    index = state, x, WEIGHT, BIAS
-    result, expected = (
-        jax.jit(jax.grad(partial(loss, devices), (0, 1, 2, 3)))(*index) for devices in (HERE, Devices())
-    )
-    for item, other in zip(result, expected, strict=True):
-        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
+    check_derivatives(loss, state, x, WEIGHT, BIAS)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -205,33 +200,18 @@ def test_proof_believes_the_declaration_and_nothing_more():
 
 
 def test_rows_by_slot_are_proved():
-    state, *args = arguments()
-    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-
-    def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots), activated=True)
-
-    by_the_next_slot = lambda pool, lengths, x, fresh, slots: by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
-    assert "idle" in {
-        statement.id for statement in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved
-    }
-    with pytest.raises(IsolationError):
-        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+    check_proof_by_slot_map(step, arguments(), CONTRACT)
 
 
 def test_inputs_as_large_as_the_pool_are_no_second_pool():
-    """The audit knows that the windows are updated in place, and that the inputs are no version of them."""
+    """The audit accepts the update in place and does not take inputs for windows."""
     state, lengths, x, fresh = arguments(6)
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
     assert x.size >= pool.size - pool[0].size
 
-    def step(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        inputs = ConvInputs(materialize(jnp.tanh(x)), WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots)
-        return conv_step_cpu(inputs, activated=True)
-
+    of_tanh = lambda pool, lengths, x, *rest: step(pool, lengths, materialize(jnp.tanh(x)), *rest)
     contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-    assert compile_step(step, (pool, lengths, x, fresh, slots), contract).certificate.audited
+    assert compile_step(of_tanh, (pool, lengths, x, fresh, slots), contract).certificate.audited
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):

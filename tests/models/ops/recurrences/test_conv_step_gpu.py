@@ -1,16 +1,13 @@
 """The kernel for short convolutions equals the layer and separates lanes."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_cases import check_proof, check_proof_by_slot
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
-from ir_passes.contract.statements import Note
-from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.short_conv import layer_conv
 from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
@@ -69,7 +66,7 @@ def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
-    """In blocks of channels; foreign rows and rows of idle lanes keep their bits, and no row is gathered."""
+    """Blocks of channels; foreign and idle lanes' rows stay, and no row is gathered."""
     state, *rest = operands(*case)
     slots = jnp.asarray(NAMED, jnp.int32)
     named = slots[BUSY]
@@ -81,25 +78,6 @@ def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
     np.testing.assert_array_equal(*(np.asarray(array, np.float32) for array in (new, updated)))
     program = str(jax.make_jaxpr(step)(pool, *rest, slots))
     assert KERNEL.name in program and "scatter" not in program and "gather" not in program
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_rows_by_slot_are_proved(case: tuple[int, int, bool]) -> None:
-    state, *lanes, weight, bias = operands(*case)
-    pool, slots = jnp.zeros((SLOTS, *state.shape[1:]), state.dtype), jnp.array([7, 0, 2, 8, 5], jnp.int32)
-    rows = Pool("rows", dims=("row", "tap", "channel"))
-    by_slot = SlotMap("rows", SLOTS, null=False)
-    contract = LaneContract((rows, Lane(), Lane(role="length"), Lane(), by_slot), (Lane(), rows))
-
-    def of_lanes(state: Any, x: Any, lengths: Any, fresh: Any, slots: Any, shift: int = 0) -> Any:
-        return step(state, x, lengths, fresh, weight, bias, jnp.roll(slots, shift))
-
-    args = pool, *lanes, slots
-    proof = prove_isolation(of_lanes, args, contract)
-    assert [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value] == [KERNEL.name]
-    assert {"idle", "frame", "dimensions"} <= {statement.id for statement in proof.proved}
-    with pytest.raises(IsolationError):
-        prove_isolation(partial(of_lanes, shift=1), args, contract)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,14 +93,15 @@ def test_lanes_keep_their_bits(case: tuple[int, int, bool]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
-    *lanes, weight, bias = operands(*case)
-    pool = Pool("rows", dims=("lane", "tap", "channel"))
-    contract = LaneContract((pool, Lane(), Lane(role="length"), Lane()), (Lane(), pool))
-    of_lanes = lambda state, x, lengths, fresh: step(state, x, lengths, fresh, weight, bias)
-    proof = prove_isolation(of_lanes, tuple(lanes), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-    assert "idle" in {statement.id for statement in proof.proved}
+    state, x, lengths, fresh, weight, bias = operands(*case)
+    pool, slots = jnp.zeros((SLOTS, *state.shape[1:]), state.dtype), jnp.array([7, 0, 2, 8, 5], jnp.int32)
+
+    def of_lanes(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
+        return step(state, rest["x"], lengths, rest["fresh"], weight, bias, slots)
+
+    args = lengths, {"x": x, "fresh": fresh}
+    check_proof(KERNEL, of_lanes, (state, *args), dims=("tap", "channel"))
+    check_proof_by_slot(KERNEL, of_lanes, (pool, *args, slots), dims=("tap", "channel"))
 
 
 def test_no_state_is_written_while_drafts_are_verified() -> None:

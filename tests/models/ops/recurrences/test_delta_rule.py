@@ -15,7 +15,7 @@ from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, de
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
-# of the form with a decay per channel, whose chunks are powers of two
+# form with a decay per channel: its chunks are powers of two
 CHANNEL_CHUNK = 32
 CHANNEL_LENGTHS = (1, KERNEL - 1, KERNEL, CHANNEL_CHUNK - 1, CHANNEL_CHUNK, CHANNEL_CHUNK + 1, 3 * CHANNEL_CHUNK + 5)
 HEADS, KEY, VALUE = 3, 5, 7

@@ -1,6 +1,5 @@
 """Kernels of a recurrence on CPUs, as XLA calls them: numbers, declarations, states in place."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,14 +11,16 @@ import pytest
 from calls_in_place import (
     check_a_call_beside_is_found,
     check_declaration,
+    check_derivatives,
     check_each_device,
     check_in_place,
+    check_proof_by_slot_map,
     check_rows_by_slot,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
+from recurrence_cases import FORMS, LANES, arguments, check, check_lanes_keep_their_bits, inputs, several, zero_padding
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
@@ -118,14 +119,11 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         built = operation(form)(replace(operands, query=query, value=value, state=state, devices=devices))
         return jnp.sum(jnp.tanh(built.output)) + jnp.sum(built.state**2)
 
-    index = operands.query, operands.value, operands.state
-    result, expected = (jax.jit(jax.grad(partial(loss, devices), (0, 1, 2)))(*index) for devices in (HERE, Devices()))
-    for item, other in zip(result, expected, strict=True):
-        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
+    check_derivatives(loss, operands.query, operands.value, operands.state)
 
 
 def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
-    """Slots are row numbers of a device; the other lanes of the device are the only ones that they could be of."""
+    """Slots are row numbers of a device; lanes of other devices have different rows."""
     operands = jax.tree.map(lambda x: x[:4], several("head"))  # the second lane is idle, the fourth fresh
     state, _, rest = arguments(operands)
     lengths, slots = jnp.array([3, 0, 3, 3], jnp.int32), jnp.array([2, 0, 1, 2], jnp.int32)
@@ -213,15 +211,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 
 
 def test_rows_by_slot_are_proved():
-    state, *args = arguments(inputs("ssd", 8, 16))
-    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-    assert "idle" in {
-        statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
-    }
-    by_the_next_slot = lambda pool, lengths, rest, slots: step(pool, lengths, rest, jnp.roll(slots, 1))
-    with pytest.raises(IsolationError):
-        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+    check_proof_by_slot_map(step, arguments(inputs("ssd", 8, 16)), CONTRACT)
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
@@ -230,15 +220,4 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
-    """Bits alone, in a batch, and next to poisoned lanes are equal."""
-    operands = several(form)
-    output, state = kernel(operands)
-    for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):
-        poisoned = replace(operands, state=operands.state.at[lane].set(other), value=operands.value.at[lane].set(other))
-        neighbours = np.delete(np.arange(LANES), lane)
-        for result, expected in zip(kernel(poisoned), (output, state), strict=True):
-            np.testing.assert_array_equal(result[neighbours], expected[neighbours])
-    for lane in range(LANES):
-        single = kernel(jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands))
-        np.testing.assert_array_equal(single.output[0], output[lane])
-        np.testing.assert_array_equal(single.state[0], state[lane])
+    check_lanes_keep_their_bits(several(form), kernel, (np.nan, np.inf))

@@ -58,7 +58,7 @@ def test_lanes_keep_their_bits(form: str):
 
 
 def in_pool(operands: RecurrenceInputs) -> tuple[RecurrenceInputs, jax.Array]:
-    """The rows of the lanes in a pool, beside rows of NaN; with their slots."""
+    """Return the lanes' rows in a pool with rows of NaN, and their slots."""
     slots = jnp.asarray(NAMED, jnp.int32)
     pool = jnp.full((SLOTS, *operands.state.shape[1:]), jnp.nan).at[slots[BUSY]].set(operands.state[BUSY])
     return replace(operands, state=pool, slots=slots), slots[BUSY]
@@ -68,7 +68,7 @@ def in_pool(operands: RecurrenceInputs) -> tuple[RecurrenceInputs, jax.Array]:
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
-    """In two blocks of values; foreign rows keep their bits, and another batch of lanes takes the rows over."""
+    """Two blocks of values; foreign rows stay, and another batch of lanes reuses the rows."""
     operands = inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16)
     by_slot, named = in_pool(operands)
     output, state = kernel(operands)
@@ -96,7 +96,7 @@ def test_drafts_are_verified_in_the_rows_of_the_slots(form: str):
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_operations_leave_the_slots_to_the_kernel(form: str, tokens: int):
-    """No row is gathered or scattered, and the numbers are those of the plain form."""
+    """No row is gathered or scattered; numbers equal the plain form."""
     clean = zero_padding(inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16))
     by_slot, named = in_pool(clean)
     operation = ssd if form.startswith("ssd") else delta_rule
@@ -120,7 +120,7 @@ CHANNELS = {"shared keys": (2, HEADS, 16, 8, "head"), "wide values": (HEADS, HEA
 
 
 def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tuple[Any, ...]]:
-    """The recurrence of a layer on the outputs of its convolution, by slot: state, lengths, the rest, slots."""
+    """Return a layer's recurrence after the convolution: (state, lengths, operands, slots)."""
     key_heads, heads, keys, values, form = CHANNELS[kind]
     operands = inputs(form, values, keys, heads=heads) if tokens == 1 else several(form, values, keys, tokens)
     rng = np.random.default_rng(tokens)
@@ -150,7 +150,7 @@ def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tupl
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("kind", CHANNELS)
 def test_queries_and_keys_are_normalised_inside(kind: str, tokens: int):
-    """By the kernel, of the outputs of the convolution, which has NaN in padding tokens."""
+    """The kernel normalises the convolution's outputs with NaN in padding tokens."""
     (step, args), (plain, _) = layer(kind, tokens), layer(kind, tokens, "off")
     clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim == 3 else x, args[2])
     output, pool = jax.jit(step)(*args)
@@ -203,15 +203,9 @@ def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> Non
     store_if(valid[pl.program_id(0)] > 0, new.at[row, :], 2.0 * state[row, :])
 
 
-@pytest.mark.parametrize(
-    ("body", "proved"),
-    [
-        (double_kernel, True),
-        (read_neighbour_kernel, False),
-        (write_neighbour_kernel, False),
-        (write_idle_kernel, False),
-    ],
-)
+@pytest.mark.parametrize(("body", "proved"), [
+    (double_kernel, True), (read_neighbour_kernel, False), (write_neighbour_kernel, False), (write_idle_kernel, False),
+])  # fmt: skip
 def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
     array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
     types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]
@@ -232,13 +226,17 @@ def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
         prove_isolation(step, args, contract)
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_kernel_is_proved_from_the_inside(form: str):
-    operands = inputs(form, 64, 16)
+def test_kernel_is_proved_from_the_inside(form: str, tokens: int):
+    operands = inputs(form, 64, 16) if tokens == 1 else several(form)
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
-        result = recurrent_step(RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None]), interpret=True)
-        return result.output, result.state
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        operation = ssd if form.startswith("ssd") else delta_rule
+        devices = Devices(kernels="interpret")
+        return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
 
     check_proof(KERNEL, step, arguments(operands))
 
@@ -286,19 +284,6 @@ def test_tokens_one_after_the_other(form: str):
     first = jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 and x.shape[1] == 3 else x, operands)
     accepted = replace(operands, valid=operands.valid & (jnp.arange(3) < 1)[None])
     np.testing.assert_allclose(kernel(accepted).state, kernel(first).state, rtol=2e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_several_tokens_are_proved_from_the_inside(form: str):
-    operands = several(form)
-
-    def step(state: Any, lengths: Any, rest: Any) -> Any:
-        valid = jnp.arange(3)[None] < lengths[:, None]
-        operation = ssd if form.startswith("ssd") else delta_rule
-        devices = Devices(kernels="interpret")
-        return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
-
-    check_proof(KERNEL, step, arguments(operands))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

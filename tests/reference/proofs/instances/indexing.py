@@ -219,13 +219,8 @@ def _dynamic_update_slice(operands: Operands) -> list[Array]:
 
 
 BUILDERS: dict[str, Builder] = {
-    "gather": _gather,
-    "scatter": _scatter(_set),
-    "scatter-add": _scatter(_combined(lax.scatter_add)),
-    "scatter-sub": _scatter(_combined(lax.scatter_sub)),
-    "scatter-mul": _scatter(_combined(lax.scatter_mul)),
-    "scatter-min": _scatter(_combined(lax.scatter_min)),
-    "scatter-max": _scatter(_combined(lax.scatter_max)),
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-}
+    "gather": _gather, "scatter": _scatter(_set), "scatter-add": _scatter(_combined(lax.scatter_add)),
+    "scatter-sub": _scatter(_combined(lax.scatter_sub)), "scatter-mul": _scatter(_combined(lax.scatter_mul)),
+    "scatter-min": _scatter(_combined(lax.scatter_min)), "scatter-max": _scatter(_combined(lax.scatter_max)),
+    "dynamic_slice": _dynamic_slice, "dynamic_update_slice": _dynamic_update_slice,
+}  # fmt: skip

@@ -118,7 +118,7 @@ def _sort(operands: Operands) -> list[Array]:
     axis = _apart(operands, layout)
     keys = operands.below(len(arrays)) + 1 if operands.chance(0.3) else 1
     result = list(lax.sort(tuple(arrays), dimension=axis, num_keys=keys, is_stable=operands.chance(0.7)))
-    if len(layout.shape) == 1 and operands.chance(0.5):  # and its inverse, and what was sorted put back
+    if len(layout.shape) == 1 and operands.chance(0.5):  # its inverse, and the sorted values put back
         order = jnp.argsort(arrays[0])
         result += [jnp.argsort(order), arrays[0][order][jnp.argsort(order)]]
     return result
@@ -139,20 +139,11 @@ def _approximate(operands: Operands) -> list[Array]:
 BUILDERS: dict[str, Builder] = {
     **{name: _reduced(getattr(lax, name), ANY) for name in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")},
     **{name: _reduced(getattr(lax, name), BITS) for name in ("reduce_and", "reduce_or", "reduce_xor")},
-    "argmax": _found(lax.argmax),
-    "argmin": _found(lax.argmin),
-    "reduce": _general,
-    "cumsum": _running(lax.cumsum, ANY),
-    "cumprod": _running(lax.cumprod, ANY),
-    "cummax": _running(lax.cummax, ANY),
-    "cummin": _running(lax.cummin, ANY),
+    "argmax": _found(lax.argmax), "argmin": _found(lax.argmin), "reduce": _general, "cumsum": _running(lax.cumsum, ANY),
+    "cumprod": _running(lax.cumprod, ANY), "cummax": _running(lax.cummax, ANY), "cummin": _running(lax.cummin, ANY),
     "cumlogsumexp": _running(lax.cumlogsumexp, ("float32",)),
     "reduce_window_sum": _windows("reduce_window_sum", ("float32", "int32")),
     "reduce_window_max": _windows("reduce_window_max", ("float32", "int32")),
-    "reduce_window_min": _windows("reduce_window_min", ("float32", "int32")),
-    "reduce_window": _general_window,
-    "select_and_scatter_add": _select_and_scatter,
-    "sort": _sort,
-    "top_k": _top,
-    "approx_top_k": _approximate,
-}
+    "reduce_window_min": _windows("reduce_window_min", ("float32", "int32")), "reduce_window": _general_window,
+    "select_and_scatter_add": _select_and_scatter, "sort": _sort, "top_k": _top, "approx_top_k": _approximate,
+}  # fmt: skip

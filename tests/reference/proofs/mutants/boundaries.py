@@ -159,44 +159,22 @@ def _sharded(id: str, source: str, description: str, local: Any, **options: Any)
 
 MUTANTS = (
     _plain("foreign-call", "JAX", "an FFI call without a contract", foreign_call, *CLOSED, evidence=TRACED),
-    _plain(
-        "foreign-call-on-the-pool",
-        "Atlas#6",
-        "an FFI call writes the pool, without a contract",
-        foreign_call_on_the_pool,
-        *CLOSED,
-        evidence=TRACED,
-    ),
+    _plain("foreign-call-on-the-pool", "Atlas#6", "an FFI call writes the pool, without a contract",
+           foreign_call_on_the_pool, *CLOSED, evidence=TRACED),
     _plain("callback", "JAX", "a callback reverses the lanes", callback, *CLOSED),
     _plain("vmap-rule", "JAX", "a custom rule for vmap reverses the lanes", vmap_rule, Kind.CROSS_LANE),
-    _plain(
-        "kernel-scratch", "JAX", "a kernel's scratch persists over a grid of lanes", kernel_scratch, Kind.UNINITIALIZED
-    ),
-    _plain(
-        "reference", "JAX", "a mutable array is written past the row", reference, *CLOSED, Kind.BOUNDS, Kind.WRONG_ROW
-    ),
+    _plain("kernel-scratch", "JAX", "a kernel's scratch persists over a grid of lanes", kernel_scratch,
+           Kind.UNINITIALIZED),
+    _plain("reference", "JAX", "a mutable array is written past the row", reference, *CLOSED, Kind.BOUNDS,
+           Kind.WRONG_ROW),
     _sharded("sum-over-data", "JAX", "a mean over the axis of lanes", sum_over_data),
     _sharded("lanes-passed-on", "JAX", "outputs are passed to the other device's lanes", lanes_passed_on),
     _sharded("rows-passed-on", "JAX", "rows are passed to the other device's lanes", rows_passed_on),
     _sharded("first-device-for-all", "JAX", "gathered over lanes, and the first device's kept", first_device_for_all),
     _sharded("exchanged", "JAX", "an all-to-all over lanes without its inverse", exchanged),
     _sharded("maximum-over-everything", "JAX", "a scale over lanes and heads", maximum_over_everything),
-    wrong(
-        SHARDED,
-        "same-result-claimed",
-        "JAX",
-        "a result of each device is declared the same on all",
-        same_result_claimed,
-        *MESH,
-    ),
-    wrong(
-        "sharded heads behind a slot map",
-        "rows-of-one-device",
-        "tpu-inference#3565",
-        "global row numbers on a split pool",
-        rows_of_one_device,
-        *MESH,
-        Kind.BOUNDS,
-        Kind.STALE,
-    ),
-)
+    wrong(SHARDED, "same-result-claimed", "JAX", "a result of each device is declared the same on all",
+          same_result_claimed, *MESH),
+    wrong("sharded heads behind a slot map", "rows-of-one-device", "tpu-inference#3565",
+          "global row numbers on a split pool", rows_of_one_device, *MESH, Kind.BOUNDS, Kind.STALE),
+)  # fmt: skip

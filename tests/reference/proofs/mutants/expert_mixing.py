@@ -75,48 +75,23 @@ def _sorted(id, description, **parts):
 
 MUTANTS = (
     wrong(SORTED, "capacity", LIST, "experts drop what is over their capacity", capacity, Kind.CROSS_LANE),
-    wrong(
-        SORTED,
-        "load-balanced-routing",
-        "SGLang#27869",
-        "routing depends on the batch's load",
-        balanced,
-        Kind.CROSS_LANE,
-    ),
-    wrong(
-        SORTED,
-        "left-in-sorted-order",
-        LIST,
-        "results stay in the order of the sort",
-        scattered_to_sorted,
-        Kind.CROSS_LANE,
-    ),
-    wrong(
-        SORTED, "place-as-data", LIST, "the place of a row in the sorted batch is data", place_as_data, Kind.CROSS_LANE
-    ),
-    wrong(
-        SORTED,
-        "place-in-a-branch",
-        LIST,
-        "a branch on the place of a row in the sorted batch",
-        place_in_a_branch,
-        Kind.CROSS_LANE,
-        Kind.CONTROL,
-    ),
+    wrong(SORTED, "load-balanced-routing", "SGLang#27869", "routing depends on the batch's load", balanced,
+          Kind.CROSS_LANE),
+    wrong(SORTED, "left-in-sorted-order", LIST, "results stay in the order of the sort", scattered_to_sorted,
+          Kind.CROSS_LANE),
+    wrong(SORTED, "place-as-data", LIST, "the place of a row in the sorted batch is data", place_as_data,
+          Kind.CROSS_LANE),
+    wrong(SORTED, "place-in-a-branch", LIST, "a branch on the place of a row in the sorted batch", place_in_a_branch,
+          Kind.CROSS_LANE, Kind.CONTROL),
     _sorted("permutation-not-inverse", "the permutation in the place of its inverse", inverse_of=lambda order: order),
-    _sorted(
-        "inverse-of-inverse", "the inverse of the inverse", inverse_of=lambda order: jnp.argsort(jnp.argsort(order))
-    ),
+    _sorted("inverse-of-inverse", "the inverse of the inverse",
+            inverse_of=lambda order: jnp.argsort(jnp.argsort(order))),
     _sorted("inverse-by-minus", "order[::-1] in the place of the inverse", inverse_of=lambda order: order[::-1]),
     _sorted("other-histogram", "groups counted by another key", count=lambda flat, expert: (flat + 1) % EXPERTS),
-    _sorted(
-        "first-choice-histogram",
-        "groups counted by the first choice alone, twice",
-        count=lambda flat, expert: jnp.concatenate([expert[:, 0], expert[:, 0]]),
-    ),
+    _sorted("first-choice-histogram", "groups counted by the first choice alone, twice",
+            count=lambda flat, expert: jnp.concatenate([expert[:, 0], expert[:, 0]])),
     _sorted("modulo-lanes", "rows taken at order % N, not order // k", order_of=lambda x, order: x[order % x.shape[0]]),
     _sorted("k-major-keys", "keys by choice first, rows by lane first", keys=lambda expert: expert.T.reshape(-1)),
-    _sorted(
-        "rows-not-sorted", "rows are repeated and not sorted", order_of=lambda x, order: jnp.repeat(x, TOP, axis=0)
-    ),
-)
+    _sorted("rows-not-sorted", "rows are repeated and not sorted",
+            order_of=lambda x, order: jnp.repeat(x, TOP, axis=0)),
+)  # fmt: skip

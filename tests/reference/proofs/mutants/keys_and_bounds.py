@@ -103,21 +103,15 @@ def _wrong(id: str, description: str, step: Any) -> Any:
 MUTANTS = (
     _wrong("key-of-four-lanes", "the words of one key are numbers of four lanes", key_of_four_lanes),
     _wrong("keys-across-lanes", "each key has one word of every lane", keys_across_lanes),
-    _wrong(
-        "typed-keys-rolled",
-        "keys are split, and each lane draws by its neighbour's",
-        _drawn(lambda x: jnp.roll(jax.vmap(jax.random.split)(typed_keys(x))[:, 1], 1)),
-    ),
+    _wrong("typed-keys-rolled", "keys are split, and each lane draws by its neighbour's",
+           _drawn(lambda x: jnp.roll(jax.vmap(jax.random.split)(typed_keys(x))[:, 1], 1))),
     _wrong("typed-key-of-lane-0", "the key of lane 0 is taken for the step's", key_of_lane_0),
-    _wrong(
-        "batch-of-generator-keys",
-        "XLA's generator is given a key for each lane, and JAX gives it the first",
-        _drawn(lambda x: typed_keys(x, "rbg")),
-    ),
+    _wrong("batch-of-generator-keys", "XLA's generator is given a key for each lane, and JAX gives it the first",
+           _drawn(lambda x: typed_keys(x, "rbg"))),
     _wrong("psum-under-vmap", "a sum over the axis that vmap names, of the length of the lanes", summed_over_vmap),
     _wrong("bits-of-both", "the bits of one and two are three", _neighbour_where(_put_together)),
     _wrong("bits-in-both", "the bits that five and six share are four", _neighbour_where(_left_over)),
     _wrong("applied-in-place", "a function is applied to a zero that counts as written", _neighbour_where(_applied)),
     _wrong("greatest-of-nothing", "the greatest of no numbers is the least there is", _neighbour_where(_nothing)),
     _wrong("one-count-for-all", "a count of one is stretched to all lanes", one_count_for_all),
-)
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Facts that an operation ends: converted masks, finite values, changed row bits.
 
-Layouts of packed tokens that are taken for each other stand here, too: the fact is which token is whose.
+Exchanged layouts of packed tokens are here, too: the fact is the owner of each token.
 """
 
 from typing import Any
@@ -110,17 +110,14 @@ def _idle(id: str, description: str, wide: Any, draw: Any, evidence: Evidence = 
 MUTANTS = (
     _packed("int8-scores", "minus infinity is -128 in int8", _attention(_through(jnp.int8))),
     _packed("float4-scores", "minus infinity is -6 in float4", _attention(_through(jnp.float4_e2m1fn))),
-    _packed(
-        "smaller-float8", "finite values are infinite in a float8 of smaller range",
-        _attention(values=lambda v: _through(jnp.float8_e4m3b11fnuz)(finite((v * 10).astype(FLOAT8)))),
-    ),
+    _packed("smaller-float8", "finite values are infinite in a float8 of smaller range",
+            _attention(values=lambda v: _through(jnp.float8_e4m3b11fnuz)(finite((v * 10).astype(FLOAT8))))),
     _packed("int-division", "zero divided by zero is -1 in integers", _attention(weights=_divided)),
     _packed("float16-product", "finite values are infinite in the dtype of a product", _attention(dot=_narrow_product)),
     _packed("keys-by-queries", "keys are masked by the layout of the queries",
             _cross(lambda q, k: lanes_of(q)[:, None] == _of_keys(q)[None]), CROSS),
     _packed("queries-by-keys", "queries are masked by the layout of the keys",
-            _cross(lambda q, k: _of_keys(k)[:TOKENS, None] == _of_keys(k)[None]),
-            CROSS),
+            _cross(lambda q, k: _of_keys(k)[:TOKENS, None] == _of_keys(k)[None]), CROSS),
     _packed("key-at-query", "query t is added to key t",
             _cross(lambda q, k: lanes_of(q)[:, None] == _of_keys(k)[None], lambda q, k: k[:TOKENS]), CROSS),
     _idle("int8-by-float8", "an int8 row is chosen in a float8", FLOAT8, _rows(np.int8, 17)),

@@ -42,7 +42,7 @@ class Mutant:
         program: the wrong step with its contract; None where the fault is not in a step.
         kinds: expected violations, or findings of the audit.
         evidence: for the proof tier.
-        attempt: for the other tiers: does what is wrong, and raises where it is caught.
+        attempt: for the other tiers: runs the fault, and raises at the detection.
         error: what `attempt` has to raise.
     """
 

@@ -154,14 +154,10 @@ MUTANTS = (
     _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left")), *NO_RULE),
     _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
     _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
-    _one(
-        SCANNED, "padding-clamped", "padding reads and writes the slot of the last lane",
-        _scanned(rows=lambda lane, slots, cu: slots[lane]),
-    ),
-    _one(
-        SCANNED, "padding-half", "the guard lets the first token of padding through",
-        _scanned(rows=lambda lane, slots, cu: jnp.where(jnp.arange(TOKENS) <= cu[-1], slots[lane], SLOTS)),
-    ),
+    _one(SCANNED, "padding-clamped", "padding reads and writes the slot of the last lane",
+         _scanned(rows=lambda lane, slots, cu: slots[lane])),
+    _one(SCANNED, "padding-half", "the guard lets the first token of padding through",
+         _scanned(rows=lambda lane, slots, cu: jnp.where(jnp.arange(TOKENS) <= cu[-1], slots[lane], SLOTS))),
     _one(SCANNED, "rolled", "tokens one place further", _scanned(tokens=lambda x: jnp.roll(x, 1, axis=0))),
     _one(CARRIED, "clip", "padding is clamped to the state of the last lane", _carried(mode="clip")),
     _one(CARRIED, "repeat", "padding is of the last lane", _carried(lane=_repeated)),
@@ -185,8 +181,6 @@ MUTANTS = (
     _one(IDS, "or-mask", "causal or of one lane", _attention(lambda ids: _equal(ids) | (jnp.eye(TOKENS) > 0)[::-1])),
     _one(IDS, "not-finite", "zero times nan of another lane", _attention(_equal, finite=False)),
     _one(IDS, "small-mask", "a mask that is a small number", _attention(_equal, outer=-3.0)),
-    _one(
-        IDS, "padding-masked-in", "padding is of the last lane",
-        _attention(lambda ids: _equal(jnp.minimum(ids, LANES - 1))),
-    ),
+    _one(IDS, "padding-masked-in", "padding is of the last lane",
+         _attention(lambda ids: _equal(jnp.minimum(ids, LANES - 1)))),
 )  # fmt: skip

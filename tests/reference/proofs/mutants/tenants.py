@@ -168,18 +168,10 @@ def _row(id: str, source: str, description: str, attempt: Callable[[], Any], bas
 
 
 MUTANTS = (
-    _row(
-        "one-token-prompt",
-        "tpu-inference#2431, vLLM#32118",
-        "a prompt of one token reads the tenant before",
-        one_token_prompt,
-    ),
-    _row(
-        "forgetful-kernel",
-        "tpu-inference#2431, tpu-inference#2408",
-        "one of two kernels ignores that a lane begins",
-        forgetful_kernel,
-    ),
+    _row("one-token-prompt", "tpu-inference#2431, vLLM#32118", "a prompt of one token reads the tenant before",
+         one_token_prompt),
+    _row("forgetful-kernel", "tpu-inference#2431, tpu-inference#2408", "one of two kernels ignores that a lane begins",
+         forgetful_kernel),
     _row("preempted", "vllm-metal#488", "prefilled again on the state as it was", preempted),
     _row("retracted", "SGLang#22493", "resumed on a row that another sequence has had", retracted),
     _row("never-captured", "vLLM#47123", "a step that wrote nothing", never_captured),
@@ -187,18 +179,10 @@ MUTANTS = (
     _row("snapshot-label", "vLLM#43559, SGLang#31369", "a snapshot labelled with another position", snapshot_label),
     _row("snapshot-never-written", "SGLang#39342", "a snapshot that was never written", snapshot_never_written),
     _row("half-a-hit", "vLLM#43090", "a prefix hit of attention alone", half_a_hit),
-    _row(
-        "layout-bit",
-        "SGLang-fork#288, sparkinfer#615",
-        "a row read in another layout than it was written in",
-        layout_bit,
-    ),
+    _row("layout-bit", "SGLang-fork#288, sparkinfer#615", "a row read in another layout than it was written in",
+         layout_bit),
     _row("rows-swapped", "tenstorrent#51", "the host's map of lanes is a step ahead", rows_swapped),
     _row("another-lanes-count", "vLLM#53919", "another lane's number of accepted tokens", another_lanes_count),
-    _row(
-        "rolled-back-on-the-host",
-        "llama.cpp#29117, turboquant#352",
-        "tokens are taken back, the state is not",
-        rolled_back_on_the_host_alone,
-    ),
-)
+    _row("rolled-back-on-the-host", "llama.cpp#29117, turboquant#352", "tokens are taken back, the state is not",
+         rolled_back_on_the_host_alone),
+)  # fmt: skip

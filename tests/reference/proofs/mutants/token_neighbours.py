@@ -72,32 +72,22 @@ def _mixed_ids(x, cu):
 
 
 _MARKS = (
-    _recurrence(
-        "no-first",
-        "the start of lane 1 is no start",
-        recurrence(lambda cu: jnp.isin(index(), cu[jnp.array([0, 2, 3])])),
-    ),
-    _recurrence(
-        "next-any", "the token after each start", recurrence(lambda cu: (index()[:, None] == cu[None] + 1).any(1))
-    ),
-    _recurrence(
-        "all-starts", "at the start of all lanes at once", recurrence(lambda cu: (index()[:, None] == cu[None]).all(1))
-    ),
+    _recurrence("no-first", "the start of lane 1 is no start",
+                recurrence(lambda cu: jnp.isin(index(), cu[jnp.array([0, 2, 3])]))),
+    _recurrence("next-any", "the token after each start",
+                recurrence(lambda cu: (index()[:, None] == cu[None] + 1).any(1))),
+    _recurrence("all-starts", "at the start of all lanes at once",
+                recurrence(lambda cu: (index()[:, None] == cu[None]).all(1))),
     _recurrence("not-start", "where no lane starts", recurrence(lambda cu: (index()[:, None] != cu[None]).all(1))),
-    _recurrence(
-        "marks-late", "marks one token late", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1] + 1].set(True))
-    ),
-    _recurrence(
-        "marks-two", "marks of the first two lanes", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:2]].set(True))
-    ),
-    _recurrence(
-        "marks-cleared",
-        "marks cleared and not inverted",
-        recurrence(lambda cu: jnp.ones(TOKENS, bool).at[cu[:-1]].set(False)),
-    ),
+    _recurrence("marks-late", "marks one token late",
+                recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1] + 1].set(True))),
+    _recurrence("marks-two", "marks of the first two lanes",
+                recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:2]].set(True))),
+    _recurrence("marks-cleared", "marks cleared and not inverted",
+                recurrence(lambda cu: jnp.ones(TOKENS, bool).at[cu[:-1]].set(False))),
     _recurrence("position-1", "at the second token", at_position(lambda position: position == 1)),
     _recurrence("position-even", "at every second token", at_position(lambda position: position == 2)),
-)
+)  # fmt: skip
 _inner = lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[cu[1:-1] - 1].add(1))  # noqa: E731
 MUTANTS = (
     *_MARKS,

@@ -39,38 +39,16 @@ def least_of_the_batch(tokens, sampled, lengths):
 
 
 MUTANTS = (
-    wrong(
-        "drafts verified and replayed",
-        "idle-lane-accepts",
-        "vLLM#51508",
-        "an idle lane is replayed by the token that it would have accepted",
-        _counted(lambda tokens, sampled, lengths: _ever_right(tokens, sampled)),
-        Kind.IDLE,
-    ),
-    wrong(
-        "drafts verified and replayed",
-        "idle-lane-counted",
-        "vLLM#51508",
-        "an idle lane keeps its rows and is said to have accepted",
-        idle_count_told,
-        Kind.ACCEPTED,
-    ),
-    wrong(
-        "drafts verified and replayed",
-        "count-below-zero",
-        "vLLM#50021",
-        "counts that leave out the first token, less one: -1 where nothing was drafted",
-        _counted(drafts_alone_counted),
-        Kind.ACCEPTED,
-    ),
-    wrong(
-        "drafts verified and replayed",
-        "least-of-the-batch",
-        "vLLM#40738",
-        "every lane accepts as many as the one that accepts least",
-        _counted(least_of_the_batch),
-        Kind.CROSS_LANE,
-    ),
+    wrong("drafts verified and replayed", "idle-lane-accepts", "vLLM#51508",
+          "an idle lane is replayed by the token that it would have accepted",
+          _counted(lambda tokens, sampled, lengths: _ever_right(tokens, sampled)), Kind.IDLE),
+    wrong("drafts verified and replayed", "idle-lane-counted", "vLLM#51508",
+          "an idle lane keeps its rows and is said to have accepted", idle_count_told, Kind.ACCEPTED),
+    wrong("drafts verified and replayed", "count-below-zero", "vLLM#50021",
+          "counts that leave out the first token, less one: -1 where nothing was drafted",
+          _counted(drafts_alone_counted), Kind.ACCEPTED),
+    wrong("drafts verified and replayed", "least-of-the-batch", "vLLM#40738",
+          "every lane accepts as many as the one that accepts least", _counted(least_of_the_batch), Kind.CROSS_LANE),
     wrong(
         "drafts verified and replayed",
         "counts-of-the-lane-beside",
@@ -81,4 +59,4 @@ MUTANTS = (
         ),
         Kind.CROSS_LANE,
     ),
-)
+)  # fmt: skip

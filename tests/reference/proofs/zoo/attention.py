@@ -1,4 +1,4 @@
-"""Attention with a cache: keys and values behind a slot map or in row pools, a position for each lane."""
+"""Attention with a cache behind a slot map or in row pools, with lane positions."""
 
 import functools
 from typing import Any
@@ -86,7 +86,7 @@ def rows_step(w, pools, positions, x):
 
 
 def ring_step(w, pools, positions, x):
-    """A sliding window: the cache is a ring, lanes are counted by `arange`, positions modulo its length."""
+    """A sliding window: the cache is a ring, lanes are `arange`, positions modulo its length."""
     q, k, v = project(w, x)
     lanes = jnp.arange(x.shape[0], dtype=jnp.int32)
     place = positions % WINDOW
@@ -96,7 +96,7 @@ def ring_step(w, pools, positions, x):
 
 
 def one_hot_step(w, pools, positions, x):
-    """The write as a `where` over positions, and the sum over the cache as a sum of products."""
+    """Write by `where` over positions; the sum over the cache is a sum of products."""
     q, k, v = project(w, x)
     place = jax.nn.one_hot(positions, CONTEXT, dtype=bool)[:, :, None, None]
     pools = {"k": jnp.where(place, k[:, None], pools["k"]), "v": jnp.where(place, v[:, None], pools["v"])}
@@ -126,7 +126,7 @@ def vmapped_rows_step(w, pools, positions, x):
 
 
 def blocks_step(w, pools, slots, positions, x, blocks):
-    """Blocks of the cache until the last that any lane needs, which the host has counted: a loop of shared length."""
+    """A loop to the last block that any lane needs, counted by the host."""
     q, k, v = project(w, x)
     pools = {
         "k": pools["k"].at[slots, positions].set(k, mode="drop"),

@@ -1,4 +1,4 @@
-"""Batches as servers run them: a second row for a snapshot, slots within a device, idle lanes by a mask or a count."""
+"""Server batches: snapshot rows, slots within a device, idle lanes by mask or count."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_tracked(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Running states and snapshots in rows of their own; some lanes take no snapshot."""
+    """Draw separate rows for running states and snapshots; some lanes take no snapshot."""
     rows = (1 + rng.permutation(SLOTS - 1)).astype(np.int32)
     tracked = np.where(rng.random(LANES) < 0.7, rows[LANES : 2 * LANES], 0).astype(np.int32)
     return normal(rng, LANES, VALUE), normal(rng, SLOTS, VALUE), rows[:LANES], tracked
@@ -59,7 +59,7 @@ def advance(rows: Array, x: Array) -> Array:
 
 
 def tracked_step(x, pool, slots, tracked):
-    """The new running state, and beside it the state that the lane had before."""
+    """Return the new running state and the lane's previous state."""
     state = pool[slots]
     new = advance(state, x)
     return new, pool.at[slots].set(new).at[tracked].set(state)

@@ -1,4 +1,4 @@
-"""All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
+"""All programs of the zoo by name, without model families (`zoo.real_models`)."""
 
 from zoo import (
     attention,
@@ -25,36 +25,9 @@ from zoo.program import Program
 from zoo.tokens import token_indices, token_loops, token_neighbours, token_scans, token_sums, token_tiles
 
 THEMES = (
-    gated_delta,
-    mamba,
-    mutable_arrays,
-    packed,
-    token_neighbours,
-    token_indices,
-    token_scans,
-    token_loops,
-    token_sums,
-    token_tiles,
-    attention,
-    experts,
-    layers,
-    labelled_layers,
-    loops,
-    row_caches,
-    rows,
-    held_rows,
-    pages,
-    read_kernels,
-    whole_kernels,
-    grid_kernels,
-    buffered_kernels,
-    speculative,
-    sharded,
-    sharded_experts,
-    sharded_rows,
-    agreement,
-    chunked,
-    verification,
-    batches,
-)
+    gated_delta, mamba, mutable_arrays, packed, token_neighbours, token_indices, token_scans, token_loops, token_sums,
+    token_tiles, attention, experts, layers, labelled_layers, loops, row_caches, rows, held_rows, pages, read_kernels,
+    whole_kernels, grid_kernels, buffered_kernels, speculative, sharded, sharded_experts, sharded_rows, agreement,
+    chunked, verification, batches,
+)  # fmt: skip
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -1,4 +1,4 @@
-"""Many tokens of each lane at once, as many of them real as its length says."""
+"""Several tokens of each lane in one step, padded behind the lane's length."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def mix(w: Any, conv: Array, x: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def scan_tokens(w: Any, state: Array, x: Array, mixed: Array, lengths: Array) -> tuple[Array, Array]:
-    """Token by token; those that are not real leave the state as it is."""
+    """Token by token; padding tokens leave the state unchanged."""
 
     def token(state, inputs):
         i, x, mixed = inputs
@@ -64,7 +64,7 @@ def scan_tokens(w: Any, state: Array, x: Array, mixed: Array, lengths: Array) ->
 
 
 def at_once(w: Any, state: Array, x: Array, mixed: Array, lengths: Array) -> tuple[Array, Array]:
-    """All tokens in one product: the decay between two tokens is the exponential of a difference of sums."""
+    """All tokens in one product: decays are exponentials of differences of cumulative sums."""
     real = jnp.arange(TOKENS, dtype=jnp.int32)[None] < lengths[:, None]
     q, k, v = (jnp.where(real[..., None], y, 0.0) for y in jnp.split(mixed, [KEY, 2 * KEY], axis=-1))
     total = jnp.cumsum(jnp.where(real, jax.nn.log_sigmoid(jnp.where(real[..., None], x, 0.0) @ w[2]), 0.0), axis=1)
@@ -78,7 +78,7 @@ def at_once(w: Any, state: Array, x: Array, mixed: Array, lengths: Array) -> tup
 
 
 def scanned_step(w, pools, slots, x, lengths, positions):
-    """Behind a slot map; lanes at position 0 begin from zero, idle lanes keep their rows."""
+    """Behind a slot map; position 0 begins from zero, idle lanes keep rows."""
     fresh = (positions == 0) & (lengths > 0)
     old = jax.tree.map(lambda pool: pool[slots], pools)
     conv = jnp.where(fresh[:, None, None], 0.0, old["conv"])
@@ -102,7 +102,7 @@ def rows_step(w, pools, x, lengths, positions):
 
 
 def chunks_step(w, pools, x, lengths, positions):
-    """A scan over chunks, each of which takes all its tokens at once."""
+    """A scan over chunks, each a single product over its tokens."""
     count = 2
     x = jnp.tile(x, (1, count, 1)).reshape(-1, count, TOKENS, HIDDEN).transpose(1, 0, 2, 3)
 
@@ -116,7 +116,7 @@ def chunks_step(w, pools, x, lengths, positions):
 
 
 def vmapped_step(w, pools, x, lengths, positions):
-    """Authored for one lane, with a cond on what this lane is, which `vmap` makes a `select`."""
+    """Written for one lane, with a cond that `vmap` turns into `select`."""
 
     def lane(pools, x, length, position):
         def go(pools):

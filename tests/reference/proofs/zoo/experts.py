@@ -1,4 +1,4 @@
-"""Mixtures of experts behind a small recurrent state: dense, gathered, and sorted for a grouped product."""
+"""Mixtures of experts behind a small recurrence: dense, gathered, and sorted for grouped products."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet with a short convolution, its state behind a slot map: three ways to write one step."""
+"""Gated DeltaNet with a short convolution behind a slot map: three forms of a step."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def vmapped_step(w, pools, slots, x):
 
 
 def unbatched_step(w, pools, slots, x):
-    """The whole pool goes into the vmap unbatched, and each lane takes its own row from it."""
+    """The vmap takes the pool unbatched, and each lane reads its row."""
 
     def lane(slot, x):
         return one_lane(w, pools["conv"][slot], lax.dynamic_index_in_dim(pools["state"], slot, 0, keepdims=False), x)

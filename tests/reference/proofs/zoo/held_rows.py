@@ -1,4 +1,4 @@
-"""Rows of one pool for a whole engine: an idle lane is on a row of another sequence or of none, without a null row."""
+"""One pool for an engine: idle lanes on other or free rows, no null row."""
 
 from typing import Any
 
@@ -30,13 +30,13 @@ def attended(cache, slots, positions):
 
 
 def appended(cache, slots, x, lengths, positions):
-    """Write the token of each lane at its position; those of idle lanes are past the end."""
+    """Write each lane's token at its position; idle lanes write past the end."""
     places = jnp.where(lengths > 0, positions, CONTEXT)
     return cache.at[slots, places].set(x, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def held_step(pools, slots, x, w, lengths, positions):
-    """Idle lanes write back what they have read of a state, and nothing to the cache."""
+    """Idle lanes write back their read state, and nothing to the cache."""
     states, cache = pools
     rows = states.at[slots].get(mode="promise_in_bounds", unique_indices=True)
     new = jnp.where((lengths > 0)[:, None, None], advance(rows, x, w), rows)

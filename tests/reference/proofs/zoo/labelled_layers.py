@@ -1,4 +1,4 @@
-"""Layers of one labelled pool, keys as long as values: scanned over, unrolled, as row pools with idle lanes."""
+"""Layers of one labelled pool, equal axis lengths: scanned, unrolled, as row pools."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def scanned_step(pool, slots, x, w):
 
 
 def unrolled_step(pool, slots, x, w):
-    """Each layer is taken out by a number of the program, and put back by the same one."""
+    """Each layer is read and written at a constant index."""
     total = jnp.zeros((LANES, SIZE))
     for layer in range(LAYERS):
         part = pool[layer]

@@ -1,4 +1,4 @@
-"""Scans over layers: the pool of all layers as what is scanned over, or as a carry with the layer as an index."""
+"""Scans over layers: all layers' pool as `xs`, or as an indexed carry."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def layer(w, state, x):
 
 
 def xs_step(w, pools, slots, x):
-    """The pool of a layer comes in as one of `xs` and leaves as one of `ys`."""
+    """A layer's pool enters as one of `xs` and leaves as one of `ys`."""
 
     def body(x, inputs):
         w, pool = inputs
@@ -63,7 +63,7 @@ def xs_step(w, pools, slots, x):
 
 
 def carry_step(w, pools, slots, x):
-    """All layers' pools are carried; row and layer are indices of one gather and one scatter."""
+    """All layers' pools are carried; row and layer index one gather and one scatter."""
 
     def body(i, carry):
         pools, x = carry
@@ -89,7 +89,7 @@ def sliced_step(w, pools, slots, x):
 
 
 def unrolled_step(w, pools, slots, x):
-    """A Python loop over layers, rows gathered once for all layers, one scatter at the end."""
+    """A Python loop over layers, one gather of all rows, one scatter at the end."""
     rows, new = pools[:, slots], []
     for i in range(LAYERS):
         state, x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], w), rows[i], x)
@@ -110,7 +110,7 @@ def rows_step(w, pools, x, lengths):
 
 
 def carried_rows_step(w, pools, x, lengths):
-    """Row pools carried: a layer's rows are taken out, kept where their lane is idle, and put back."""
+    """Row pools carried: a layer's rows are read, kept in idle lanes, and written."""
 
     def body(i, carry):
         pools, x = carry
@@ -124,7 +124,7 @@ def carried_rows_step(w, pools, x, lengths):
 
 
 def two_groups_step(w, pools, slots, x):
-    """Two groups in one carry, with a branch on the layer that is the same for every lane."""
+    """Two groups in one carry, with a branch on the layer for all lanes."""
 
     def body(carry, inputs):
         pools, x = carry

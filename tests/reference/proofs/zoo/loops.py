@@ -37,7 +37,7 @@ def one(w, tail, state, x):
 
 
 def unrolled_step(w, pools, slots, x):
-    """A loop in Python; rows are read and written where the slot says."""
+    """A loop in Python; rows are read and written by slot."""
     tails, states = pools
     out = []
     for i in range(LANES):
@@ -62,7 +62,7 @@ def indexed_step(w, pools, slots, x):
 
 
 def read_first_step(w, pools, slots, x):
-    """All rows are read before the first is written, and rows are joined again by `concatenate`."""
+    """All rows are read before the first write and joined by `concatenate`."""
     read = [(pools[0][slots[i]], pools[1][slots[i]]) for i in range(LANES)]
     rows = [one(w, *read[i], x[i]) for i in range(LANES)]
     tails, states = (jnp.concatenate([row[i][None] for row in rows]) for i in range(2))
@@ -81,7 +81,7 @@ def fori_step(w, pools, slots, x):
 
 
 def scan_step(w, pools, slots, x):
-    """A scan over slots and inputs of the lanes, with the pools carried, by dynamic slices."""
+    """A scan over slots and inputs of the lanes; pools are carried, rows sliced."""
 
     def body(pools, lane):
         slot, x = lane

@@ -1,4 +1,4 @@
-"""Mamba2-like layers: a scalar decay per head, B and C shared by groups of heads, a short convolution."""
+"""Mamba2-like layers: scalar decays, grouped B and C, a short convolution."""
 
 from typing import Any
 

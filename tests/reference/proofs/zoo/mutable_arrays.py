@@ -1,4 +1,4 @@
-"""Steps with mutable arrays (`jax.new_ref`): states of lanes, rows of pools, and states of packed tokens."""
+"""Steps with mutable arrays (`jax.new_ref`): lane states, pool rows, packed tokens' states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def looped(lane: Callable[[Any], Any] = lambda i: i) -> Step:
 
 
 def scanned(resets: bool = True) -> Step:
-    """Return a loop over lanes with a state in a mutable array; `resets`: each lane begins with zeros."""
+    """Return a loop over lanes with state in a mutable array; `resets`: zeros per lane."""
 
     def step(x, y):
         state = jax.new_ref(jnp.zeros(HIDDEN))
@@ -123,7 +123,7 @@ def row_by_row(read: Callable[[int], int] = lambda lane: lane) -> Step:
 
 
 def recurrence(mask: Callable[[Any], Any]) -> Step:
-    """Return a loop over packed tokens with a state that begins anew where a mask is true."""
+    """Return a loop over packed tokens; the state restarts at true mask elements."""
 
     def step(x, cu):
         state = jax.new_ref(jnp.zeros(HIDDEN))
@@ -139,13 +139,9 @@ def recurrence(mask: Callable[[Any], Any]) -> Step:
 
 
 STEPS = {
-    "accumulated": accumulated,
-    "a loop over lanes": looped(),
-    "a state in a loop": scanned(),
-    "of each lane": of_each_lane,
-    "one branch": chosen,
-    "one for each iteration": inner,
-}
+    "accumulated": accumulated, "a loop over lanes": looped(), "a state in a loop": scanned(),
+    "of each lane": of_each_lane, "one branch": chosen, "one for each iteration": inner,
+}  # fmt: skip
 PROGRAMS = (
     *(Program(f"mutable arrays: {name}", step, LANE_BY_LANE, draw) for name, step in STEPS.items()),
     Program("mutable arrays: rows", rows(), ROWS, draw_rows),

@@ -1,4 +1,4 @@
-"""Packed tokens in the manner of vLLM-TPU, SGLang-JAX and EasyDeL: prefill and decode in one step, padding behind."""
+"""Packed tokens as in vLLM-TPU, SGLang-JAX and EasyDeL: mixed prefill and decode, padding."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ IDS = LaneContract(
 
 
 def layout(rng: np.random.Generator, limit: int = TOKENS, empty: bool = True) -> np.ndarray:
-    """cu_seqlens of lanes that decode one token or prefill several; the last lanes may have none."""
+    """Return cu_seqlens of lanes with one token or several; the last may be empty."""
     lengths = np.ones(LANES, np.int32)
     if empty and rng.random() < 0.5:
         lengths[-1] = 0
@@ -60,11 +60,11 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Tokens of a lane lie one behind the other from a position in its own pages."""
+    """Draw consecutive tokens of each lane from a position in its pages."""
     cu = layout(rng, limit=LANES + 3, empty=False)
     lane = np.minimum((np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1), LANES - 1)
     begins = rng.integers(PAGE, PAGE + 2, LANES)
-    # whatever lane's they are, they lie in pages of its own
+    # pages of the right lane for every draw
     positions = (begins[lane] + np.arange(TOKENS) - cu[lane]) % PAGE + PAGE
     cache = {name: normal(rng, PAGES, PAGE, KV, SIZE) for name in ("k", "v")}
     x = normal(rng, TOKENS, HIDDEN)
@@ -80,7 +80,7 @@ def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_mapped(rng: np.random.Generator) -> tuple[Any, ...]:
-    """The host says to which row of a flat pool each token goes; padding goes past the end."""
+    """The host gives each token's row of a flat pool; padding goes past the end."""
     _, x, positions, cu, _, tables, _ = draw_paged(rng)
     lane = (np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1)
     page = np.take_along_axis(np.pad(tables, ((0, 1), (0, 0)))[lane], (positions // PAGE)[:, None], axis=1)[:, 0]
@@ -101,7 +101,7 @@ def lanes_of(cu: jax.Array) -> jax.Array:
 
 
 def scanned_step(w, x, cu, pool, slots):
-    """A recurrence token by token; the state of each is read and written by the slot of its lane."""
+    """A recurrence token by token; slots of lanes address the states."""
     lane = lanes_of(cu)
     rows = jnp.where(lane < LANES, slots[lane], SLOTS)
 
@@ -137,7 +137,7 @@ def pooled_step(w, x, cu, pool, slots):
 
 
 def masked(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention among packed tokens; values are made finite, since a weight of zero makes nan of what is not."""
+    """Attention among packed tokens; values are made finite, since zero times inf is nan."""
     q = q.reshape(TOKENS, KV * HEADS, SIZE)
     k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, jnp.where(jnp.isfinite(v), v, 0.0)))
     scores = jnp.where(mask[None], jnp.einsum("thd,shd->hts", q, k) * SIZE**-0.5, -jnp.inf)
@@ -145,7 +145,7 @@ def masked(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def paged_step(w, x, positions, cu, pools, tables, temperature):
-    """Prefill and decode in one step: keys and values go to pages, each token sees its own lane's of this step."""
+    """Prefill and decode: keys and values go to pages; tokens see their lane."""
     lane = lanes_of(cu)
     q, k, v = project(w, x)
     page = tables.at[lane, positions // PAGE].get(mode="fill", fill_value=PAGES)
@@ -159,7 +159,7 @@ def paged_step(w, x, positions, cu, pools, tables, temperature):
 
 
 def mapped_step(w, x, cu, pool, tables, rows):
-    """Two layers over a flat pool, written by the slot mapping and read by the block table."""
+    """Two layers over a flat pool, written by slot mapping, read by block table."""
     read = (tables[:, :, None] * PAGE + jnp.arange(PAGE, dtype=jnp.int32)[None, None]).reshape(LANES, -1)
     for layer in range(2):
         pool = pool.at[layer, rows].set(jnp.tanh(x @ w), mode="drop")
@@ -195,7 +195,7 @@ def draw_channels(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def local_sums(w, x, cu, pool, slots):
-    """A sum of each lane's tokens into its state, which each of its tokens sees before."""
+    """Add each lane's tokens to its state; tokens read the state before."""
     lane = lanes_of(cu)
     states = pool[slots]
     y = jnp.tanh(x + states.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")

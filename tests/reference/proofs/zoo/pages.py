@@ -1,4 +1,4 @@
-"""Paged caches in the manner of JetStream, SGLang-JAX and vLLM: shared prefixes, flat pools, several layers."""
+"""Paged caches as in JetStream, SGLang-JAX and vLLM: shared prefixes, flat pools, layers."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ WHOLE = LaneContract(inputs=(Pool("kv"), TABLE, Lane(), Lane()), outputs=(Pool("
 
 
 def table(rng: np.random.Generator) -> np.ndarray:
-    """Pages: the first may be shared, the next two are the lane's own, the last is too or is the null page.
+    """Draw pages: the first may be shared, the last may be the null page.
 
     In half of the draws all pages are the lane's own, so that it may write to any of them.
     """
@@ -43,7 +43,7 @@ def table(rng: np.random.Generator) -> np.ndarray:
 
 
 def positions_of(rng: np.random.Generator, chunk: int = 1) -> np.ndarray:
-    """Positions from which a chunk lies in pages of a lane's own, whichever lane's they are."""
+    """Return start positions of a chunk inside each lane's unshared pages."""
     return rng.integers(PAGE, 3 * PAGE - chunk + 1, LANES).astype(np.int32)
 
 
@@ -59,7 +59,7 @@ def draw_chunk(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_flat(rng: np.random.Generator) -> tuple[Any, ...]:
-    """The host computes the rows that tokens go to; of lanes that write none they lie past the end."""
+    """The host computes tokens' rows; rows of lanes without writes are past the end."""
     w, _, tables, positions, x = draw(rng)
     cache = {name: normal(rng, LAYERS, PAGES * PAGE, KV, SIZE) for name in ("k", "v")}
     rows = tables[np.arange(LANES), positions // PAGE] * PAGE + positions % PAGE
@@ -73,7 +73,7 @@ def draw_whole(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def of_lane(pool: jax.Array, tables: jax.Array) -> jax.Array:
-    """The tokens of every page of each lane, those of pages that it does not use too."""
+    """Return all tokens of each lane's pages, unused pages included."""
     return pool[tables].reshape(LANES, WIDE * PAGE, *pool.shape[2:])
 
 
@@ -92,7 +92,7 @@ def decode_step(w, pools, tables, positions, x):
 
 
 def chosen_step(w, pools, tables, positions, x):
-    """The page chosen by `where`, read before it is written, the new token beside what is read."""
+    """The page is chosen by `where` and read before the write; the token is appended."""
     q, k, v = project(w, x)
     number, page = positions // PAGE, tables[:, WIDE - 1]
     for place in reversed(range(WIDE - 1)):
@@ -106,7 +106,7 @@ def chosen_step(w, pools, tables, positions, x):
 
 
 def chunk_step(w, pools, tables, positions, x, lengths):
-    """Several tokens of each lane; those behind its length are sent past the last page, where they are dropped."""
+    """Several tokens per lane; tokens behind the length are dropped past the last page."""
     q, k, v = project(w, x.reshape(-1, HIDDEN))
     columns = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
     real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
@@ -138,7 +138,7 @@ def flat_step(w, pools, tables, rows, positions, x):
 
 
 def whole_step(pool, tables, positions, x):
-    """Pages reshaped to a flat pool, written there, and reshaped back; then added to by page and offset."""
+    """Pages are reshaped to a flat pool, written, reshaped back, then added to."""
     page = tables[jnp.arange(LANES), positions // PAGE]
     flat = pool.reshape(PAGES * PAGE, 2).at[page * PAGE + positions % PAGE].multiply(0.5)
     return (flat.reshape(PAGES, PAGE, 2).at[page, positions % PAGE].add(x),)

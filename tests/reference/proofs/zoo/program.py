@@ -1,4 +1,4 @@
-"""A program of the zoo: a correct step with its contract, and a function that draws arguments for it."""
+"""Programs of the zoo: a correct step, its contract, and a draw of arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -51,12 +51,12 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def weight(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Random numbers that keep the size of what is multiplied by them along the last dimension."""
+    """Draw weights that keep the size of products along the last dimension."""
     return normal(rng, *shape) / np.float32(np.sqrt(shape[-1]))
 
 
 def slot_map(rng: np.random.Generator, padding: bool = True, lanes: int = LANES, slots: int = SLOTS) -> np.ndarray:
-    """Distinct rows, the last one often among them; with `padding` some lanes stand on the null row 0."""
+    """Draw distinct rows, often with the last one; with `padding` some lanes are null."""
     rows = 1 + rng.permutation(slots - 1)[:lanes]
     if rng.random() < 0.5 and slots - 1 not in rows:
         rows[rng.integers(lanes)] = slots - 1

@@ -1,4 +1,4 @@
-"""Every step of every model family, as the engine has it: the tiny models of tests/golden, their weights drawn."""
+"""Every engine step of every model family: tiny models of tests/golden with drawn weights."""
 
 import functools
 from dataclasses import replace
@@ -65,7 +65,7 @@ def _rows(shape: AnyShape) -> set[int]:
 
 
 def program(name: str, shape: AnyShape) -> Program:
-    """A step of a model; its arguments are random ones that the engine may give it."""
+    """Return a model's step with random arguments within the engine's limits."""
     step, contract = engine(name).programs.step(shape)
     types = engine(name).example_arguments(shape)
     bound = contract.bind(step, types)
@@ -118,12 +118,11 @@ def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
 
 
 def vmapped(program: Program) -> Program:
-    """The same as a function of one lane under `jax.vmap`: its row, its tokens, and what all lanes share.
+    """Return the program of one lane under `jax.vmap`: its row, tokens and shared operands.
 
     Only of a step whose arguments all have lanes or are shared, with as many rows as lanes: row i is of lane i, without
     slots. A step that keeps a row has one lane: mapped over more of them it would return a whole pool for each. The
-    pools have no names: those that a model gives to arrays mean those of one lane, and which dimension `vmap` adds to
-    them the program does not say.
+    pools have no names: a model's names are for one lane's arrays, without the dimension that `vmap` adds.
     """
     entries = jax.tree.map(_of_lanes, program.contract.inputs, is_leaf=is_entry)
 

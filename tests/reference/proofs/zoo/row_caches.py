@@ -38,7 +38,7 @@ def draw_decode(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_ring(rng: np.random.Generator) -> tuple[Any, ...]:
-    """All lanes write at one place of the ring; each began another number of steps ago."""
+    """Draw a common place in the ring, and different starts of lanes."""
     rows = {name: normal(rng, LANES, WINDOW, KV, SIZE) for name in ("k", "v")}
     began = rng.permutation(np.resize(rng.permutation(WINDOW), LANES)).astype(np.int32)
     return weights(rng), rows, np.int32(rng.integers(0, 100)), began, normal(rng, LANES, HIDDEN)
@@ -53,7 +53,7 @@ def within(q: Array, k: Array, v: Array, mask: Array) -> Array:
 
 
 def prefill(w: Any, x: Array, segments: Array) -> tuple[Array, Array, Array]:
-    """Results, keys and values of prompts: a token sees those before it of its own segment."""
+    """Return results, keys and values of prompts: tokens see earlier tokens of their segment."""
     q, k, v = (each.reshape(LANES, TOKENS, *each.shape[1:]) for each in project(w, x.reshape(-1, HIDDEN)))
     q, offsets = q.reshape(LANES, TOKENS, KV * HEADS, SIZE), jnp.arange(TOKENS, dtype=jnp.int32)
     q, k = (rotate(each, jnp.broadcast_to(offsets, (LANES, TOKENS))) for each in (q, k))
@@ -80,7 +80,7 @@ def put_by_lane(pool: Array, new: Array, positions: Array) -> Array:
 
 
 def decode_step(w, pools, positions, x):
-    """Segments of a lane's row say which tokens it sees."""
+    """Segments of a lane's row select its visible tokens."""
     q, k, v = project(w, x)
     q, k = rotate(q, positions), rotate(k, positions)
     news = {"k": k, "v": v, "segment": jnp.ones(LANES, jnp.int32)}
@@ -95,7 +95,7 @@ def seen(position: Array, began: Array) -> Array:
 
 
 def ring_step(w, pools, steps, began, x):
-    """All lanes write at one place of the ring, which the number of steps says."""
+    """All lanes write at one place of the ring, given by the step count."""
     q, k, v = project(w, x)
     place = steps % WINDOW
     pools = {

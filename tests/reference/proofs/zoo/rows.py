@@ -56,7 +56,7 @@ def draw_copy(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_elsewhere(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Lanes that go on in another row than their last one, some of them idle; what one reads another may write."""
+    """Draw lanes with different source and target rows; some are idle, rows may cross."""
     (_, pool, _), source, target = draw_copy(rng)
     lengths = np.where(target == 0, 0, rng.integers(0, 3, LANES)).astype(np.int32)
     return pool, source, target, normal(rng, LANES, HIDDEN), weight(rng, KEY * VALUE, HIDDEN), lengths
@@ -74,7 +74,7 @@ def draw_fork(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_two(rng: np.random.Generator) -> tuple[Any, ...]:
-    """A lane without a row of one kind has none of the other."""
+    """A lane lacks rows of both kinds or of neither."""
     a = slot_map(rng)
     b = np.where(a == 0, 0, slot_map(rng, padding=False, slots=LANES + 2)).astype(np.int32)
     return normal(rng, SLOTS, VALUE), normal(rng, LANES + 2, 2, VALUE), a, b, normal(rng, LANES, VALUE)
@@ -91,7 +91,7 @@ def plain_step(pool, slots, x, w):
 
 
 def null_row_step(pool, slots, x, w):
-    """Lanes on the null row write back what they have read, all of them the same."""
+    """Lanes on the null row write back their read row, identical for all."""
     rows = pool[slots]
     keep = (slots == 0)[:, None, None]
     rows = jnp.where(keep, rows, advance(rows, x, w))
@@ -106,7 +106,7 @@ def dropped_step(pool, slots, x, w, lengths):
 
 
 def masked_step(pool, slots, x, w, lengths):
-    """Idle lanes write back what they have read."""
+    """Idle lanes write back their read row."""
     rows = jnp.take(pool, slots, axis=0, mode="fill", fill_value=0)
     new = lax.fori_loop(0, 2, lambda i, rows: jnp.where((i < lengths)[:, None, None], advance(rows, x, w), rows), rows)
     return new[:, 0], pool.at[slots].set(new, indices_are_sorted=False, unique_indices=False, mode="drop")
@@ -126,26 +126,26 @@ def lax_step(pool, slots, x, w):
 
 
 def add_step(pool, slots, x, w):
-    """Rows are never read by themselves: what is new is added to them where they are."""
+    """Rows are never read separately: updates are added in place."""
     new = jnp.tanh(x @ w.T).reshape(-1, KEY, VALUE)
     pool = pool.at[slots].multiply(0.5).at[slots].add(new)
     return jnp.einsum("nkv->nk", pool[slots]), pool
 
 
 def copy_step(pools, source, target):
-    """Rows are copied, forked and moved; every array of the group goes with them."""
+    """Rows are copied, forked and moved in every array of the group."""
     return (jax.tree.map(lambda pool: pool.at[target].set(pool[source]), pools),)
 
 
 def elsewhere_step(pool, source, target, x, w, lengths):
-    """Rows are read here and written there; idle lanes write nowhere, and their rows stay what they are."""
+    """Read and write different rows; idle lanes write nowhere, and their rows stay."""
     rows = advance(pool[source], x, w)
     target = jnp.where(lengths > 0, target, SLOTS)
     return rows.sum(1), pool.at[target].set(rows, mode="drop", wrap_negative_indices=False)
 
 
 def added_elsewhere_step(pool, source, target, x, w, lengths):
-    """Add what a lane has read to the row that it writes, a part of which stays as it was."""
+    """Add a lane's read row to part of its target row; the rest stays."""
     new = jnp.where((lengths > 0)[:, None], advance(pool[source], x, w)[:, 0], 0.0)
     target = jnp.where(lengths > 0, target, SLOTS)
     return new, pool.at[target, 1].add(new, mode="drop", wrap_negative_indices=False)
@@ -162,7 +162,7 @@ def fork_step(snapshots, source, rows, begins):
 
 
 def two_maps_step(a, b, slots_a, slots_b, x):
-    """Two kinds of state, each behind a slot map of its own."""
+    """Two kinds of state behind separate slot maps."""
     state = 0.5 * a[slots_a] + x
     window = jnp.roll(b[slots_b], -1, axis=1).at[:, -1].set(state)
     return b.at[slots_b].set(window), window.mean(1), a.at[slots_a].set(state)

@@ -1,4 +1,4 @@
-"""Speculative decoding: states of W draft tokens per sequence, and replay of exactly the accepted tokens."""
+"""Speculative decoding: states of W drafts per sequence, and replay of accepted tokens."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def token(w: Array, state: Array, x: Array) -> tuple[Array, Array]:
 
 
 def groups_step(w, pool, slots, accepted, drafts):
-    """A row keeps the states after each of W tokens; the last accepted one is where the next W begin."""
+    """A row has W states; the last accepted one begins the next W."""
     last = jnp.where(accepted > 0, accepted - 1, DRAFTS - 1)
     state = jnp.take_along_axis(pool[slots], last[:, None, None, None], axis=1, mode="promise_in_bounds")[:, 0]
 
@@ -81,7 +81,7 @@ def vmapped_step(w, pool, slots, accepted, drafts):
 
 
 def replay_step(w, pools, slots, accepted, drafts):
-    """State and inputs are kept; the accepted inputs are replayed before the new ones are tried."""
+    """State and inputs are stored; accepted inputs are replayed before new drafts."""
     states, saved = pools
 
     def replay(state, inputs):

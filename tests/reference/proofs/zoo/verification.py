@@ -1,4 +1,4 @@
-"""A step that verifies drafts: as many are accepted as it would have sampled itself, and exactly those are replayed."""
+"""Draft verification: accept drafts that equal samples, and replay exactly those."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def attempt(w: Any, pools: Any, tokens: Array, lengths: Array) -> tuple[Array, Array, Array]:
-    """Inputs of the recurrence for each token, and the token that the step samples after it: [N, T, ...]."""
+    """Return the recurrence's inputs and sampled next tokens, [N, T, ...]."""
     x = w["embed"][tokens]
     mixed, _ = mix(w["mixer"], pools["conv"], x, lengths)
     _, y = at_once(w["mixer"], pools["state"], x, mixed, lengths)
@@ -40,7 +40,7 @@ def attempt(w: Any, pools: Any, tokens: Array, lengths: Array) -> tuple[Array, A
 
 
 def count(tokens: Array, sampled: Array, lengths: Array) -> Array:
-    """Tokens that each lane accepts: the first, and the drafts before the first that differs from its sample."""
+    """Count the first token and the drafts before the first mismatch."""
     drafted = jnp.arange(1, TOKENS, dtype=jnp.int32)[None] < lengths[:, None]
     right = (tokens[:, 1:] == sampled[:, :-1]) & drafted
     return jnp.where(lengths > 0, 1 + jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1), 0)

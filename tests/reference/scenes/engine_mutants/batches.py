@@ -1,4 +1,4 @@
-"""Wrong operands for the lanes of a step: settings, rows and positions of other lanes or of an earlier step."""
+"""Wrong operands for lanes: settings, rows and positions of other lanes or earlier steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
 
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
-    """Use operands kept on the device for other sequences: for any, or for those of the same lanes."""
+    """Reuse device operands of other sequences: of any lanes, or of equal idle lanes."""
     right = Decoding._generate
 
     def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
@@ -63,7 +63,7 @@ def duplicate_after_condensing(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """Once there is a free row, the last sequence goes on in it, without its state."""
+    """Once, the last sequence continues in a free row without its state."""
     right = Scheduler._decode_step
     moved: list[ActiveSequence] = []
 
@@ -103,7 +103,7 @@ def one_token_further(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """Once, the arrays of one layer are those before the step, and the others those after it."""
+    """Once, one layer's arrays are from before the step, all others from after it."""
     right = Engine.run
     steps = iter(range(10**9))
 
@@ -121,36 +121,24 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "settings-in-order-of-joining", "vLLM#51812", "settings are packed, rows are not: a lane draws by another's",
-        Finder.ALONE, settings_in_order_of_joining,
-    ),
-    EngineMutant(
-        "operands-kept-for-the-shape", "ik#2260", "operands on the device are used again for a step of the same shape",
-        Finder.OWNER, kept_for_the_shape,
-    ),
-    EngineMutant(
-        "operands-kept-for-the-lanes", "SGLang#39342", "the same, where the same lanes are taken by other sequences",
-        Finder.ALONE, kept_for_the_lanes,
-    ),
-    EngineMutant(
-        "duplicate-after-condensing", "vLLM#37728", "two sequences have one row after the number of lanes has changed",
-        Finder.OWNER, duplicate_after_condensing,
-    ),
-    EngineMutant(
-        "state-stays-behind", "mlx-lm#1169", "the last sequence goes on in a free row, without its state",
-        Finder.SANITIZER, state_stays_behind,
-    ),
-    EngineMutant(
-        "lanes-exchanged", "tenstorrent#51", "the map of lanes is another step's: two sequences in each other's rows",
-        Finder.SANITIZER, lanes_exchanged,
-    ),
-    EngineMutant(
-        "one-token-further", "SGLang#31369", "the host counts one token more than the state has seen",
-        Finder.SANITIZER, one_token_further,
-    ),
-    EngineMutant(
-        "one-array-stays-behind", "llama.cpp#28019", "one array of a row does not go with the others",
-        Finder.SANITIZER, one_array_stays_behind,
-    ),
+    EngineMutant("settings-in-order-of-joining", "vLLM#51812",
+                 "settings are packed, rows are not: a lane draws by another's", Finder.ALONE,
+                 settings_in_order_of_joining),
+    EngineMutant("operands-kept-for-the-shape", "ik#2260",
+                 "operands on the device are used again for a step of the same shape", Finder.OWNER,
+                 kept_for_the_shape),
+    EngineMutant("operands-kept-for-the-lanes", "SGLang#39342",
+                 "the same, where the same lanes are taken by other sequences", Finder.ALONE, kept_for_the_lanes),
+    EngineMutant("duplicate-after-condensing", "vLLM#37728",
+                 "two sequences have one row after the number of lanes has changed", Finder.OWNER,
+                 duplicate_after_condensing),
+    EngineMutant("state-stays-behind", "mlx-lm#1169", "the last sequence goes on in a free row, without its state",
+                 Finder.SANITIZER, state_stays_behind),
+    EngineMutant("lanes-exchanged", "tenstorrent#51",
+                 "the map of lanes is another step's: two sequences in each other's rows", Finder.SANITIZER,
+                 lanes_exchanged),
+    EngineMutant("one-token-further", "SGLang#31369", "the host counts one token more than the state has seen",
+                 Finder.SANITIZER, one_token_further),
+    EngineMutant("one-array-stays-behind", "llama.cpp#28019", "one array of a row does not go with the others",
+                 Finder.SANITIZER, one_array_stays_behind),
 )  # fmt: skip

@@ -28,4 +28,4 @@ PAGED: dict[str, EngineMutant] = {mutant.id: mutant for mutant in slots.PAGED_MU
 COMMITTED: dict[str, EngineMutant] = {mutant.id: mutant for mutant in committed.MUTANTS}
 """Mutants of the state that layers commit when drafts have been verified."""
 LAYERS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in layers.MUTANTS}
-"""Mutants of what a layer computes."""
+"""Mutants of layers' computations."""

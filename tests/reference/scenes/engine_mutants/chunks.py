@@ -1,4 +1,4 @@
-"""Prompts cut in the wrong places, and chunks that are taken for something else."""
+"""Prompts cut in wrong places, and chunks confused with other chunks."""
 
 from collections.abc import Sequence
 
@@ -43,20 +43,13 @@ def last_token_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "padding-is-consumed", "mlx-lm#1736, vLLM#55178", "the tokens that fill up a chunk enter the state",
-        Finder.SANITIZER, padding_is_consumed,
-    ),
-    EngineMutant(
-        "whole-chunk-not-written", "vLLM#47123", "a chunk without padding takes another path: nothing is written",
-        Finder.SANITIZER, whole_chunk_not_written,
-    ),
-    EngineMutant(
-        "every-chunk-begins", "transformers#46032", "each chunk begins from zero state at position 0",
-        Finder.SANITIZER, every_chunk_begins,
-    ),
-    EngineMutant(
-        "last-token-left-out", "vLLM#34871", "a last chunk of one token is taken for a finished prompt",
-        Finder.ALONE, last_token_left_out,
-    ),
+    EngineMutant("padding-is-consumed", "mlx-lm#1736, vLLM#55178", "the tokens that fill up a chunk enter the state",
+                 Finder.SANITIZER, padding_is_consumed),
+    EngineMutant("whole-chunk-not-written", "vLLM#47123",
+                 "a chunk without padding takes another path: nothing is written", Finder.SANITIZER,
+                 whole_chunk_not_written),
+    EngineMutant("every-chunk-begins", "transformers#46032", "each chunk begins from zero state at position 0",
+                 Finder.SANITIZER, every_chunk_begins),
+    EngineMutant("last-token-left-out", "vLLM#34871", "a last chunk of one token is taken for a finished prompt",
+                 Finder.ALONE, last_token_left_out),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults of a layer that verifies drafts: in the state that it commits, or in the outputs of accepted tokens."""
+"""Faults of a verifying layer: in its committed state, or in accepted tokens' outputs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -17,7 +17,7 @@ from hybridlm.steps.operands import StepInputs
 
 
 class PartlyRight:
-    """Knows what the requests of the traffic give alone: proposes none of it, some or all, or errs on the way."""
+    """Drafter with the traffic's solo completions: proposes no, some, all, or partly wrong tokens."""
 
     def __init__(self, completions: Many[Alone]):
         self._texts = [
@@ -57,7 +57,7 @@ def taken(patch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
-    """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
+    """Change the step's numbers of drafts: `change(drafts) -> drafts`."""
     right = Engine.run
 
     def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: StepInputs, **about: Any) -> Any:
@@ -80,7 +80,7 @@ def moved_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def moved_twice(patch: pytest.MonkeyPatch) -> None:
-    """Advance twice: by one when the step is dispatched, and by the accepted tokens when it is read."""
+    """Advance twice: by one at dispatch, and by the accepted tokens at reading."""
     right = Decoding._verify
 
     def verify(self: Decoding, *about: Any) -> DispatchedStep:
@@ -128,7 +128,7 @@ def counts_close_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_drafts_are_given_out(patch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping knows what was accepted; whoever asked is given all that was sampled."""
+    """The bookkeeping counts accepted tokens, but requests receive all sampled tokens."""
     right, history = Decoding.settle, []
 
     def settle(self: Decoding, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
@@ -164,48 +164,28 @@ def drafts_past_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "moved-by-all-drafts", "llamAmpere#8", "positions move on by all drafts, accepted or not",
-        Finder.ALONE, moved_by_all_drafts,
-    ),
-    EngineMutant(
-        "moved-by-one", "turboquant#352", "positions move on by one, the state by what was accepted",
-        Finder.ALONE, moved_by_one,
-    ),
-    EngineMutant(
-        "moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
-        Finder.OWNER, moved_twice,
-    ),
-    EngineMutant(
-        "drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were",
-        Finder.OWNER, drafted_lanes_alone_move,
-    ),
-    EngineMutant(
-        "count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
-        Finder.OWNER, count_of_the_step_before,
-    ),
-    EngineMutant(
-        "count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
-        Finder.OWNER, count_of_the_lane_beside,
-    ),
-    EngineMutant(
-        "counts-close-ranks", "vLLM#53919", "a sequence has left: counts are taken by place among those that are alive",
-        Finder.OWNER, counts_close_ranks,
-    ),
-    EngineMutant(
-        "all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",
-        Finder.ALONE, all_drafts_are_given_out,
-    ),
-    EngineMutant(
-        "drafts-of-the-step-before", "vLLM#40880", "the step is told how many drafts there were in the step before",
-        Finder.ALONE, drafts_of_the_step_before,
-    ),
-    EngineMutant(
-        "drafts-are-certain", "vLLM#55894", "the step is not told that drafts are drafts",
-        Finder.ALONE, drafts_are_certain,
-    ),
-    EngineMutant(
-        "drafts-past-the-end", "", "drafts go on behind the last token that is asked for",
-        Finder.OWNER, drafts_past_the_end,
-    ),
+    EngineMutant("moved-by-all-drafts", "llamAmpere#8", "positions move on by all drafts, accepted or not",
+                 Finder.ALONE, moved_by_all_drafts),
+    EngineMutant("moved-by-one", "turboquant#352", "positions move on by one, the state by what was accepted",
+                 Finder.ALONE, moved_by_one),
+    EngineMutant("moved-twice", "SGLang hybrid_linear_attn_backend", "dispatch and verification both move the position",
+                 Finder.OWNER, moved_twice),
+    EngineMutant("drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were", Finder.OWNER,
+                 drafted_lanes_alone_move),
+    EngineMutant("count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
+                 Finder.OWNER, count_of_the_step_before),
+    EngineMutant("count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
+                 Finder.OWNER, count_of_the_lane_beside),
+    EngineMutant("counts-close-ranks", "vLLM#53919",
+                 "a sequence has left: counts are taken by place among those that are alive", Finder.OWNER,
+                 counts_close_ranks),
+    EngineMutant("all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",
+                 Finder.ALONE, all_drafts_are_given_out),
+    EngineMutant("drafts-of-the-step-before", "vLLM#40880",
+                 "the step is told how many drafts there were in the step before", Finder.ALONE,
+                 drafts_of_the_step_before),
+    EngineMutant("drafts-are-certain", "vLLM#55894", "the step is not told that drafts are drafts", Finder.ALONE,
+                 drafts_are_certain),
+    EngineMutant("drafts-past-the-end", "", "drafts go on behind the last token that is asked for", Finder.OWNER,
+                 drafts_past_the_end),
 )  # fmt: skip

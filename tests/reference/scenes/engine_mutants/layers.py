@@ -1,4 +1,4 @@
-"""Faults inside a lane, in what a layer computes: a lane is wrong by itself, and only another form of it shows that."""
+"""Faults of layers inside a lane: only another form of the layer shows them."""
 
 from typing import Any
 

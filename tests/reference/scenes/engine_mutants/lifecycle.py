@@ -51,7 +51,7 @@ def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
-    """A sequence that was put back reads its prompt from the start, in the row as it was."""
+    """A sequence that was put back reads its prompt again on its old state."""
     consumed: dict[ActiveSequence, int] = {}
     right = Scheduler._prefill
 
@@ -69,21 +69,13 @@ def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "row-by-request-number", "kekzl/imp#500", "the row is the request's number modulo the rows of the pool",
-        Finder.OWNER, row_by_request_number,
-    ),
+    EngineMutant("row-by-request-number", "kekzl/imp#500",
+                 "the row is the request's number modulo the rows of the pool", Finder.OWNER, row_by_request_number),
     EngineMutant("freed-twice", "mistral.rs#2357", "a row is given back twice", Finder.OWNER, freed_twice),
-    EngineMutant(
-        "cancelled-keeps-its-row", "kekzl/imp#501", "a sequence that leaves early does not give its row back",
-        Finder.OWNER, cancelled_keeps_its_row,
-    ),
-    EngineMutant(
-        "one-token-prompt", "vLLM#32118", "a prompt of one token goes on where the tenant before has stopped",
-        Finder.ALONE, one_token_prompt_goes_on,
-    ),
-    EngineMutant(
-        "put-back", "vllm-metal#488", "a prompt is read again from its start, on the state as it was",
-        Finder.SANITIZER, begins_again_on_its_state,
-    ),
+    EngineMutant("cancelled-keeps-its-row", "kekzl/imp#501", "a sequence that leaves early does not give its row back",
+                 Finder.OWNER, cancelled_keeps_its_row),
+    EngineMutant("one-token-prompt", "vLLM#32118", "a prompt of one token goes on where the tenant before has stopped",
+                 Finder.ALONE, one_token_prompt_goes_on),
+    EngineMutant("put-back", "vllm-metal#488", "a prompt is read again from its start, on the state as it was",
+                 Finder.SANITIZER, begins_again_on_its_state),
 )  # fmt: skip

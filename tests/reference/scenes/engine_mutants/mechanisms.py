@@ -1,5 +1,5 @@
-"""The sixty mechanisms of public reports that are worth a mutant, by their numbers in a list of 94, and what stands
-against each of them here: mutants, tests, or why it cannot exist."""
+"""Sixty mechanisms of public reports, numbered in a list of 94, with their
+counterparts here: mutants, tests, or the reason for their absence."""
 
 from dataclasses import replace
 
@@ -27,10 +27,8 @@ MECHANISMS: dict[int, Report] = {
     12: KNOWN["tpu-inference#2431"],
     13: KNOWN["vLLM#35219"],
     14: KNOWN["vllm-metal#488"],
-    15: Report(
-        "SGLang#22493", "retracted with keys and values alone: the row goes to somebody else",
-        ("state-without-the-keys",), ("retracted",),
-    ),
+    15: Report("SGLang#22493", "retracted with keys and values alone: the row goes to somebody else",
+               ("state-without-the-keys",), ("retracted",)),
     16: KNOWN["kekzl/imp#500"],
     17: KNOWN["mistral.rs#2357"],
     20: KNOWN["Atlas#141"],
@@ -63,41 +61,29 @@ MECHANISMS: dict[int, Report] = {
     57: KNOWN["vLLM#43090"],
     58: _with("vLLM#53142", "block-of-position"),
     63: KNOWN["vLLM#23279"],
-    64: Report(
-        "sparkinfer#604", "the state is taken at the padded end of a chunk, not behind the last token",
-        ("state-at-the-padded-end",), ("tail-at-the-padded-end",),
-    ),
+    64: Report("sparkinfer#604", "the state is taken at the padded end of a chunk, not behind the last token",
+               ("state-at-the-padded-end",), ("tail-at-the-padded-end",)),
     65: Report("transformers#46032", "a prompt that is read in two calls begins twice", ("every-chunk-begins",)),
     66: KNOWN["mlx-lm#1736"],
     67: Report("Automodel#2147", "packed sequences run as one", compiler=("packed-convolution",)),
     69: _with("SGLang#288", "layout-not-moved", "layout-bit"),
     70: KNOWN["sparkinfer#615"],
-    71: Report(
-        "SGLang#22060", "three parts that are each split over devices are cut as one",
-        compiler=("rows-leave-as-heads",), tests=(f"{SHARES}::test_shards_of_other_units_are_found",),
-    ),
+    71: Report("SGLang#22060", "three parts that are each split over devices are cut as one",
+               compiler=("rows-leave-as-heads",), tests=(f"{SHARES}::test_shards_of_other_units_are_found",)),
     74: Report(
         "ik#1649", "a kernel reads what another of its threads overwrites",
         cannot="no kernel of this project's own has threads that share memory: steps are XLA's operations, whose order "
         "XLA keeps, and what a declared foreign kernel does inside is assumed and listed in the certificate",
     ),
     76: KNOWN["vLLM#53919"],
-    77: Report(
-        "SGLang#24221", "a state is stored before the step has run that it is of",
-        ("tokens-of-the-step-after", "kept-before-the-step"), ("snapshot-too-early", "read-after-write"),
-    ),
-    78: Report(
-        "Atlas#101", "every lane samples from the last lane's logits, or from each other's",
-        ("last-lane-for-all",), ("last-lane-for-all", "two-rows-swapped"),
-    ),
-    79: Report(
-        "tenstorrent#51", "the host's map of rows moves on, the device's does not",
-        ("lanes-exchanged",), ("rows-swapped",),
-    ),
-    80: Report(
-        "sglang-jax copy_slots", "rows of one donated pool are gathered and scattered in another order",
-        compiler=("copies-in-sequence", "copied-by-the-partitioner"),
-    ),
+    77: Report("SGLang#24221", "a state is stored before the step has run that it is of",
+               ("tokens-of-the-step-after", "kept-before-the-step"), ("snapshot-too-early", "read-after-write")),
+    78: Report("Atlas#101", "every lane samples from the last lane's logits, or from each other's",
+               ("last-lane-for-all",), ("last-lane-for-all", "two-rows-swapped")),
+    79: Report("tenstorrent#51", "the host's map of rows moves on, the device's does not", ("lanes-exchanged",),
+               ("rows-swapped",)),
+    80: Report("sglang-jax copy_slots", "rows of one donated pool are gathered and scattered in another order",
+               compiler=("copies-in-sequence", "copied-by-the-partitioner")),
     83: Report("vLLM#34874", "one group's metadata serves another group", compiler=("one-map-for-two",)),
     86: Report("Atlas#101", "devices call their collectives in different orders", compiler=("order-by-device",)),
     87: Report("Atlas#969", "devices replay different numbers of tokens", compiler=("replay-by-device",)),

@@ -1,4 +1,4 @@
-"""Engine mutants: one fault put into the host's side of a run, and the check that has to find it."""
+"""Engine mutants: a host-side fault of a run, and the check that finds it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class EngineMutant:
     Attributes:
         id: unique among engine mutants.
         source: a public report of a bug of the kind, as project#number.
-        description: what is wrong, in one line.
+        description: the fault, in one line.
         finder: who must find it.
         fault: puts it in.
     """

@@ -1,4 +1,4 @@
-"""Tokens that come back a step later than they were sampled, read by what is true now."""
+"""Tokens return a step after sampling, but are read by current lanes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:
-    """Change the tokens or lanes of a step that was read: `change(session, dispatched, sampled) -> (both of these)`."""
+    """Change a read step: `change(session, dispatched, sampled) -> (dispatched, sampled)`."""
     right = Session._take
 
     def take(self: Session, dispatched: DispatchedStep, sampled: Any, accepted: Any) -> None:
@@ -83,23 +83,15 @@ def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "lanes-of-now", "vLLM#53919", "tokens go to whoever is in their lane when they come back",
-        Finder.ALONE, lanes_of_now,
-    ),
-    EngineMutant(
-        "lanes-close-ranks", "mlx-vlm#1889", "who has left since is taken out of the list, the lanes are not",
-        Finder.ALONE, lanes_close_ranks,
-    ),
-    EngineMutant(
-        "last-lane-for-all", "Atlas#101", "everybody gets the last lane's token", Finder.ALONE, last_lane_for_all
-    ),
-    EngineMutant(
-        "tokens-of-the-step-after", "SGLang#24221", "the host reads one step ahead of what it takes it for",
-        Finder.ALONE, tokens_of_the_step_after,
-    ),
-    EngineMutant(
-        "one-array-for-all-steps", "sglang-jax#1503", "positions are written into the array that a running step reads",
-        Finder.ARRAYS, one_array_for_all_steps,
-    ),
+    EngineMutant("lanes-of-now", "vLLM#53919", "tokens go to whoever is in their lane when they come back",
+                 Finder.ALONE, lanes_of_now),
+    EngineMutant("lanes-close-ranks", "mlx-vlm#1889", "who has left since is taken out of the list, the lanes are not",
+                 Finder.ALONE, lanes_close_ranks),
+    EngineMutant("last-lane-for-all", "Atlas#101", "everybody gets the last lane's token", Finder.ALONE,
+                 last_lane_for_all),
+    EngineMutant("tokens-of-the-step-after", "SGLang#24221", "the host reads one step ahead of what it takes it for",
+                 Finder.ALONE, tokens_of_the_step_after),
+    EngineMutant("one-array-for-all-steps", "sglang-jax#1503",
+                 "positions are written into the array that a running step reads", Finder.ARRAYS,
+                 one_array_for_all_steps),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 
 
 def first_slot(patch: pytest.MonkeyPatch, change: Callable[[int, int], int]) -> None:
-    """Another row for the first lane of a step: `change(row, rows of the pool) -> row`.
+    """Change the first lane's row in a step: `change(row, rows of the pool) -> row`.
 
     If another lane has that row, the two exchange theirs.
     """
@@ -84,23 +84,15 @@ def first_use_runs_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "slot-becomes-the-last-row", "tpu-inference#2752, SGLang#36885",
-        "a row number past the end becomes the last row", Finder.ALONE, clamped,
-    ),
-    EngineMutant(
-        "slot-below-0-wraps", "flashinfer#5042", "a negative row number counts from the end", Finder.ALONE, negative
-    ),
+    EngineMutant("slot-becomes-the-last-row", "tpu-inference#2752, SGLang#36885",
+                 "a row number past the end becomes the last row", Finder.ALONE, clamped),
+    EngineMutant("slot-below-0-wraps", "flashinfer#5042", "a negative row number counts from the end", Finder.ALONE,
+                 negative),
     EngineMutant("slot-modulo", "vllm-gaudi#1431", "the row is taken modulo 2", Finder.ALONE, modulo),
-    EngineMutant(
-        "row-0-is-padding", "vLLM#39064", "who lives in row 0 is taken for padding", Finder.ALONE, row_0_is_padding
-    ),
-    EngineMutant(
-        "parked-rows-are-free", "TRT-LLM#13151", "prompts are consumed in rows of sequences that decode",
-        Finder.OWNER, parked_rows_are_free,
-    ),
-    EngineMutant(
-        "first-use-runs-twice", "SGLang#17404, triton#6547", "a program is tried out on live rows before its first use",
-        Finder.SANITIZER, first_use_runs_twice,
-    ),
+    EngineMutant("row-0-is-padding", "vLLM#39064", "who lives in row 0 is taken for padding", Finder.ALONE,
+                 row_0_is_padding),
+    EngineMutant("parked-rows-are-free", "TRT-LLM#13151", "prompts are consumed in rows of sequences that decode",
+                 Finder.OWNER, parked_rows_are_free),
+    EngineMutant("first-use-runs-twice", "SGLang#17404, triton#6547",
+                 "a program is tried out on live rows before its first use", Finder.SANITIZER, first_use_runs_twice),
 )  # fmt: skip

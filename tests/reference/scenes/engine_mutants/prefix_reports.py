@@ -1,4 +1,4 @@
-"""Public reports of states of prompts that were kept and led others astray, and what stands against each of them."""
+"""Public reports of wrong cached prompt states, and the counterparts here."""
 
 from engine_mutants.reports import EVERY_BOUNDARY, REPORTS, SCHEDULES, Report
 

@@ -1,4 +1,4 @@
-"""States that are kept of prompts: taken, labelled, shared, moved and put back by the wrong rules."""
+"""Cached prompt states: taken, labelled, shared, moved and restored by wrong rules."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from models import KV_BLOCK, kv_blocks
 
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:
-    """Something else is done with what was taken out of a row: `change(part, CachedBuffers)`."""
+    """Change buffers copied out of a row: `change(part, CachedBuffers)`."""
     right = RowMoves._keep
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, *arguments: Any) -> None:
@@ -43,7 +43,7 @@ def restored(patch: pytest.MonkeyPatch, change) -> None:
 
 
 def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
-    """The row of a state is that of the step's first lane."""
+    """Every state is copied from the row of the step's first lane."""
     right = RowMoves._keep
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
@@ -62,7 +62,7 @@ def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
 
 
 def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
-    """The counter that names a state is that of the next step, where the step reads one token."""
+    """A state has the next step's counter, if the step reads one token."""
     right = Scheduler._cache_state
 
     def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
@@ -142,7 +142,7 @@ def page_not_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
-    """The prompt is read on from the last whole chunk, on the state of a later token."""
+    """The prompt continues at the last whole chunk, on a later token's state."""
     right = RowMoves.restore
 
     def restore(self: RowMoves, *arguments: Any, **options: Any) -> int:
@@ -152,7 +152,7 @@ def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def ring_of_four(patch: pytest.MonkeyPatch) -> None:
-    """States lie in a ring, and the fifth is where the first still is."""
+    """States are in a ring of four; the fifth overwrites the first."""
     ring: list[CachedBuffers] = []
 
     def change(part: Any, buffers: CachedBuffers) -> None:
@@ -165,7 +165,7 @@ def ring_of_four(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_written(patch: pytest.MonkeyPatch) -> None:
-    """The move into what is kept is left out for every second state, and it is handed on all the same."""
+    """Every second copy into the cache is skipped, and the state is used anyway."""
     count = iter(range(10**9))
 
     def change(part: Any, buffers: CachedBuffers) -> None:
@@ -187,7 +187,7 @@ def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 def before_the_step(patch: pytest.MonkeyPatch) -> None:
-    """A state is taken of the rows as they were before the step that its label counts."""
+    """A state is copied from the rows before the step that its label counts."""
     pools: dict[RowPool, Any] = {}
     run, look = Engine.run, RowPool.look
 
@@ -207,7 +207,7 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
-    """Page in what was paged out last, whichever state is asked for."""
+    """Page in the last paged-out state, whichever state is requested."""
     last: list[tuple[Any, ...]] = []
     restore, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
@@ -227,7 +227,7 @@ def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_tokens(patch: pytest.MonkeyPatch) -> None:
-    """The tree goes by the number of tokens: whatever they are, the state after as many is found."""
+    """The tree compares numbers of tokens only, and ignores the tokens."""
     right = PrefixCache.pinned
 
     def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Faults of the step that verifies drafts: in what it accepts, what it replays, and what it carries to the next step.
+"""Faults of the verifying step: in accepted, replayed and carried tokens.
 
-They differ in numbers alone, so that one program has them all, and an operand says which.
+They differ in numbers alone, so that one program contains all, and an operand selects one.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,16 +67,16 @@ class StepMutant:
     Attributes:
         id: unique among engine mutants.
         source: a public report of a bug of the kind, as project#number; "" for one that needs none.
-        description: what is wrong, in one line.
+        description: the fault, in one line.
         finder: the replay or the proof.
-        kinds: violations of which the proof has to report one.
+        kinds: violations; the proof has to report at least one.
         accept: counts of accepted tokens, from (tokens, sampled, lengths, drafts).
         conv, recurrent: how many tokens are replayed into convolutions and into recurrent state.
         on_top: they are replayed into the state after the step, in place of the one before it.
         goes_on: they are replayed as if no lane's sequence began.
         same_key: every token of a lane is sampled with the key of the first.
         carry: the token that is carried, from (sampled, draft_counts, carried before).
-        kept: what the recurrences were given, changed; for the proof alone.
+        record: changes the recorded inputs of the recurrences; for the proof alone.
     """
 
     id: str
@@ -95,7 +95,7 @@ class StepMutant:
 
 
 def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[..., Any]:
-    """`step(which, params, rows, inputs)`: the step as one of these has it."""
+    """Return `step(which, params, rows, inputs)`: the step with the mutant's fault."""
 
     def step(mutant: Array, params: Any, rows: Any, inputs: StepInputs) -> Any:
         tokens, lengths, drafts = inputs.batch.tokens, inputs.batch.lengths, jnp.asarray(inputs.drafts)
@@ -167,11 +167,11 @@ def _put_in(
 
 
 RIGHT = StepMutant("", "", "nothing")
-"""The step as it is."""
+"""The unchanged step."""
 
 
 class Wanted(NamedTuple):
-    """A scene, and what its accepted tokens give one at a time."""
+    """A scene, and its accepted tokens' effects one at a time."""
 
     scene: Scene
     sampled: np.ndarray
@@ -182,9 +182,9 @@ class Faulty:
     """The steps of a model with faults, all in one program.
 
     Args:
-        steps: of the model as it is.
+        steps: the unchanged model's steps.
         mutants: that the replay has to find.
-        scenes: in which.
+        scenes: the scenes in question.
     """
 
     def __init__(self, steps: Steps, mutants: Sequence[StepMutant], scenes: Sequence[Scene]):
@@ -195,7 +195,7 @@ class Faulty:
         self._wanted = [Wanted(scene, *steps.one_by_one(scene)) for scene in scenes]
 
     def wrong(self, id: str) -> str:
-        """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
+        """Return signs of the mutant in the scenes; the mutant "" is the unchanged step."""
         mutant = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
         self._steps._programs[self._steps.lm.engine.paged(shape)] = lambda *args: self._program(mutant, *args)

@@ -1,4 +1,4 @@
-"""Rows and pages of a step's lanes: other ones than the host means, of an earlier step, given back too early.
+"""Wrong rows and pages of lanes: exchanged, of an earlier step, or freed too early.
 
 `PAGED_MUTANTS` need traffic in few pages.
 """
@@ -68,7 +68,7 @@ def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
-    """A sequence with its whole prompt takes the row of one that decodes, which takes the sequence's."""
+    """A sequence exchanges rows with a decoding sequence at the end of its prompt."""
     right = Scheduler._start_decoding
 
     def start(self: Scheduler, sequence: ActiveSequence) -> None:
@@ -80,7 +80,7 @@ def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
-    """Idle lanes read a token, in rows of sequences whose prompts are not finished: between all of their chunks."""
+    """Idle lanes read a token in rows of unfinished prompts, between all their chunks."""
     patch.setattr(scheduler, "MAX_PREFILL_RUN", 1)
     right = Engine.run
 
@@ -94,7 +94,7 @@ def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
 
 
 def given_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A row that gets its second page gives back the first, whose tokens are read."""
+    """A row with a new second page frees its first page too early."""
     right = RowPages.reserve
 
     def reserve(self: RowPages, row: int, positions: int) -> None:
@@ -176,62 +176,38 @@ def resumes_without_its_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    EngineMutant(
-        "slots-reversed", "tenstorrent#51", "one step has the slots of its lanes in another order",
-        Finder.SANITIZER, reversed_once,
-    ),
-    EngineMutant(
-        "slots-of-the-next-rows", "vLLM#53919", "a step counts rows from another base than the step before it",
-        Finder.SANITIZER, next_row,
-    ),
-    EngineMutant(
-        "two-lanes-in-one-row", "vLLM#37728", "two lanes of a step name one row",
-        Finder.KERNEL, one_row_for_two,
-    ),
-    EngineMutant(
-        "slots-of-the-step-before", "SGLang#39342", "slots on the device are used again for other sequences",
-        Finder.ALONE, of_the_step_before,
-    ),
-    EngineMutant(
-        "given-back-before-the-last-step", "TRT-LLM#13151", "a row is free while its sequence has a token to sample",
-        Finder.OWNER, given_back_before_the_last_step,
-    ),
-    EngineMutant(
-        "decodes-in-another-row", "SGLang#26351", "a finished prompt's state is not where the sequence decodes",
-        Finder.SANITIZER, decodes_in_another_row,
-    ),
-    EngineMutant(
-        "idle-lanes-compute", "vLLM#39064", "an idle lane writes into the row that it names",
-        Finder.ALONE, idle_lanes_compute,
-    ),
+    EngineMutant("slots-reversed", "tenstorrent#51", "one step has the slots of its lanes in another order",
+                 Finder.SANITIZER, reversed_once),
+    EngineMutant("slots-of-the-next-rows", "vLLM#53919", "a step counts rows from another base than the step before it",
+                 Finder.SANITIZER, next_row),
+    EngineMutant("two-lanes-in-one-row", "vLLM#37728", "two lanes of a step name one row", Finder.KERNEL,
+                 one_row_for_two),
+    EngineMutant("slots-of-the-step-before", "SGLang#39342", "slots on the device are used again for other sequences",
+                 Finder.ALONE, of_the_step_before),
+    EngineMutant("given-back-before-the-last-step", "TRT-LLM#13151",
+                 "a row is free while its sequence has a token to sample", Finder.OWNER,
+                 given_back_before_the_last_step),
+    EngineMutant("decodes-in-another-row", "SGLang#26351",
+                 "a finished prompt's state is not where the sequence decodes", Finder.SANITIZER,
+                 decodes_in_another_row),
+    EngineMutant("idle-lanes-compute", "vLLM#39064", "an idle lane writes into the row that it names", Finder.ALONE,
+                 idle_lanes_compute),
 )  # fmt: skip
 PAGED_MUTANTS = (
-    EngineMutant(
-        "page-given-back-too-early", "vLLM#52360", "a page is free while its sequence reads it",
-        Finder.OWNER, given_back_too_early,
-    ),
-    EngineMutant(
-        "two-lanes-with-one-page", "MinivLLM#98", "the page tables of two lanes name one page",
-        Finder.KERNEL, one_page_for_two_lanes,
-    ),
-    EngineMutant(
-        "table-of-an-earlier-sequence", "vllm-rbln#676", "a row has the page table of the sequence that was preempted",
-        Finder.KERNEL, table_of_an_earlier_sequence,
-    ),
-    EngineMutant(
-        "preempted-keeps-its-pages", "vLLM#46283", "a preempted sequence gives back its row alone",
-        Finder.OWNER, preempted_keeps_its_pages,
-    ),
-    EngineMutant(
-        "grows-without-a-page", "sparkinfer#185", "a sequence goes on behind its last page",
-        Finder.OWNER, grows_without_a_page,
-    ),
-    EngineMutant(
-        "resumes-with-a-stale-count", "LMCache#2158", "a preempted sequence goes on at its old position without state",
-        Finder.ALONE, resumes_with_a_stale_count,
-    ),
-    EngineMutant(
-        "resumes-without-its-tokens", "vllm-ascend#11334", "a preempted sequence reads its prompt alone",
-        Finder.ALONE, resumes_without_its_tokens,
-    ),
+    EngineMutant("page-given-back-too-early", "vLLM#52360", "a page is free while its sequence reads it", Finder.OWNER,
+                 given_back_too_early),
+    EngineMutant("two-lanes-with-one-page", "MinivLLM#98", "the page tables of two lanes name one page", Finder.KERNEL,
+                 one_page_for_two_lanes),
+    EngineMutant("table-of-an-earlier-sequence", "vllm-rbln#676",
+                 "a row has the page table of the sequence that was preempted", Finder.KERNEL,
+                 table_of_an_earlier_sequence),
+    EngineMutant("preempted-keeps-its-pages", "vLLM#46283", "a preempted sequence gives back its row alone",
+                 Finder.OWNER, preempted_keeps_its_pages),
+    EngineMutant("grows-without-a-page", "sparkinfer#185", "a sequence goes on behind its last page", Finder.OWNER,
+                 grows_without_a_page),
+    EngineMutant("resumes-with-a-stale-count", "LMCache#2158",
+                 "a preempted sequence goes on at its old position without state", Finder.ALONE,
+                 resumes_with_a_stale_count),
+    EngineMutant("resumes-without-its-tokens", "vllm-ascend#11334", "a preempted sequence reads its prompt alone",
+                 Finder.ALONE, resumes_without_its_tokens),
 )  # fmt: skip

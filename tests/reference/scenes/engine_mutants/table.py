@@ -13,7 +13,7 @@ from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
 
 
 def table() -> str:
-    """Every mutant with who finds it, and every report with what stands against it."""
+    """Return every mutant with its finder, and every report with its counterpart."""
     return f"""# Mutants of the engine
 
 {len(MUTANTS)} faults put into the scheduler, the rows, the session or the operands of steps, one at a time, after bugs

@@ -1,4 +1,4 @@
-"""Requests of all kinds that join, move, are cancelled and leave, and what is wrong with a run of them.
+"""Requests of all kinds that join, move, cancel and leave, with checks.
 
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
 early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
@@ -70,7 +70,7 @@ WITH_CACHE = tuple(
         (0, STEMS[2][:16], {"max_tokens": 4}),
         (10, (*STEMS[0][:16], 42), {"max_tokens": 6}),  # parts from A after 11 tokens
         (10, B, {"max_tokens": 9, "temperature": 1.0, "seed": 3}),
-        (16, (*A, *STEMS[3][:9]), {"max_tokens": 8}),  # goes on from A, whose end was cut off
+        (16, (*A, *STEMS[3][:9]), {"max_tokens": 8}),  # continues A without its end
         (17, (*STEMS[1][:7], *STEMS[2][:11]), {"max_tokens": 7}),
         (22, (*STEMS[0][:16], 43, 44), {"max_tokens": 8}),
         (24, (*STEMS[2][:16], *STEMS[3][:2]), {"max_tokens": 9}),
@@ -125,7 +125,7 @@ def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
 
 
 def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone]:
-    """Every request of a traffic in a session of its own."""
+    """Run every request of a traffic in a separate session."""
     results = []
     for index, request in enumerate(asked_of):
         settings: Any = _free(request.settings)
@@ -140,14 +140,14 @@ def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone
 
 
 def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
-    """The traffic; of every request what it was given.
+    """Run the traffic; return each request's results.
 
     Args:
         lm: a model.
-        speculate: who drafts; everything that is proposed is verified, and requests end earlier.
+        speculate: the drafter; all proposals are verified, and requests end earlier.
 
     Raises:
-        SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: what is wrong with the run.
+        SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: the run has a fault.
     """
     results: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
@@ -182,7 +182,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
 
 
 def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
-    """Name of the check that finds something wrong with the traffic; None for a right run."""
+    """Return the check that finds a fault of the traffic, None for a right run."""
     try:
         results = run(lm, speculate)
     except (SlotError, hybridlm.RowsLost):
@@ -211,7 +211,7 @@ def _free(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Arrays:
-    """The host arrays of every step and what they held when it was dispatched."""
+    """Host arrays of every step and their contents at dispatch."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []

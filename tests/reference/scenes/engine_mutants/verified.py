@@ -105,77 +105,48 @@ def _replayed(id: str, source: str, description: str, count: Any) -> StepMutant:
 
 MUTANTS = (
     _replayed("first-token-kept", "vLLM#39273", "the state after the first of the accepted tokens is kept", _first),
-    _replayed(
-        "undrafted-lanes-move-by-one", "vLLM#40738", "what is accepted counts for lanes with drafts alone",
-        _of_drafted_lanes,
-    ),
-    _found_by_proof(
-        "gates-of-another-order", "vLLM#51812", "inputs of the recurrence are permuted, gates are not",
-        Kind.CROSS_LANE, record=_gates_reversed,
-    ),
-    _found_by_proof(
-        "prompts-first", "vLLM#40766", "counts are in order of size, lanes are not", Kind.CROSS_LANE,
-        conv=_largest_first, recurrent=_largest_first,
-    ),
-    StepMutant(
-        "drafts-taken-for-a-prompt", "vLLM#55894", "a lane full of drafts is taken for a prompt that goes on",
-        accept=_drafts_are_certain,
-    ),
-    StepMutant(
-        "prompt-taken-for-drafts", "vLLM#47123", "a prompt of K+1 tokens is taken for drafts",
-        accept=_all_but_one_are_drafts,
-    ),
+    _replayed("undrafted-lanes-move-by-one", "vLLM#40738", "what is accepted counts for lanes with drafts alone",
+              _of_drafted_lanes),
+    _found_by_proof("gates-of-another-order", "vLLM#51812", "inputs of the recurrence are permuted, gates are not",
+                    Kind.CROSS_LANE, record=_gates_reversed),
+    _found_by_proof("prompts-first", "vLLM#40766", "counts are in order of size, lanes are not", Kind.CROSS_LANE,
+                    conv=_largest_first, recurrent=_largest_first),
+    StepMutant("drafts-taken-for-a-prompt", "vLLM#55894", "a lane full of drafts is taken for a prompt that goes on",
+               accept=_drafts_are_certain),
+    StepMutant("prompt-taken-for-drafts", "vLLM#47123", "a prompt of K+1 tokens is taken for drafts",
+               accept=_all_but_one_are_drafts),
     _replayed("one-token-forgotten", "vLLM#34871", "lanes of one token are left out of the replay", _longer_than_one),
     _replayed("never-replayed", "SGLang#26351", "tokens are accepted, and nothing is replayed", _none),
-    _found_by_proof(
-        "carried-from-minus-one", "vLLM#51508", "the token of a lane that accepts nothing is read at index -1",
-        Kind.IDLE, carry=_at_minus_one,
-    ),
-    _found_by_proof(
-        "drafts-alone-counted", "vLLM#50021", "counts leave out the token before the drafts: -1 where a lane is idle",
-        Kind.ACCEPTED, accept=_drafts_alone,
-    ),
-    _replayed(
-        "clamped-to-the-convolution", "xLLM#2247", "at most as many as the convolution keeps are replayed", _clamped
-    ),
-    StepMutant(
-        "convolution-of-all-tokens", "llama.cpp#28019", "the convolution keeps every draft, the recurrence is right",
-        conv=_all_given,
-    ),
-    StepMutant(
-        "convolution-left-behind", "llama.cpp#28019", "the recurrence is replayed, the convolution is not", conv=_none
-    ),
-    StepMutant(
-        "recurrence-of-all-tokens", "llama.cpp#28019", "the recurrence keeps every draft, the convolution is right",
-        recurrent=_all_given,
-    ),
-    StepMutant(
-        "replayed-on-top", "llama.cpp#29117", "tokens are replayed into the state that has seen the drafts",
-        on_top=True,
-    ),
-    _replayed(
-        "placeholders-replayed", "vLLM#55178", "what fills a lane up to T tokens is replayed with it", _placeholders
-    ),
+    _found_by_proof("carried-from-minus-one", "vLLM#51508",
+                    "the token of a lane that accepts nothing is read at index -1", Kind.IDLE, carry=_at_minus_one),
+    _found_by_proof("drafts-alone-counted", "vLLM#50021",
+                    "counts leave out the token before the drafts: -1 where a lane is idle", Kind.ACCEPTED,
+                    accept=_drafts_alone),
+    _replayed("clamped-to-the-convolution", "xLLM#2247", "at most as many as the convolution keeps are replayed",
+              _clamped),
+    StepMutant("convolution-of-all-tokens", "llama.cpp#28019",
+               "the convolution keeps every draft, the recurrence is right", conv=_all_given),
+    StepMutant("convolution-left-behind", "llama.cpp#28019", "the recurrence is replayed, the convolution is not",
+               conv=_none),
+    StepMutant("recurrence-of-all-tokens", "llama.cpp#28019",
+               "the recurrence keeps every draft, the convolution is right", recurrent=_all_given),
+    StepMutant("replayed-on-top", "llama.cpp#29117", "tokens are replayed into the state that has seen the drafts",
+               on_top=True),
+    _replayed("placeholders-replayed", "vLLM#55178", "what fills a lane up to T tokens is replayed with it",
+              _placeholders),
     _replayed("one-token-behind", "turboquant#352", "the last of the accepted tokens is not replayed", _one_less),
     _replayed("every-draft-kept", "llamAmpere#8", "the state is that of all drafts, accepted or not", _all_given),
-    _found_by_proof(
-        "counts-of-the-lane-beside", "vLLM#53919", "each lane is replayed by the count of the lane beside it",
-        Kind.CROSS_LANE, conv=_beside, recurrent=_beside,
-    ),
-    StepMutant(
-        "replay-forgets-the-beginning", "tpu-inference#2431",
-        "the replay of a sequence that begins goes on from the tenant before", goes_on=True,
-    ),
-    StepMutant(
-        "compared-one-place-off", "", "a draft is compared with the token behind it, not in its place",
-        accept=_one_place_off,
-    ),
+    _found_by_proof("counts-of-the-lane-beside", "vLLM#53919",
+                    "each lane is replayed by the count of the lane beside it", Kind.CROSS_LANE, conv=_beside,
+                    recurrent=_beside),
+    StepMutant("replay-forgets-the-beginning", "tpu-inference#2431",
+               "the replay of a sequence that begins goes on from the tenant before", goes_on=True),
+    StepMutant("compared-one-place-off", "", "a draft is compared with the token behind it, not in its place",
+               accept=_one_place_off),
     StepMutant("right-again", "", "drafts behind a wrong one count if they are right", accept=_right_again),
-    StepMutant(
-        "behind-the-last-draft", "", "the token behind the last draft is carried, not behind the last accepted one",
-        carry=_behind_the_last_draft,
-    ),
-    StepMutant(
-        "one-key-for-all-places", "", "all tokens of a lane are sampled with the key of the first", same_key=True
-    ),
+    StepMutant("behind-the-last-draft", "",
+               "the token behind the last draft is carried, not behind the last accepted one",
+               carry=_behind_the_last_draft),
+    StepMutant("one-key-for-all-places", "", "all tokens of a lane are sampled with the key of the first",
+               same_key=True),
 )  # fmt: skip

@@ -82,23 +82,12 @@ def _apart(id: str, source_text: str, why: str, local: Callable[..., tuple], lan
 
 
 MUTANTS = (
-    wrong(
-        "sharded experts, summed in their order",
-        "orders-of-their-own",
-        "JAX",
-        "rows are summed over devices each of which has sorted them by keys of its own",
-        over(orders_of_their_own, *EXPERT_SPECS),
-        Kind.COLLECTIVE,
-    ),
-    wrong(
-        "sharded experts, summed in their order",
-        "ties-of-their-own",
-        "JAX",
-        "rows are summed over devices each of which may order equal keys otherwise",
-        over(ties_of_their_own, *EXPERT_SPECS),
-        Kind.COLLECTIVE,
-        evidence=Evidence.FAULT,
-    ),
+    wrong("sharded experts, summed in their order", "orders-of-their-own", "JAX",
+          "rows are summed over devices each of which has sorted them by keys of its own",
+          over(orders_of_their_own, *EXPERT_SPECS), Kind.COLLECTIVE),
+    wrong("sharded experts, summed in their order", "ties-of-their-own", "JAX",
+          "rows are summed over devices each of which may order equal keys otherwise",
+          over(ties_of_their_own, *EXPERT_SPECS), Kind.COLLECTIVE, evidence=Evidence.FAULT),
     wrong(
         ADVANCED,
         "another-devices-choice",
@@ -111,23 +100,10 @@ MUTANTS = (
         ),
         draw=draw_choice,
     ),
-    _apart(
-        "order-by-device",
-        "Atlas#101",
-        "the first device calls its collectives in another order than the others",
-        first_device_first,
-    ),
-    _apart(
-        "idle-device-skips",
-        "vLLM#41862",
-        "a device without active lanes skips a collective",
-        idle_device_skips,
-        P("data"),
-    ),
-    _apart(
-        "replay-by-device",
-        "Atlas#969",
-        "devices replay different numbers of tokens, with a collective for each",
-        replay_by_device,
-    ),
-)
+    _apart("order-by-device", "Atlas#101", "the first device calls its collectives in another order than the others",
+           first_device_first),
+    _apart("idle-device-skips", "vLLM#41862", "a device without active lanes skips a collective", idle_device_skips,
+           P("data")),
+    _apart("replay-by-device", "Atlas#969", "devices replay different numbers of tokens, with a collective for each",
+           replay_by_device),
+)  # fmt: skip

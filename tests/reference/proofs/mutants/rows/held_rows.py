@@ -1,4 +1,4 @@
-"""Idle lanes that write to the rows of other sequences, in a pool without a null row."""
+"""Idle lanes that write to other sequences' rows in a pool without a null row."""
 
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
@@ -10,7 +10,7 @@ BASE = "idle lanes on rows that others hold"
 
 
 def idle_lanes_begin(pools, slots, x, w, lengths, positions):
-    """What a lane at position 0 reads is zeroed before it is known whether the lane has a token."""
+    """A row at position 0 is zeroed even for a lane without tokens."""
     states, cache = pools
     cleared = states.at[slots].set(jnp.where((positions == 0)[:, None, None], 0.0, states[slots]))
     return held_step((cleared, cache), slots, x, w, lengths, positions)
@@ -24,7 +24,7 @@ def idle_lanes_advance(pools, slots, x, w, lengths, positions):
 
 
 def padding_in_the_cache(pools, slots, x, w, lengths, positions):
-    """The padding token of an idle lane is written to the cache at the position of the lane."""
+    """An idle lane's padding token is written to the cache at its position."""
     y, (states, _) = held_step(pools, slots, x, w, lengths, positions)
     return y, (states, appended(pools[1], slots, x, jnp.ones_like(lengths), positions))
 
@@ -37,25 +37,25 @@ def padding_at_the_end(pools, slots, x, w, lengths, positions):
 
 
 def rows_close_ranks(pools, slots, x, w, lengths, positions):
-    """Lanes with tokens take the first rows of the step, whatever lanes are idle before them."""
+    """Active lanes take the first rows of the step, regardless of idle lanes before them."""
     order = jnp.argsort(lengths == 0, stable=True)
     return held_step(pools, slots[order], x, w, lengths, positions)
 
 
 def idle_lanes_on_row_zero(pools, slots, x, w, lengths, positions):
-    """Idle lanes go to row 0, which is a row like any other here, and may be of a lane with tokens."""
+    """Idle lanes go to row 0, an ordinary row that may have an active lane."""
     return held_step(pools, jnp.where(lengths > 0, slots, 0), x, w, lengths, positions)
 
 
 def cache_of_the_next_lane(pools, slots, x, w, lengths, positions):
-    """A lane attends to the row of the next one; what it writes is right."""
+    """A lane attends to the next lane's row; its writes are right."""
     y, (states, cache) = held_step(pools, slots, x, w, lengths, positions)
     wrong_read = attended(cache, jnp.roll(slots, 1), positions)
     return jnp.concatenate([y[:, : -wrong_read.shape[1]], wrong_read], axis=1), (states, cache)
 
 
 def lanes_as_rows(pools, slots, x, w, lengths, positions):
-    """Lane i reads and writes row i: right while sequences are in order from row 0 on."""
+    """Lane i uses row i: right while sequences are in order from row 0."""
     return held_step(pools, jnp.arange(len(slots), dtype=jnp.int32), x, w, lengths, positions)
 
 
@@ -69,18 +69,12 @@ BAD = Kind.IDLE, Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.
 MUTANTS = (
     wrong(BASE, "held-rows-begin", "llama.cpp", "an idle lane at position 0 clears its row", idle_lanes_begin, *BAD),
     wrong(BASE, "held-rows-advance", "SGLang#33431", "idle lanes advance their rows", idle_lanes_advance, Kind.IDLE),
-    wrong(
-        BASE,
-        "held-rows-padding",
-        "vLLM#35219",
-        "the padding token of an idle lane is written to the cache",
-        padding_in_the_cache,
-        Kind.IDLE,
-    ),
+    wrong(BASE, "held-rows-padding", "vLLM#35219", "the padding token of an idle lane is written to the cache",
+          padding_in_the_cache, Kind.IDLE),
     wrong(BASE, "held-rows-clamped", "JAX", "a place past the end is clamped", padding_at_the_end, Kind.IDLE),
     wrong(BASE, "held-rows-ranks", "vLLM", "lanes with tokens close ranks", rows_close_ranks, *BAD),
     wrong(BASE, "held-rows-zero", "vLLM", "idle lanes go to row 0 without a null row", idle_lanes_on_row_zero, *BAD),
     wrong(BASE, "held-rows-next", "mlx-lm", "a lane attends to the next lane's row", cache_of_the_next_lane, *BAD),
     wrong(BASE, "held-rows-lanes", "SGLang", "lane i takes row i", lanes_as_rows, *BAD),
     wrong(BASE, "held-rows-apart", "vLLM", "state and cache are in different rows", state_alone, *BAD),
-)
+)  # fmt: skip

@@ -109,25 +109,18 @@ def _told(id: str, description: str, step: Any) -> Any:
 
 
 MUTANTS = (
-    _told(
-        "place-by-running-sum", "rows are scaled by a running sum of ones", _scaled(lambda: jnp.ones(PLACES).cumsum())
-    ),
+    _told("place-by-running-sum", "rows are scaled by a running sum of ones",
+          _scaled(lambda: jnp.ones(PLACES).cumsum())),
     _told("place-marked", "the number of one place is another", _scaled(_marked)),
     _told("places-put-together", "numbers of the places are concatenated", _scaled(_put_together)),
-    _told(
-        "place-by-top-k",
-        "where a top_k of equal numbers has found them",
-        _scaled(lambda: lax.top_k(jnp.ones(PLACES), PLACES)[1]),
-    ),
+    _told("place-by-top-k", "where a top_k of equal numbers has found them",
+          _scaled(lambda: lax.top_k(jnp.ones(PLACES), PLACES)[1])),
     _told("place-by-windows", "sums of windows of ones: fewer at the ends", _scaled(_windows)),
     _told("place-by-random-bits", "random bits of one key for all places", _scaled(_random_bits)),
     _told("place-padded", "a number padded to all places", _scaled(lambda: jnp.pad(jnp.ones(1), (0, PLACES - 1)))),
     _told("first-place-cleared", "the row at the first place is cleared", _step(lambda rows, _: rows.at[0].set(0.0))),
-    _told(
-        "first-place-raised",
-        "a number is added to the row at the first place",
-        _step(lambda rows, _: rows.at[0].add(1.0)),
-    ),
+    _told("first-place-raised", "a number is added to the row at the first place",
+          _step(lambda rows, _: rows.at[0].add(1.0))),
     _told("place-beside-a-sort", "numbers of the places are sorted beside each row", _step(_sorted_beside)),
     _told("place-in-a-column", "a row goes to its lane, in a column by its place", _step(_at_two_indices)),
     _told("place-in-another-order", "the same with a column by another permutation", _step(_at_two_orders)),
@@ -137,4 +130,4 @@ MUTANTS = (
     _told("overwritten-by-place", "each row is overwritten by a number of its place", _step(_overwritten_by_place)),
     _told("clamped-order", "a permutation as index into fewer numbers is clamped", _step(_clamped_order)),
     _told("wrapped-keys", "rows sorted by keys that wrap, groups counted by keys that do not", _count_of_wrapped_keys),
-)
+)  # fmt: skip

@@ -83,25 +83,15 @@ def _plain(id: str, description: str, step: Any, **options: Any) -> Any:
 
 
 MUTANTS = (
-    _plain(
-        "index-columns-spread", "columns of indices spread over lanes are taken along the wrong axis", index_columns
-    ),
+    _plain("index-columns-spread", "columns of indices spread over lanes are taken along the wrong axis",
+           index_columns),
     _plain("row-as-fill", "the fill value of a look-up is a row", row_as_fill, contract=CHOICE, draw=draw_choice),
     _plain("row-as-guard", "the guard is a row that the pool has", row_as_guard, contract=CHOICE, draw=draw_spare),
-    _plain(
-        "filled-column-put-back",
-        "a column read past the end is put back over the last",
-        filled_column,
-        contract=PLACE,
-        draw=draw_place,
-    ),
-    _plain(
-        "eight-bit-count",
-        "lane numbers in eight bits wrap",
-        eight_bit_count,
-        contract=LaneContract((Pool("seq"), SlotMap("seq", MANY + 2), Lane(), Shared()), rows.STEP.outputs),
-        draw=draw_many,
-    ),
+    _plain("filled-column-put-back", "a column read past the end is put back over the last", filled_column,
+           contract=PLACE, draw=draw_place),
+    _plain("eight-bit-count", "lane numbers in eight bits wrap", eight_bit_count,
+           contract=LaneContract((Pool("seq"), SlotMap("seq", MANY + 2), Lane(), Shared()), rows.STEP.outputs),
+           draw=draw_many),
     _plain("padded-windows", "windows of one lane with padding before the first", _windowed(1, 1)),
     _plain("dilated-windows", "windows of one lane with holes between lanes", _windowed(0, 2)),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loops over tokens that reach another lane's state, carry a state into the next lane, or reach padding."""
+"""Loops over tokens that reach another lane, leak state to the next lane, or padding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows of lanes that hold tokens of the next lane, and loops that read past the tokens of their lane."""
+"""Rows with tokens of the next lane, and loops that read past a lane's tokens."""
 
 from typing import Any
 

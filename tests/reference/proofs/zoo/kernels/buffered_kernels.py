@@ -1,4 +1,4 @@
-"""Pallas kernels for a TPU that copy the next block while they work on this one, in two places of scratch."""
+"""Pallas kernels for a TPU that copy the next block during work, in two buffers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -117,7 +117,7 @@ def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def by_lane(semaphore: Callable[[Any], Any] = _parity, place: Callable[[Any], Any] = _parity, other: Any = None) -> Any:
-    """Return a step with one copy each way; semaphore and place follow from the number of the lane.
+    """Return a step with one copy each way; the lane gives semaphore and place.
 
     Args:
         semaphore, place: number of the lane -> number of the semaphore, place in scratch.

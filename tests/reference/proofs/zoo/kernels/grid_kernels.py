@@ -1,4 +1,4 @@
-"""Pallas kernels with a computed grid, with blocks beyond the last lane, and with rotated rows; for a TPU."""
+"""Pallas kernels for a TPU with computed grids, blocks beyond the lanes, rotated rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def _clipped(count: Array, x: Array) -> Array:
 def counted(
     steps: Callable[[Array, Array], Array] = _clipped, row: Callable[..., Any] | None = None, alias: bool = True
 ) -> Callable[..., Any]:
-    """Rows of the first lanes, as many as the host says."""
+    """Rows of the first lanes, counted by the host."""
     row = row or (lambda lane, slots: (slots[lane], 0))
 
     def step(count: Array, pool: Array, slots: Array, x: Array) -> Any:
@@ -58,7 +58,7 @@ def norm_body(x: Any, out: Any) -> None:
 
 
 def tiled(body: Kernel = norm_body, block: tuple[int, int] = (3, VALUE), width: int = VALUE) -> Callable[..., Any]:
-    """Blocks of several lanes or channels, of which the last one reaches beyond the array."""
+    """Blocks of several lanes or channels; the last one reaches beyond the array."""
 
     def step(x: Array) -> Any:
         grid = pl.cdiv(LANES, block[0]), pl.cdiv(VALUE, block[1])

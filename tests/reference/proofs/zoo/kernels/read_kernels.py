@@ -1,4 +1,4 @@
-"""Pallas kernels that no declaration is made of: the proof reads them. They run in interpret mode."""
+"""Pallas kernels without a declaration: the proof reads them. They run in interpret mode."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ def by_slot(
     body: Kernel = delta_body, read: Callable[..., Any] | None = None, write: Callable[..., Any] | None = None,
     row: Callable[..., Any] | None = None, alias: bool = True, grid: tuple[int, ...] = (LANES, HEADS),
 ) -> Callable[..., Any]:  # fmt: skip
-    """A step of a head's block for each lane, whose rows are picked by prefetched slots."""
+    """A step of a head's block for each lane, with rows picked by prefetched slots."""
     row = row or (lambda lane, head, slots: (lane, head, 0))
     read = read or (lambda lane, head, slots: (slots[lane], head, 0, 0))
     write = write or read
@@ -162,7 +162,7 @@ def draw_prefill(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def attend_body(lengths: Any, q: Any, keys: Any, out: Any, best: Any, total: Any, mixed: Any) -> None:
-    """A block of a lane's keys, which are its values too: softmax as it goes."""
+    """A block of a lane's keys, also its values: running softmax."""
     lane, block = pl.program_id(0), pl.program_id(1)
 
     @pl.when(block == 0)

@@ -1,4 +1,4 @@
-"""Pallas kernels that take arrays whole and find a lane's part in the body; the proof reads them."""
+"""Pallas kernels that take whole arrays and index a lane in the body."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ MASKED = LaneContract((Lane(),), (Lane(),))
 
 
 def rows_body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
-    """A lane's row of whole arrays, by the number of the step; an idle lane's is left alone."""
+    """A lane's row of whole arrays, by grid step; an idle lane's row stays."""
     lane = pl.program_id(0)
     out[lane] = new[lane] * x[lane]
 
@@ -32,7 +32,7 @@ def rows_body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
 
 
 def by_row(body: Kernel = rows_body, alias: bool = True, lanes: int = LANES) -> Callable[..., Any]:
-    """Triton's way for rows by lane: no array is cut, the kernel writes its row of each."""
+    """Rows by lane as in Triton: arrays stay whole, the kernel writes its rows."""
 
     def step(rows: Array, x: Array, lengths: Array) -> Any:
         call = pl.pallas_call(
@@ -62,7 +62,7 @@ def copied(source: Any, target: Any, semaphore: Any) -> None:
 
 
 def copies_body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, buffer: Any, signals: Any) -> None:
-    """A lane's row comes to the core and goes back by copies; an idle lane's does not go back."""
+    """Copy a lane's row to the core and back; keep an idle lane's row."""
     lane = pl.program_id(0)
     row = new.at[pl.ds(slots[lane], 1)]
     copied(row, buffer, signals.at[0])
@@ -125,7 +125,7 @@ def draw_masked(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def turns_body(lengths: Any, keys: Any, out: Any) -> None:
-    """A loop over blocks of a lane's keys that turns as often as the lane is long."""
+    """A loop over blocks of a lane's keys with one turn per block."""
     length = lengths[pl.program_id(0)]
     blocks = jnp.minimum(lax.div(length + BLOCK - 1, BLOCK), CONTEXT // BLOCK)
 

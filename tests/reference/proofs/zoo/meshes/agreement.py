@@ -1,4 +1,4 @@
-"""Steps over a mesh that compare what devices were given, and change no row where they were given different things."""
+"""Steps over a mesh that compare devices' operands and keep rows after a difference."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ def local_slots(w, state, slots, x):
 
 
 def scattered_rows(w, state, x, lengths):
-    """The sum over heads as reduce-scatter and all-gather along the hidden dimension of each lane's output."""
+    """The sum over heads as reduce-scatter and all-gather along the hidden dimension."""
     new, part = recur(w, state, x)
     part = jnp.pad(part, ((0, 0), (0, 1)))
     part = lax.psum_scatter(part, "model", scatter_dimension=1, tiled=True)
@@ -72,7 +72,7 @@ def next_device(count: int) -> list[tuple[int, int]]:
 
 
 def sent_rows(w, state, x, lengths):
-    """Each device lets the next one compute what comes before its own recurrence, and has it back."""
+    """Each device sends inputs to the next device and receives the results."""
     count = lax.axis_size("data")
     moved = jnp.tanh(lax.ppermute(x, "data", next_device(count)))
     x = lax.ppermute(moved, "data", [(target, source) for source, target in next_device(count)])
@@ -92,7 +92,7 @@ def over_rows(local: Callable[..., Any], check_vma: bool = True, data: int = 2) 
 
 
 def slots_step(w, state, slots, x):
-    """Lanes and slots are the same on both devices, which have a head each."""
+    """Both devices have the same lanes and slots, and a head each."""
     heads = P(None, "model")
     run = jax.shard_map(local_slots, mesh=mesh(2), in_specs=(PARAMS, heads, P(), P()), out_specs=(P(), heads))
     return run(w, state, slots, x)

@@ -1,4 +1,4 @@
-"""A mixture of experts over a mesh: lanes along `data`, columns of all experts along `model`, rows sorted by expert."""
+"""Experts over a mesh: lanes along `data`, experts' columns along `model`, rows sorted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def mixed(w: Any, x: Array, key: Array, stable: bool = True) -> Array:
-    """Each device has columns of all experts; what they give is summed while the rows are sorted by `key`."""
+    """Devices have columns of all experts; partial results are summed, rows sorted by `key`."""
     order = jnp.argsort(key, stable=stable)
     y = grouped(w, x[order // TOP], jnp.bincount(key, length=EXPERTS).astype(jnp.int32))
     return lax.psum(y, "model")[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
@@ -54,7 +54,7 @@ def of_experts(
     sizes: Callable[[Array, Array], Array] = lambda keys, expert: keys,
     along: str | tuple[str, ...] = "model",
 ) -> Array:
-    """Each device has some experts whole: the rows of the others come last, and count as zeros."""
+    """Devices have whole experts: other devices' rows come last and count as zeros."""
     experts = w["up"].shape[0]
     flat = expert.reshape(-1)
     # `flat - first` may be negative, which `bincount` takes for 0

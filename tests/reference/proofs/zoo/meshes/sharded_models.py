@@ -1,4 +1,4 @@
-"""A step of every model family over a mesh: each device has its share of the parameters, its lanes and its heads."""
+"""Each family's step over a mesh: devices share parameters, lanes and heads."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows of pools that are split over `data`, behind slot maps that name rows of the whole pool: copies, keeping, steps.
+"""Pools split over `data` behind slot maps of the whole pool: copies, keeping, steps.
 
 Two by two devices; each has its own rows, and half of every row along `model`.
 """
@@ -35,7 +35,7 @@ ADVANCE = LaneContract(
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Rows of both devices are read and written by lanes next to each other; sources may repeat."""
+    """Neighbouring lanes use rows of both devices; sources may repeat."""
     target = slot_map(rng, slots=TARGET)
     source = np.where(target == 0, 0, rng.integers(1, SOURCE, LANES)).astype(np.int32)
     return normal(rng, TARGET, VALUE), normal(rng, SOURCE, VALUE), source, target
@@ -58,7 +58,7 @@ def draw_advanced(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def here(rows: Array, pool: Array) -> Array:
-    """Numbers of rows of the whole pool, as this device counts its own; others lie before or behind them."""
+    """Return a device's row numbers for rows of the whole pool; other rows are outside."""
     return rows - lax.axis_index("data") * pool.shape[0]
 
 
@@ -77,7 +77,7 @@ def put(pool: Array, write: Array, rows: Array) -> Array:
 
 
 def over(local: Callable[..., Any], *specs: Any, check_vma: bool = True) -> Callable[..., Any]:
-    """`local` on two by two devices; the last specification is that of the results."""
+    """Run `local` on two by two devices; the last specification is for results."""
 
     def step(*args):
         return jax.shard_map(local, mesh=mesh(2, 2), in_specs=specs[:-1], out_specs=specs[-1], check_vma=check_vma)(

@@ -1,4 +1,4 @@
-"""Windows of tokens along an axis, last tokens from lengths, finite values, and loops over tokens by their index."""
+"""Token windows, last tokens by length, finite values, and loops by token index."""
 
 from collections.abc import Callable
 from typing import Any
@@ -140,7 +140,7 @@ def real_row(t: Array, row: Array, tokens: Array) -> Array:
 
 
 def carried(first: Step) -> Step:
-    """Return a recurrence over the indices of tokens, with a reset where a mask is true."""
+    """Return a recurrence over token indices that resets at true mask elements."""
 
     def step(x, cu):
         flags = first(cu)

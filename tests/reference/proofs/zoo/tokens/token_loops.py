@@ -1,4 +1,4 @@
-"""Loops over the real tokens by their number, with a state of each lane, of a pool's rows, or of the last token."""
+"""Loops over the real tokens, with state of lanes, pool rows, or the last token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,7 @@ def rows_of_a_pool(
 def begun_anew(
     mask: Callable[[Array], Array] = lambda cu: index() == start(cu), exchanged: bool = False, by: int = 1
 ) -> Any:
-    """Return a loop that carries one state, which begins anew where a mask is true.
+    """Return a loop over tokens with one state that restarts under a mask.
 
     Args:
         mask: cu_seqlens -> mask of the first tokens.

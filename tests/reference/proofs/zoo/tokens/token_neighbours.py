@@ -1,4 +1,4 @@
-"""Packed tokens that meet other tokens of their lane: recurrences, windows, attention, token ids by any spelling."""
+"""Packed tokens meet tokens of their lane: recurrences, windows, attention, token ids."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ IDS: dict[str, Mask] = {
 
 
 def gathering(ids: Mask) -> Any:
-    """Return a step that reads a row by token, and the last token of each lane."""
+    """Return a step that reads a row by token, and each lane's last token."""
 
     def step(x, cu, rows):
         y = x + jnp.take(rows, ids(cu), axis=0, mode="clip")
@@ -173,7 +173,7 @@ def attention(mask: Mask, fill: float, remasked: bool = True) -> Any:
 
 
 def same(ids: Mask, causal: bool = True) -> Mask:
-    """Return the mask of tokens of one lane, none of them later."""
+    """Return the mask of earlier and equal tokens in the same lane."""
 
     def mask(cu: Array) -> Array:
         equal = ids(cu)[:, None] == ids(cu)[None]

@@ -1,4 +1,4 @@
-"""Associative scans over packed tokens that begin anew at bounds of lanes, and lanes or tokens laid out in tiles."""
+"""Associative scans over packed tokens with restarts at lanes, and tiled lanes or tokens."""
 
 from collections.abc import Callable
 from typing import Any

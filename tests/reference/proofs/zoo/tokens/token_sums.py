@@ -1,4 +1,4 @@
-"""Packed tokens that are summed for their lanes, masked between bounds of lanes, or written under a condition."""
+"""Packed tokens summed by lane, masked between lane bounds, or written conditionally."""
 
 from collections.abc import Callable
 from typing import Any

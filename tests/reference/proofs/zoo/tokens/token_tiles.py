@@ -1,4 +1,4 @@
-"""Packed tokens repacked into rows of lanes and back, and loops over the tokens of one lane after the other."""
+"""Packed tokens in rows of lanes and back, and loops over each lane's tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +51,7 @@ def tiles(
     places: Callable[[Array], Array] = places,
     gather: Callable[[Array, Array], Array] = clipped,
 ) -> Any:
-    """Return a step that gives each lane its tokens: a gather at places, selected by a mask."""
+    """Return a step that gathers each lane's tokens at places, selected by a mask."""
 
     def step(x, cu):
         return jnp.where(mask(cu)[..., None], gather(x, places(cu)), 0.0)
@@ -73,7 +73,7 @@ def filled(mask: Callable[[Array], Array] = before_end, padding: int = TOKENS) -
 
 
 def sliced(length: int = WIDTH) -> Any:
-    """Return a step with a slice of each lane's tokens, of an array with `length` rows behind it."""
+    """Return a step that slices each lane's tokens, padded by `length` rows."""
 
     def step(x, cu):
         padded = jnp.pad(x, ((0, length), (0, 0)))
@@ -175,7 +175,7 @@ def scanned_lanes(starts: Callable[[Array], Array] = lambda cu: cu[:-1]) -> Any:
 
 
 def pool_rows(row: Callable[[Array, Array], Array] = lambda slots, i: slots[i]) -> Any:
-    """Return a loop over lanes that sums the tokens of a lane into its row of a pool."""
+    """Return a loop over lanes that sums tokens into pool rows."""
 
     def step(x, cu, pool, slots):
         def lane(i, pool):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
@@ -76,7 +77,7 @@ KERNEL = Kernel(ATTENTION, ("cpu",), unsupported, interpreted=False)
 
 
 def decode_attention_cpu(
-    inputs: AttentionInputs, value_size: int, *, instructions: str | None = None
+    inputs: AttentionInputs, value_size: int, window: int | None = None, *, instructions: str | None = None
 ) -> tuple[Vectors, Caches]:
     """Write keys and values to the caches, and attend from each token.
 
@@ -85,6 +86,7 @@ def decode_attention_cpu(
 
     Args:
         value_size: of a value.
+        window: number of positions that a token sees, its own included; None for all.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
@@ -102,16 +104,18 @@ def decode_attention_cpu(
         [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},
-    )(*operands, instructions=instruction_number(instructions))
+    )(*operands, instructions=instruction_number(instructions), window=np.int64(window or 0))
     return out, jax.tree.unflatten(tree, updated)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def attention_of(plain: AttentionForm, value_size: int, inputs: AttentionInputs) -> tuple[Vectors, Caches]:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def attention_of(
+    plain: AttentionForm, value_size: int, window: int | None, inputs: AttentionInputs
+) -> tuple[Vectors, Caches]:
     """Return `decode_attention_cpu` with the plain form's derivatives."""
-    return decode_attention_cpu(inputs, value_size)
+    return decode_attention_cpu(inputs, value_size, window)
 
 
 @attention_of.defjvp
-def _derivative(plain: AttentionForm, value_size: int, inputs: Any, tangents: Any) -> Any:
-    return attention_of(plain, value_size, *inputs), jax.jvp(plain, inputs, tangents)[1]
+def _derivative(plain: AttentionForm, value_size: int, window: int | None, inputs: Any, tangents: Any) -> Any:
+    return attention_of(plain, value_size, window, *inputs), jax.jvp(plain, inputs, tangents)[1]

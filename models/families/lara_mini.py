@@ -32,9 +32,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("lara_mini", config)
     layers = reader.integer("num_hidden_layers", 34)
     eps = reader.number("rms_norm_eps", 1e-6)
-    heads, kv_heads, head_dim = read_heads(reader, 4)
-    if "head_dim" not in reader:
-        head_dim = 128
+    heads, kv_heads, head_dim = read_heads(reader, 4, 128)
     rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
@@ -22,13 +21,13 @@ from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (pages, lengths, positions, query, key, value, caches) -> (output, caches, in place)."""
+"""Call target: (pages, lengths, positions, window, query, key, value, caches) -> (output, caches, in place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Call target without values: the first numbers of the keys."""
 _KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
 PAGED_KERNELS = {
-    ATTENTION: PagedKernel("length lane lane lane lane", (_KEYS, _VALUES)),
-    LATENT_ATTENTION: PagedKernel("length lane lane lane", (_KEYS,)),
+    ATTENTION: PagedKernel("length lane shared lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PagedKernel("length lane shared lane lane", (_KEYS,)),
 }
 
 Caches = tuple[KeyCache, ValueCache | None]
@@ -97,14 +96,16 @@ def decode_attention_cpu(
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    operands = [pages, lengths, positions, q, k, *([] if v is None else [v]), *arrays]
+    # An operand, so that calls with different windows are one program for the proof.
+    shown = jnp.int32(window or 0)
+    operands = [pages, lengths, positions, shown, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
         LATENT_ATTENTION if v is None else ATTENTION,
         [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},
-    )(*operands, instructions=instruction_number(instructions), window=np.int64(window or 0))
+    )(*operands, instructions=instruction_number(instructions))
     return out, jax.tree.unflatten(tree, updated)
 
 

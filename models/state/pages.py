@@ -45,7 +45,7 @@ def own_pages(lanes: int, pages: int) -> Pages:
 
 def window_pages(
     table: Pages, positions: Int32[Array, "lane token"], window: int
-) -> tuple[Pages, Int32[Array, "lane token"]]:
+) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
     """Return the part of each lane's pages that its tokens see, and their positions in it.
 
     Args:

@@ -34,9 +34,7 @@ def default_kinds(layers: int) -> list[str]:
 
 def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> dict[str, AttentionConfig]:
     """Read the attention layers of the kinds."""
-    heads, kv_heads, head_dim = read_heads(reader, 4)
-    if "head_dim" not in reader:
-        head_dim = 128
+    heads, kv_heads, head_dim = read_heads(reader, 4, 128)
     if head_dim % 2:
         reader.fault("head_dim", "an even number, for rotated pairs")
     defaults = {
@@ -77,7 +75,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     inner = c.inner if isinstance(c, PostNorm) else c
     if isinstance(inner, AttentionConfig):
-        return attention_weights(inner, hidden, path, f"{layer}.self_attn", {"gate": "g_proj"})
+        return attention_weights(inner, hidden, path, f"{layer}.self_attn", {"gate": "gate_proj"})
     if isinstance(inner, MlpConfig):
         return mlp_weights(inner.width, hidden, path, f"{layer}.feed_forward", MLP)
     assert isinstance(inner, GatedShortConvConfig)
@@ -104,4 +102,5 @@ LFM3 = Family(
     (),
     architectures=text_classes("Lfm3"),
     mixers=(GATED_SHORT_CONV, ATTENTION_MIXER),
+    modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )

@@ -45,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "dense_base": {},
     "lfm2_base": {},
     "lfm2_moe_base": {},
+    "lfm3_base": {},
+    "lara_base": {},
     "mamba2_base": {},
     "nemotron_dense": NEMOTRON,
     "nemotron_latent": NEMOTRON,

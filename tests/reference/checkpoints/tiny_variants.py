@@ -313,7 +313,6 @@ WINDOWED = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         },
         rewritten={"layer_types": None},
-        fused_experts=True,
         stored="bfloat16",
         shards=2,
     ),

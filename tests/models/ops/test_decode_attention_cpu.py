@@ -38,7 +38,7 @@ KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 
 """Heads, key/value heads, sizes of key and value."""
 OWN_PAGES, PAGES = 1 + BLOCKS * len(POSITIONS), 23
 TABLE = page_table(OWN_PAGES)
-_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[6:]
+_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[7:]
 CONTRACTS = {
     kind: LaneContract((pools, Lane(role="length"), TABLE, Lane()), (Lane(), pools), opaque=kernel_calls(pages=TABLE))
     for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()

@@ -130,7 +130,7 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
             if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:
-                layers[i] = (None if branch.post_norm else branch.norm, mixer)
+                layers[i] = (branch.norm, mixer)
     return layers
 
 

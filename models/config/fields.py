@@ -45,15 +45,17 @@ def paired(
     return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
 
 
-def read_heads(reader: ConfigReader, default_kv_heads: int | None = None) -> tuple[int, int, int]:
+def read_heads(
+    reader: ConfigReader, default_kv_heads: int | None = None, default_head_dim: int | None = None
+) -> tuple[int, int, int]:
     """Read query heads, key/value heads (a divisor, GQA) and head size (default: hidden/heads)."""
     heads = reader.integer("num_attention_heads")
     absent = default_kv_heads is not None and reader.absent("num_key_value_heads")
     kv_heads = reader.integer("num_key_value_heads", default_kv_heads if absent else heads)
     if heads % kv_heads:
         reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    if "head_dim" in reader:
-        return heads, kv_heads, reader.integer("head_dim")
+    if "head_dim" in reader or default_head_dim is not None:
+        return heads, kv_heads, reader.integer("head_dim", default_head_dim)
     hidden = reader.integer("hidden_size")
     if hidden % heads:
         reader.fault("num_attention_heads", f"a divisor of hidden_size ({hidden}) where there is no head_dim")

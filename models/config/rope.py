@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from models.config.reader import ConfigReader
-from models.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from models.layers.rope import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, Scaling, YarnScaling
 
 TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
 """Implemented types; "dynamic" is plain RoPE up to `max_position_embeddings`."""
@@ -35,9 +35,41 @@ def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float,
     return Rope(size, theta, None if place is reader else _read_scaling(reader, place, positions))
 
 
-def _read_scaling(
-    reader: ConfigReader, place: ConfigReader, positions: int
-) -> LinearScaling | YarnScaling | Llama3Scaling | None:
+def read_ropes(reader: ConfigReader, head_dim: int, defaults: Mapping[str, Rope], theta: float) -> dict[str, Rope]:
+    """Read `rope_parameters` with an object for each kind of layer: "default" or "proportional" RoPE.
+
+    Args:
+        defaults: RoPE of each kind without `rope_parameters`.
+        theta: default of `rope_theta` within them.
+    """
+    reader.choice("rope_scaling", [{}], None)  # transformers would take it for all kinds, and fail
+    theta = reader.number("rope_theta", theta)
+    share = reader.number("partial_rotary_factor", 1.0)
+    outer = reader.child("rope_parameters")
+    if outer is None:
+        return dict(defaults)
+    for kind in {"full_attention", "sliding_attention"} - defaults.keys():
+        outer.get(kind)
+    ropes = {}
+    for kind, rope in defaults.items():
+        place = outer.child(kind)
+        if place is None:
+            outer.fault(kind, "an object with rope_type and rope_theta")
+            ropes[kind] = rope
+            continue
+        name = "rope_type" if "rope_type" in place or "type" not in place else "type"
+        proportional = place.choice(name, ["default", "proportional"], "default") == "proportional"
+        place.get("type")
+        base, part = place.number("rope_theta", theta), place.number("partial_rotary_factor", share)
+        if part > 1:
+            place.fault("partial_rotary_factor", "a share of the head, at most 1")
+        # As in transformers, plain RoPE rotates whole heads.
+        scaling = ProportionalScaling(int(part * head_dim // 2), place.number("factor", 1.0)) if proportional else None
+        ropes[kind] = Rope(head_dim, base, scaling)
+    return ropes
+
+
+def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> Scaling | None:
     """Return the scaling of rotary positions: linear, YaRN, Llama 3 or None."""
     name = "rope_type" if "rope_type" in place or "type" not in place else "type"
     kind = place.choice(name, TYPES, "default")

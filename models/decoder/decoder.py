@@ -5,6 +5,7 @@ More than 300 lines: a decoder, its layers and their branches with their configs
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -45,13 +46,19 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class PostNorm:
-    """A branch with a norm behind the layer instead of in front: `x += norm(inner(x))`."""
+    """A branch with a norm behind the layer: `x += norm(inner(x))`.
+
+    Attributes:
+        inner: the layer.
+        in_front: another norm in front: `x += norm(inner(norm(x)))` (sandwich norm).
+    """
 
     inner: BranchConfig
+    in_front: bool = False
 
     def shard(self, devices: Devices) -> "PostNorm":
         """Return the config of one device's shard."""
-        return PostNorm(self.inner.shard(devices))
+        return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
         """Build the inner layer; `Branch` puts the norm behind it."""
@@ -124,22 +131,24 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch: `x + inner(norm(x))`, `x + norm(inner(x))`, or `x + inner(x)` for a layer with its norm."""
+    """Residual branch: `x + inner(norm(x))`, as in `PostNorm`, or `x + inner(x)` for a layer with its norm."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
-        normed = self.inner.norms_input
-        self.norm = None if normed else RMSNorm(config.hidden_size, config.eps, config.norm_offset)
-        self.post_norm = isinstance(inner, PostNorm)
+        post = inner if isinstance(inner, PostNorm) else None
+        in_front = not self.inner.norms_input if post is None else post.in_front
+        norm = partial(RMSNorm, config.hidden_size, config.eps, config.norm_offset)
+        self.norm = norm() if in_front else None
+        self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         """Return the addition to the residual stream, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            y, state = self.inner(x if self.norm is None or self.post_norm else self.norm(x), info, state)
+            y, state = self.inner(x if self.norm is None else self.norm(x), info, state)
             y = all_reduce(y, self.summed_over)
-            return self.norm(y) if self.norm is not None and self.post_norm else y, state
+            return y if self.post_norm is None else self.post_norm(y), state
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Commit the branch's state, as `Stateful.commit`."""

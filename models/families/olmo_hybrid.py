@@ -132,7 +132,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
             names = [f"model.layers.{i}.{norm}.weight" for norm in norms]
-            path = ("layers", i, "branches", j, "norm", "weight")
+            path = ("layers", i, "branches", j, "post_norm" if isinstance(mixer, PostNorm) else "norm", "weight")
             weights.append(tensor(path, names, (config.hidden_size,), float32=True))
     return weights
 

@@ -15,7 +15,9 @@ from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
-from models.families.lfm2 import LFM2, LFM2_MOE
+from models.families.lara_mini import LARA_MINI
+from models.families.lfm.lfm2 import LFM2, LFM2_MOE
+from models.families.lfm.lfm3 import LFM3
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
@@ -31,6 +33,8 @@ FAMILIES = (
     QWEN3_5_MOE,
     LFM2,
     LFM2_MOE,
+    LFM3,
+    LARA_MINI,
     KIMI_LINEAR,
     BAILING_HYBRID,
     MAMBA,

@@ -80,6 +80,27 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class ProportionalScaling:
+    """Rotation of the first frequencies of a whole head ("proportional"): the others are zero.
+
+    Attributes:
+        rotated: number of frequencies.
+        factor: all are divided by it.
+    """
+
+    rotated: int
+    factor: float = 1.0
+    amplitude: float = 1.0
+
+    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
+        scaled = frequencies / np.float32(self.factor)
+        return np.where(np.arange(len(frequencies)) < self.rotated, scaled, np.float32(0))
+
+
+Scaling = LinearScaling | YarnScaling | Llama3Scaling | ProportionalScaling
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary embedding of the first `size` dimensions of every head.
 
@@ -93,7 +114,7 @@ class Rope:
 
     size: int
     theta: float
-    scaling: LinearScaling | YarnScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
 
     @property
     def frequencies(self) -> Float32[np.ndarray, " half"]:

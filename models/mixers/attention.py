@@ -54,6 +54,8 @@ class AttentionConfig:
         qk_norm: before RoPE, or None.
         output_gate: multiply the output by the sigmoid of a second half of each query head.
         scale: of scores; None for the inverse square root of `head_dim`.
+        window: number of positions that a token sees, its own included (`sliding_window`); None for all.
+        head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
         devices: heads are local.
     """
 
@@ -64,6 +66,8 @@ class AttentionConfig:
     qk_norm: QkNorm | None = None
     output_gate: bool = False
     scale: float | None = None
+    window: int | None = None
+    head_gate: bool = False
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "AttentionConfig":
@@ -101,6 +105,8 @@ class Attention(Stateful):
         self.o_proj = matrix(
             rngs, hidden if outputs is None else outputs, queries.size, sharded=(shard_inputs(queries),)
         )
+        heads = Segment(c.heads, c.heads)
+        self.gate = matrix(rngs, c.heads, hidden, sharded=(shard_outputs(heads),)) if c.head_gate else None
         self.q_norm = c.qk_norm.build(queries, c.head_dim, c.devices) if c.qk_norm else None
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
@@ -122,7 +128,7 @@ class Attention(Stateful):
     def __call__(
         self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
     ) -> tuple[Float32[Array, "lane token out"], KVCache]:
-        """Append keys and values of real tokens to the KV cache, and attend causally."""
+        """Append keys and values of real tokens to the KV cache, and attend causally, within the window."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
@@ -138,8 +144,10 @@ class Attention(Stateful):
         k, v = (widened(x, state.key.shape[3]) for x in (k, v))
         k, v = name_dims(k, None, None, "kv_head", "key"), name_dims(v, None, None, "kv_head", "value")
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        out, state = append_and_attend(q * scale, k, v, state, info, c.head_dim, c.devices)
+        out, state = append_and_attend(q * scale, k, v, state, info, c.head_dim, c.devices, c.window)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
+        if self.gate is not None:
+            out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]
         out = info.hooked_heads(out, "attention")
         return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...], c.devices), state

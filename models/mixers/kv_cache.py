@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
@@ -18,10 +19,12 @@ from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
-from models.state.pages import KV_BLOCK, Pages, own_pages, put_tokens, take_pages, token_places
+from models.state.pages import KV_BLOCK, Pages, own_pages, put_tokens, take_pages, token_places, window_pages
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import turn_blocks
 
+_LAST = np.iinfo(np.int32).max
+"""Position behind all others."""
 MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time; from 256
 rows 1.0 to 1.2.
@@ -75,16 +78,19 @@ def attend(
     devices: Devices = SINGLE_DEVICE,
     *,
     pages: Pages,
+    window: int | None = None,
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over each lane's first `blocks` pages.
 
-    A query at position p attends to positions 0..p; later entries (stale or NaN) have no influence. By online softmax
-    (arXiv:1805.02867), additional blocks do not change a lane's bits.
+    A query at position p attends to positions 0..p, or to the last `window` of these; other entries (stale or NaN) have
+    no influence. By online softmax (arXiv:1805.02867), additional blocks do not change a lane's bits.
 
     Args:
+        positions: with a window consecutive; pages in front of the first token's window are not read.
         valid: of real tokens.
         blocks: to visit.
         value_size: leading entries of stored values or keys; None for all.
+        window: number of positions that a query sees, its own included (`sliding_window`); None for all.
 
     Returns:
         Zero at padding.
@@ -95,12 +101,19 @@ def attend(
     values = cache.key if cache.value is None else cache.value
     value_size = values.shape[3] if value_size is None else value_size
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
+    if window is not None:
+        pages, positions = window_pages(pages, positions, window)
+        blocks = min(blocks, pages.shape[1]) if isinstance(blocks, int) else jnp.minimum(blocks, pages.shape[1])
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
-        out = decode_attention(q, limit, cache.key, cache.value, value_size, pages, interpret=devices.interpret)
+        caches = cache.key, cache.value
+        out = decode_attention(q, limit, *caches, value_size, pages, window=window, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
+    # The position in front of the window of a row; in front of the windows of all rows.
+    before = None if window is None else limit - window
+    first = None if window is None else jnp.min(jnp.where(limit >= 0, limit, _LAST), axis=2, keepdims=True) - window
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
     # Split outside the loop, or XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
@@ -117,22 +130,24 @@ def attend(
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
         begin = index * span
-        first = index * width if divided else jnp.minimum(index * width, pages.shape[1] - width)
-        here, start = lax.dynamic_slice_in_dim(pages, first, width, axis=1), first * KV_BLOCK
+        page = index * width if divided else jnp.minimum(index * width, pages.shape[1] - width)
+        here, start = lax.dynamic_slice_in_dim(pages, page, width, axis=1), page * KV_BLOCK
         k = read(cache.key, here)
         v = k if cache.value is None else read(cache.value, here)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         position = start + jnp.arange(span, dtype=jnp.int32)
 
-        def visible(position: Array, limit: Array) -> Array:
-            return position <= limit if divided else (position <= limit) & (position >= begin)
+        def visible(position: Array, limit: Array, before: Array | None) -> Array:
+            mask = position <= limit if divided else (position <= limit) & (position >= begin)
+            return mask if before is None else mask & (position > before)
 
         if summed:
-            masks = [visible(position[None, None], limit[:, :, i])[..., None] for i in range(tokens)]
+            edges = [(limit[:, :, i], None if before is None else before[:, :, i]) for i in range(tokens)]
+            masks = [visible(position[None, None], *edge)[..., None] for edge in edges]
             return summed_block(queries, k, v, masks, carry)
-        mask = visible(position[None, None, :, None], last)
+        mask = visible(position[None, None, :, None], last, first)
         scores = _scores(q, k.astype(jnp.float32), devices.platform)
-        scores = jnp.where(visible(position[None, None, None, :], limit), scores, -jnp.inf)
+        scores = jnp.where(visible(position[None, None, None, :], limit, before), scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)
@@ -165,28 +180,31 @@ def append_and_attend(
     info: LaneInfo,
     value_size: int,
     devices: Devices,
+    window: int | None = None,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     """Write keys and values to the KV cache, and attend causally.
 
     Args:
         key, value: as for `append`.
         cache: of earlier tokens.
-        value_size: as for `attend`.
+        value_size, window: as for `attend`.
         devices: a CPU kernel does both at once.
     """
     pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)
     if not CPU_KERNEL.chosen(devices, inputs, value_size):
-        return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
+        return _append_and_attend(value_size, window, devices, info.kv_blocks, inputs)
     # A loop with an operand as its number of iterations has no reverse-mode derivative.
     blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else pages.shape[1]
-    return attention_of(partial(_append_and_attend, value_size, devices, blocks), value_size, inputs)
+    plain = partial(_append_and_attend, value_size, window, devices, blocks)
+    return attention_of(plain, value_size, window, inputs)
 
 
 def _append_and_attend(
-    value_size: int, devices: Devices, blocks: Int32[Array, ""] | int, inputs: AttentionInputs
+    value_size: int, window: int | None, devices: Devices, blocks: Int32[Array, ""] | int, inputs: AttentionInputs
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     positions, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
     cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.pages)
-    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices, pages=inputs.pages), cache
+    operands = inputs.query, cache, positions, valid, blocks
+    return attend(*operands, value_size, devices, pages=inputs.pages, window=window), cache

@@ -21,13 +21,13 @@ from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (pages, lengths, positions, query, key, value, caches) -> (output, caches, in place)."""
+"""Call target: (pages, lengths, positions, window, query, key, value, caches) -> (output, caches, in place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Call target without values: the first numbers of the keys."""
 _KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
 PAGED_KERNELS = {
-    ATTENTION: PagedKernel("length lane lane lane lane", (_KEYS, _VALUES)),
-    LATENT_ATTENTION: PagedKernel("length lane lane lane", (_KEYS,)),
+    ATTENTION: PagedKernel("length lane shared lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PagedKernel("length lane shared lane lane", (_KEYS,)),
 }
 
 Caches = tuple[KeyCache, ValueCache | None]
@@ -76,7 +76,7 @@ KERNEL = Kernel(ATTENTION, ("cpu",), unsupported, interpreted=False)
 
 
 def decode_attention_cpu(
-    inputs: AttentionInputs, value_size: int, *, instructions: str | None = None
+    inputs: AttentionInputs, value_size: int, window: int | None = None, *, instructions: str | None = None
 ) -> tuple[Vectors, Caches]:
     """Write keys and values to the caches, and attend from each token.
 
@@ -85,6 +85,7 @@ def decode_attention_cpu(
 
     Args:
         value_size: of a value.
+        window: number of positions that a token sees, its own included; None for all.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
@@ -95,7 +96,9 @@ def decode_attention_cpu(
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    operands = [pages, lengths, positions, q, k, *([] if v is None else [v]), *arrays]
+    # An operand, so that calls with different windows are one program for the proof.
+    shown = jnp.int32(window or 0)
+    operands = [pages, lengths, positions, shown, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
         LATENT_ATTENTION if v is None else ATTENTION,
@@ -106,12 +109,14 @@ def decode_attention_cpu(
     return out, jax.tree.unflatten(tree, updated)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def attention_of(plain: AttentionForm, value_size: int, inputs: AttentionInputs) -> tuple[Vectors, Caches]:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def attention_of(
+    plain: AttentionForm, value_size: int, window: int | None, inputs: AttentionInputs
+) -> tuple[Vectors, Caches]:
     """Return `decode_attention_cpu` with the plain form's derivatives."""
-    return decode_attention_cpu(inputs, value_size)
+    return decode_attention_cpu(inputs, value_size, window)
 
 
 @attention_of.defjvp
-def _derivative(plain: AttentionForm, value_size: int, inputs: Any, tangents: Any) -> Any:
-    return attention_of(plain, value_size, *inputs), jax.jvp(plain, inputs, tangents)[1]
+def _derivative(plain: AttentionForm, value_size: int, window: int | None, inputs: Any, tangents: Any) -> Any:
+    return attention_of(plain, value_size, window, *inputs), jax.jvp(plain, inputs, tangents)[1]

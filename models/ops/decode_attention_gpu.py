@@ -94,7 +94,7 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
 
 def decode_attention_kernel(
     table: Any, limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...],
-    value_size: int,
+    value_size: int, window: int | None,
 ) -> None:  # fmt: skip
     """Attend from rows of one lane and key/value head to one part.
 
@@ -107,6 +107,7 @@ def decode_attention_kernel(
             over values [row, value].
         block: positions of an iteration, a divisor of a page's.
         sizes: of key loads.
+        window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -119,6 +120,8 @@ def decode_attention_kernel(
     real, source = row < rows, jnp.minimum(row, rows - 1)
     limits = jnp.where(real, limit[source], -1)
     last = jnp.max(limits)
+    # With a window: the position in front of the windows of all rows.
+    before = None if window is None else jnp.min(jnp.where(limits >= 0, limits, last)) - np.int32(window)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     columns = [begin + lax.broadcasted_iota(jnp.int32, (size,), 0) for begin, size in zip(starts, sizes, strict=True)]
     queries = [query[source[:, None], column[None]] for column in columns]
@@ -133,9 +136,13 @@ def decode_attention_kernel(
         cuts = zip(starts, sizes, strict=True)
         keys = [key[page, head, pl.ds(place, block), pl.ds(begin, size)] for begin, size in cuts]
         values = keys[0] if value is key else value[page, head, pl.ds(place, block), pl.ds(0, value_size)]
-        values = jnp.where((position <= last)[:, None], values, jnp.zeros_like(values))
+        used = position <= last if before is None else (position <= last) & (position > before)
+        values = jnp.where(used[:, None], values, jnp.zeros_like(values))
         scores = sum(kernel_product(rows, columns, 1) for rows, columns in zip(queries, keys, strict=True))
-        scores = jnp.where(position[None, :] <= limits[:, None], scores, -jnp.inf)
+        visible = position[None, :] <= limits[:, None]
+        if window is not None:
+            visible = visible & (position[None, :] > limits[:, None] - np.int32(window))
+        scores = jnp.where(visible, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=1))
         keep = jnp.exp(top - new_top)
         weight = jnp.exp(scores - new_top[:, None])
@@ -162,6 +169,7 @@ def decode_attention(
     value_size: int,
     pages: Pages,
     *,
+    window: int | None = None,
     interpret: bool,
 ) -> Float32[Array, "lane kv_head query value"]:
     """Attend from the rows of every lane.
@@ -170,6 +178,7 @@ def decode_attention(
         query: scaled rows of each key/value head.
         limit: last visible position, -1 for zero output.
         key, value: caches; value None: the first numbers of the keys.
+        window: visible positions of a row; None for all. Pages begin with the first row's window.
         interpret: by Pallas' interpreter.
     """
     from jax.experimental import pallas as pl
@@ -195,7 +204,7 @@ def decode_attention(
     whole = pl.BlockSpec(memory_space=pl.ANY)
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
-        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size),
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, window=window),
         pl.GridSpec(
             grid=(lanes, kv_heads, parts),
             in_specs=[

@@ -43,6 +43,26 @@ def own_pages(lanes: int, pages: int) -> Pages:
     return 1 + jnp.arange(lanes * each, dtype=jnp.int32).reshape((lanes, each))
 
 
+def window_pages(
+    table: Pages, positions: Int32[Array, "lane token"], window: int
+) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
+    """Return the part of each lane's pages that its tokens see, and their positions in it.
+
+    Args:
+        table: pages of the lanes.
+        positions: of the tokens, consecutive.
+        window: number of positions that a token sees, its own included.
+    """
+    tokens = positions.shape[1]
+    blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`
+    if blocks >= table.shape[1]:
+        return table, positions
+    seen = lax.div(positions[:, :1] - jnp.int32(window - 1), jnp.int32(KV_BLOCK))
+    first = jnp.clip(seen, 0, table.shape[1] - blocks)
+    entries = first + jnp.arange(blocks, dtype=jnp.int32)[None]
+    return jnp.take_along_axis(table, entries, axis=1, mode="promise_in_bounds"), positions - first * KV_BLOCK
+
+
 def token_places(
     table: Pages, positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], pages: int
 ) -> tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]]:

@@ -99,6 +99,8 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
         "o_proj": (hidden, width),
     }
     weights = [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+    if c.head_gate:
+        weights.append(tensor((*at, "gate"), f"{name}.{names.get('gate', 'gate')}.weight", (c.heads, hidden)))
     if c.qk_norm is not None:
         for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
             size = c.qk_norm.size(heads, c.head_dim)

@@ -4,10 +4,11 @@
 // One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
 // nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
 //
-// A block lies within one page. The blocks of a row begin at position 0 and are of one size, and inside of one the order of all sums is that of
-// positions and of channels: the bits of a row depend neither on the other lanes, nor on their number, nor on the thread,
-// nor on the number of tokens of the step. Of a position behind the one that a row sees, whatever lies there, a row uses
-// nothing: its score is replaced, and its value is not multiplied.
+// A block lies within one page. The blocks of a row begin at multiples of their one size, and inside of one the order of
+// all sums is that of positions and of channels: the bits of a row depend neither on the other lanes, nor on their number,
+// nor on the thread, nor on the number of tokens of the step. Of a position that a row does not see, behind its own or in
+// front of its window, a row uses nothing: its score is replaced, and its value is not multiplied. Blocks in front of the
+// windows of all rows are not read.
 
 #ifndef MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
 #define MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
@@ -93,10 +94,13 @@ inline typename Simd::Vector exp_of(typename Simd::Vector x) {
 struct AttentionRows {
   const float* query[MAX_ATTENTION_ROWS];
   float* out[MAX_ATTENTION_ROWS];      // sum of exponentials times values
-  int64_t seen[MAX_ATTENTION_ROWS];    // positions from 0 that it sees, at least one
+  int64_t seen[MAX_ATTENTION_ROWS];    // end of the positions that it sees, at least one
+  int64_t unseen[MAX_ATTENTION_ROWS];  // first of them, behind those in front of its window
   float top[MAX_ATTENTION_ROWS];       // largest score
   float total[MAX_ATTENTION_ROWS];     // sum of exponentials
-  // Of the block at hand: positions that it sees, what is left of the sums, and scores, then exponentials.
+  // Of the block at hand: the positions that it sees from `begin` to before `count` (none where `begin` is not less), what
+  // is left of the sums, and scores, then exponentials.
+  int64_t begin[MAX_ATTENTION_ROWS];
   int64_t count[MAX_ATTENTION_ROWS];
   float left[MAX_ATTENTION_ROWS];
   alignas(64) float weight[MAX_ATTENTION_ROWS][ATTENTION_BLOCK];
@@ -167,9 +171,10 @@ template <typename Simd>
 inline void exponentials(AttentionRows& rows, int64_t row) {
   using Vector = typename Simd::Vector;
   float* const weight = rows.weight[row];
-  const int64_t count = rows.count[row];
+  const int64_t begin = rows.begin[row], count = rows.count[row];
   rows.left[row] = 1.0f;
-  if (count == 0) return;
+  if (begin >= count) return;
+  for (int64_t k = 0; k < begin; ++k) weight[k] = -__builtin_inff();
   for (int64_t k = count; k < ATTENTION_BLOCK; ++k) weight[k] = -__builtin_inff();
   Vector most = Simd::load(weight);
   for (int64_t k = Simd::STEP; k < ATTENTION_BLOCK; k += Simd::STEP) most = Simd::larger(most, Simd::load(weight + k));
@@ -218,13 +223,25 @@ struct Add {
   void tile(int64_t row, int64_t k, const Load& load, const Store& store) const {
     using Vector = typename Simd::Vector;
     Vector sums[ROWS][VECTORS];
-    int64_t all = count;  // positions that all of the rows see
+    int64_t begin = 0, all = count;  // positions that all of the rows see
     for (int one = 0; one < ROWS; ++one) {
       const Vector left = Simd::all(rows.left[row + one]);
       for (int v = 0; v < VECTORS; ++v) sums[one][v] = left * load(rows.out[row + one] + k + v * Simd::STEP);
+      begin = rows.begin[row + one] > begin ? rows.begin[row + one] : begin;
       all = rows.count[row + one] < all ? rows.count[row + one] : all;
     }
-    for (int64_t at = 0; at < all; ++at) {
+    const auto add = [&](int one, int64_t from, int64_t to) {
+      for (int64_t at = from; at < to; ++at)
+        for (int v = 0; v < VECTORS; ++v)
+          sums[one][v] = Simd::add_product(sums[one][v], Simd::all(rows.weight[row + one][at]),
+                                           load(values.at(at) + k + v * Simd::STEP));
+    };
+    all = all < begin ? begin : all;
+    for (int one = 0; one < ROWS; ++one) {
+      const int64_t seen = rows.count[row + one];
+      add(one, rows.begin[row + one], seen < begin ? seen : begin);
+    }
+    for (int64_t at = begin; at < all; ++at) {
       if (row == 0 && k == 0) values.ask_ahead(at, 1);
       Vector numbers[VECTORS];
       for (int v = 0; v < VECTORS; ++v) numbers[v] = load(values.at(at) + k + v * Simd::STEP);
@@ -233,11 +250,7 @@ struct Add {
         for (int v = 0; v < VECTORS; ++v) sums[one][v] = Simd::add_product(sums[one][v], weight, numbers[v]);
       }
     }
-    for (int one = 0; one < ROWS; ++one)
-      for (int64_t at = all; at < rows.count[row + one]; ++at)
-        for (int v = 0; v < VECTORS; ++v)
-          sums[one][v] = Simd::add_product(sums[one][v], Simd::all(rows.weight[row + one][at]),
-                                           load(values.at(at) + k + v * Simd::STEP));
+    for (int one = 0; one < ROWS; ++one) add(one, all, rows.count[row + one]);
     for (int one = 0; one < ROWS; ++one)
       for (int v = 0; v < VECTORS; ++v) store(rows.out[row + one] + k + v * Simd::STEP, sums[one][v]);
   }
@@ -247,7 +260,7 @@ template <typename Simd, typename Number>
 void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t first, int64_t last) {
   const int64_t groups = step.heads / step.kv_heads, value = step.value, key = step.key, stride = step.value_stride();
   AttentionRows rows;
-  int64_t count = 0, most = 0;
+  int64_t count = 0, most = 0, least_seen = step.context();
   for (int64_t row = first; row < last; ++row) {
     const int64_t token = row / groups;
     const int64_t place = (lane * step.tokens + token) * step.heads + kv_head * groups + row % groups;
@@ -258,6 +271,8 @@ void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t 
     rows.query[count] = step.query + place * key;
     rows.out[count] = out;
     rows.seen[count] = behind < step.context() ? behind : step.context();
+    rows.unseen[count] = step.unseen(behind);
+    least_seen = rows.unseen[count] < least_seen ? rows.unseen[count] : least_seen;
     rows.top[count] = -1e30f;
     rows.total[count] = 0.0f;
     most = rows.seen[count] > most ? rows.seen[count] : most;
@@ -265,12 +280,14 @@ void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t 
   }
   const Paged<Number> keys{step, static_cast<const Number*>(step.keys), lane, kv_head, key, most};
   const Paged<Number> values{step, static_cast<const Number*>(step.values), lane, kv_head, stride, most};
-  if (step.new_values != nullptr && most > 0) values.from(0).ask(0, Stream<Number>::AHEAD);
-  for (int64_t start = 0; start < most; start += ATTENTION_BLOCK) {
+  const int64_t begin = least_seen - least_seen % ATTENTION_BLOCK;
+  if (step.new_values != nullptr && most > begin) values.from(begin).ask(0, Stream<Number>::AHEAD);
+  for (int64_t start = begin; start < most; start += ATTENTION_BLOCK) {
     const int64_t here = most - start < ATTENTION_BLOCK ? most - start : ATTENTION_BLOCK;
     for (int64_t row = 0; row < count; ++row) {
-      const int64_t sees = rows.seen[row] - start;
+      const int64_t sees = rows.seen[row] - start, skips = rows.unseen[row] - start;
       rows.count[row] = sees < 0 ? 0 : sees < here ? sees : here;
+      rows.begin[row] = skips < 0 ? 0 : skips < here ? skips : here;
     }
     over_rows<Simd::ROWS>(count, Score<Simd, Number>{rows, keys.from(start), here});
     for (int64_t row = 0; row < count; ++row) exponentials<Simd>(rows, row);

@@ -91,7 +91,10 @@ void decode_attention(Pool& pool, Attend attend, const DecodeAttention& step) {
   });
   int64_t positions = 0;
   for (int64_t lane = 0; lane < step.lanes; ++lane)
-    if (step.lengths[lane]) positions += std::clamp<int64_t>(step.positions[lane] + step.lengths[lane], 0, step.context());
+    if (step.lengths[lane]) {
+      const int64_t seen = std::clamp<int64_t>(step.positions[lane] + step.lengths[lane], 0, step.context());
+      positions += seen - std::min(step.unseen(int64_t{step.positions[lane]} + 1), seen);
+    }
   const int64_t tiles = (rows + MAX_ATTENTION_ROWS - 1) / MAX_ATTENTION_ROWS, all = heads * tiles;
   const int64_t work = positions * step.kv_heads * stored * ((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE);
   const int64_t parts = parts_of(pool, all, work, MIN_ATTENTION_BYTES);

@@ -19,13 +19,14 @@ namespace {
 
 using Numbers = ffi::Buffer<ffi::F32, 4>;
 using Lanes = ffi::Buffer<ffi::S32, 1>;
+using Number = ffi::Buffer<ffi::S32, 0>;
 using Pages = ffi::Buffer<ffi::S32, 2>;
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("decode_attention: " + said); }
 
 // `value` and `values` are null where the values are the first numbers of the keys.
-ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers key,
-               const Numbers* value, ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
+ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes positions, Number window, Numbers query,
+               Numbers key, const Numbers* value, ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
                const ffi::AnyBuffer* values_after, int64_t instructions) {
   using cpu_kernels::has_sizes;
   if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
@@ -43,6 +44,8 @@ ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes position
                         : has_sizes(*value, {lanes, tokens, kv_heads, shown[3]}) &&
                               has_sizes(*values, {kept[0], kv_heads, PAGE_POSITIONS, shown[3]}) &&
                               values->element_type() == keys.element_type());
+  const int64_t seen = *window.typed_data();
+  if (seen < 0) return invalid("a window of " + std::to_string(seen) + " positions: expected at least one, or 0 for all");
   if (!fits) return invalid("the shapes or dtypes of tokens and caches do not fit each other");
   // XLA gives the memory of the caches for the results, as the call asks it to.
   if (keys_after.untyped_data() != keys.untyped_data() ||
@@ -63,26 +66,28 @@ ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes position
                              kv_heads,
                              kept[3],
                              shown[3],
-                             pages.dimensions()[1]};
+                             pages.dimensions()[1],
+                             seen};
   const std::string fault = cpu_kernels::fault_of_pages(step, kept[0]);
   if (!fault.empty()) return invalid(fault);
   cpu_kernels::decode_attention(pool, *hybridlm_attend(instructions), bfloat16, step);
   return ffi::Error::Success();
 }
 
-ffi::Error Attention(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers key,
-                     Numbers value, ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Result<Numbers> out,
+ffi::Error Attention(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Number window, Numbers query,
+                     Numbers key, Numbers value, ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Result<Numbers> out,
                      ffi::Result<ffi::AnyBuffer> keys_after, ffi::Result<ffi::AnyBuffer> values_after,
                      int64_t instructions) {
   const ffi::AnyBuffer after = *values_after;
-  return run(pool, pages, lengths, positions, query, key, &value, keys, &values, *out, *keys_after, &after,
+  return run(pool, pages, lengths, positions, window, query, key, &value, keys, &values, *out, *keys_after, &after,
              instructions);
 }
 
-ffi::Error Latent(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Numbers query, Numbers row,
+ffi::Error Latent(ffi::ThreadPool pool, Pages pages, Lanes lengths, Lanes positions, Number window, Numbers query,
+                  Numbers row,
                   ffi::AnyBuffer rows, ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> rows_after,
                   int64_t instructions) {
-  return run(pool, pages, lengths, positions, query, row, nullptr, rows, nullptr, *out, *rows_after, nullptr,
+  return run(pool, pages, lengths, positions, window, query, row, nullptr, rows, nullptr, *out, *rows_after, nullptr,
              instructions);
 }
 
@@ -95,6 +100,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_decode_attention, Attention,
                                   .Arg<Pages>()
                                   .Arg<Lanes>()
                                   .Arg<Lanes>()
+                                  .Arg<Number>()
                                   .Arg<Numbers>()
                                   .Arg<Numbers>()
                                   .Arg<Numbers>()
@@ -112,6 +118,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_latent_decode_attention, Latent,
                                   .Arg<Pages>()
                                   .Arg<Lanes>()
                                   .Arg<Lanes>()
+                                  .Arg<Number>()
                                   .Arg<Numbers>()
                                   .Arg<Numbers>()
                                   .Arg<ffi::AnyBuffer>()

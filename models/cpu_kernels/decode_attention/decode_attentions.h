@@ -24,6 +24,10 @@ struct DecodeAttention {
   void* values;              // [page, kv_head, PAGE_POSITIONS, value]; `keys` where a value is the first numbers of a key
   float* out;                // [lane, token, head, value], zero at padding tokens
   int64_t lanes, tokens, heads, kv_heads, key, value, blocks;
+  int64_t window;            // positions that a token sees, its own included; 0 for all
+
+  // Positions from 0 on that a token with `seen` positions up to its own does not see.
+  int64_t unseen(int64_t seen) const { return window > 0 && seen > window ? seen - window : 0; }
 
   // Positions that a lane's row of the page table has entries for.
   int64_t context() const { return blocks * PAGE_POSITIONS; }

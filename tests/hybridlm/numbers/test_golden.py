@@ -14,6 +14,8 @@ from float64_delta import Float64DeltaModel
 from float64_mamba import FAMILIES as MAMBA_FAMILIES
 from float64_mamba import Float64MambaModel, Float64Zamba2Model
 from float64_reference import FAMILIES, Float64Model
+from float64_windowed import FAMILIES as WINDOWED_FAMILIES
+from float64_windowed import Float64WindowedModel
 from with_head import head_logits, load_with_head
 
 import hybridlm
@@ -27,6 +29,7 @@ NAMES = list(FAMILY)
 OTHER_REFERENCES: dict[str, Any] = (
     {family: Float64MambaModel for family in MAMBA_FAMILIES}
     | {family: Float64DeltaModel for family in DELTA_FAMILIES}
+    | {family: Float64WindowedModel for family in WINDOWED_FAMILIES}
     | {"zamba2": Float64Zamba2Model}
 )
 SPELLINGS = {"next_dense_layers", "dense_multimodal", "sparse_base"}

@@ -24,7 +24,7 @@ MODELS = [
     ("next_dense_layers", True), ("falcon_base", False), ("sparse_base", True), ("lfm2_moe_base", False),
     ("kimi_base", False), ("ling_base", False), ("falcon_mamba_base", False), ("jamba_base", False),
     ("nemotron_latent", False), ("granite_experts", False), ("bamba_base", False), ("mamba2_base", False),
-    ("olmo_base", False), ("zamba2_base", False),
+    ("olmo_base", False), ("zamba2_base", False), ("lfm3_base", False), ("lara_base", False),
 ]  # fmt: skip
 """A model of each kind of layer, and whether it has its MTP head."""
 KERNELS = ["auto", "off"]

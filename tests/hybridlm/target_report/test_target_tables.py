@@ -52,7 +52,7 @@ def test_page() -> None:
     assert "| checkpoint | generate 4x1 of 4 | keep a state of 4 |" in text
     assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
     single = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
-    single += ", zamba2_base"
+    single += ", zamba2_base, lfm3_base"
     assert f"Without experts: {single}." in text
     assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
     assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text

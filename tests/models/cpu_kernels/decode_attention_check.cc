@@ -22,7 +22,7 @@ extern "C" const AttendForms* hybridlm_attend(int64_t instructions);
 namespace {
 
 struct Sizes {
-  int64_t lanes, tokens, heads, kv_heads, key, value, blocks;
+  int64_t lanes, tokens, heads, kv_heads, key, value, blocks, window;
 
   int64_t context() const { return blocks * PAGE_POSITIONS; }
 };
@@ -84,11 +84,13 @@ class Case {
         const int64_t page = 1 + ((lane + block * s.lanes) * 5 + 2) % (s.lanes * s.blocks + 3);
         pages_[lane * s.blocks + block] = static_cast<int32_t>(lengths_[lane] ? page : 0);
         if (!lengths_[lane]) continue;
-        const int64_t seen = std::min(std::max<int64_t>(positions_[lane] - block * PAGE_POSITIONS, 0), PAGE_POSITIONS);
+        // Those in front of the window of the first token stay NaN.
+        const auto in_block = [&](int64_t at) { return std::min(std::max<int64_t>(at - block * PAGE_POSITIONS, 0), PAGE_POSITIONS); };
+        const int64_t seen = in_block(positions_[lane]), unseen = in_block(unseen_by(positions_[lane]));
         for (auto* one : {&keys_, &values_}) {
           const int64_t size = numbers_of(*one);
           for (int64_t head = 0; head < s.kv_heads; ++head)
-            for (int64_t k = 0; k < seen * size; ++k)
+            for (int64_t k = unseen * size; k < seen * size; ++k)
               cpu_kernels::keep(normal(random), one->data() + (page * s.kv_heads + head) * PAGE_POSITIONS * size + k);
         }
       }
@@ -99,7 +101,7 @@ class Case {
   DecodeAttention step() {
     return {pages_.data(), lengths_.data(), positions_.data(), query_.data(), new_keys_.data(),
             shared_ ? nullptr : new_values_.data(), keys_.data(), shared_ ? keys_.data() : values_.data(), out_.data(),
-            s_.lanes, s_.tokens, s_.heads, s_.kv_heads, s_.key, s_.value, s_.blocks};
+            s_.lanes, s_.tokens, s_.heads, s_.kv_heads, s_.key, s_.value, s_.blocks, s_.window};
   }
 
   struct Result {
@@ -185,6 +187,10 @@ class Case {
   // Positions of a block (ATTENTION_BLOCK).
   static constexpr int64_t ATTENTION = 32;
 
+  // Number of positions in front of the window of the token at a position.
+  int64_t unseen_by(int64_t position) const {
+    return s_.window && position + 1 > s_.window ? position + 1 - s_.window : 0;
+  }
   int64_t page_of(int64_t lane, int64_t block) { return pages_[lane * s_.blocks + block]; }
   // Place of a position among those of all pages and heads.
   int64_t place_of(int64_t lane, int64_t kv_head, int64_t position) {
@@ -282,17 +288,18 @@ class Case {
           const int64_t row = (lane * s_.tokens + token) * s_.heads + head;
           const float* const out = &found.out[static_cast<size_t>(row * s_.value)];
           if (token < lengths_[lane])
-            row_numbers(found, lane, head / groups, std::min(positions_[lane] + token + 1, s_.context()), row, out);
+            row_numbers(found, lane, head / groups, positions_[lane] + token, row, out);
           else
             for (int64_t k = 0; k < s_.value; ++k) check(out[k] == 0, name_ + ": padding is not zero");
         }
   }
 
-  // One row beside float64; `size` bounds what is added up.
-  void row_numbers(const Result& found, int64_t lane, int64_t kv_head, int64_t seen, int64_t row, const float* out) {
-    std::vector<double> weight(static_cast<size_t>(seen));
+  // The row of the token at a position beside float64; `size` bounds what is added up.
+  void row_numbers(const Result& found, int64_t lane, int64_t kv_head, int64_t position, int64_t row, const float* out) {
+    const int64_t seen = std::min(position + 1, s_.context()), unseen = unseen_by(position);
+    std::vector<double> weight(static_cast<size_t>(seen), -std::numeric_limits<double>::infinity());
     double top = -std::numeric_limits<double>::infinity(), total = 0, of_score = 0;
-    for (int64_t at = 0; at < seen; ++at) {
+    for (int64_t at = unseen; at < seen; ++at) {
       double score = 0, size = 0;
       for (int64_t k = 0; k < s_.key; ++k) {
         const double one = static_cast<double>(query_[row * s_.key + k]) *
@@ -309,7 +316,7 @@ class Case {
     const int64_t stride = shared_ ? s_.key : s_.value;
     for (int64_t k = 0; k < s_.value; ++k) {
       double sum = 0, size = 0;
-      for (int64_t at = 0; at < seen; ++at) {
+      for (int64_t at = unseen; at < seen; ++at) {
         const double one = weight[at] / total * number_of(values[place_of(lane, kv_head, at) * stride + k]);
         sum += one;
         size += std::fabs(one);
@@ -336,8 +343,10 @@ template <typename Number>
 void check_form(const std::string& set, const AttendForms& forms, const std::string& dtype, bool brief) {
   const auto name = [&](const Sizes& s, bool shared) {
     return set + " " + dtype + (shared ? " latent " : " ") + std::to_string(s.tokens) + " x " + std::to_string(s.heads) +
-           "/" + std::to_string(s.kv_heads) + " x " + std::to_string(s.key) + " x " + std::to_string(s.value);
+           "/" + std::to_string(s.kv_heads) + " x " + std::to_string(s.key) + " x " + std::to_string(s.value) +
+           " window " + std::to_string(s.window);
   };
+  const int64_t windows[] = {0, 2, 31, 32, 0, 40, 129, 1000};
   const int64_t heads[][2] = {{1, 1}, {2, 2}, {3, 1}, {6, 2}, {5, 1}, {8, 1}, {7, 7}};
   int number = 0;
   for (const int64_t key : {1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 64, 130})
@@ -346,13 +355,13 @@ void check_form(const std::string& set, const AttendForms& forms, const std::str
         if (++number % (brief ? 7 : 2)) continue;
         const auto& [all, kv] = heads[number % 7];
         const bool shared = value <= key && number % 3 == 0;
-        const Sizes sizes{8, tokens, all, kv, key, value, 1 + number % 2};
+        const Sizes sizes{8, tokens, all, kv, key, value, 1 + number % 2, windows[number % 8]};
         Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 4 < 2);
         one.all();
         if (number % 11 == 0) one.every_lane_disturbed();
       }
   for (const bool shared : {false, true})
-    for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 2}, Sizes{5, 16, 6, 1, 80, 64, 3}}) {
+    for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 2, 0}, Sizes{5, 16, 6, 1, 80, 64, 3, 0}, Sizes{5, 16, 6, 1, 80, 64, 3, 100}}) {
       Case<Number> large(name(sizes, shared), forms, sizes, shared, !shared);
       large.all();
       if (!brief) large.every_lane_disturbed();
@@ -363,7 +372,7 @@ void check_form(const std::string& set, const AttendForms& forms, const std::str
 void check_tables() {
   int32_t pages[] = {1, 2, 3, 0}, lengths[] = {1, 2}, positions[] = {128, 126};
   const DecodeAttention step{pages,   lengths, positions, nullptr, nullptr, nullptr, nullptr,
-                             nullptr, nullptr, 2,         2,       1,       1,       1, 1, 2};
+                             nullptr, nullptr, 2,         2,       1,       1,       1, 1, 2, 0};
   const auto refused = [&](int32_t& changed, int32_t other, const char* about) {
     const int32_t before = changed;
     changed = other;

@@ -139,6 +139,20 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         147_456,
         12_288,
     ),
+    "LFM3-1.7B": (
+        ["13 x GatedShortConv conv: tap*channel*2 B = 6*2048*2 B = 24,576 B", *attention(11, 4, 128)],
+        319_488,
+        22_528,
+    ),
+    "Lara-4-Mini": (
+        [
+            "14 x GatedDeltaNet conv: tap*channel*2 B = 3*4096*2 B = 24,576 B",
+            "14 x GatedDeltaNet recurrent: value_head*value*key*4 B = 16*128*128*4 B = 1,048,576 B",
+            *attention(20, 4, 128),
+        ],
+        15_024_128,
+        40_960,
+    ),
     "Granite-4.0-H-Small": (
         [
             "36 x Mamba2 conv: tap*channel*2 B = 3*8448*2 B = 50,688 B",

@@ -10,14 +10,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from random_checkpoint import FAMILIES as CHECKPOINTS
 from tiny_variants import variant
 
-from models import FAMILIES, Decoder, Family, FamilyError, UnsupportedModel, families, family_of, register_family
+from models import FAMILIES, Family, FamilyError, UnsupportedModel, families, family_of, register_family
 from models.decoder.parallel import Parallel
 from models.families import registry
-from models.state.state import Stateful
 
 OUTSIDE = replace(FAMILIES[0], name="outside", model_types=("outside",), architectures=("OutsideForCausalLM",))
 MODULE = """
@@ -96,11 +94,13 @@ def test_a_broken_entry_point_names_its_distribution(tmp_path: Path, monkeypatch
 def test_state_formulas_are_those_of_models(name: str) -> None:
     fields = {"model_type": variant(name).family, **variant(name).text, **CHECKPOINTS[name]}
     family = family_of(fields)
-    layers = nnx.iter_graph(family.abstract(family.read_config(fields)))
-    stateful = [node for _, node in layers if isinstance(node, Stateful) and type(node) not in (Decoder, Parallel)]
+    layers = family.abstract(family.read_config(fields)).stateful()
     arrays = {
-        f"{type(node).__name__} {path[0].name}": array.formula(jnp.bfloat16).partition(" = ")[0]
-        for node in stateful
+        f"{type(node).__name__} {jax.tree_util.keystr(path, simple=True, separator='.')}": array.formula(
+            jnp.bfloat16
+        ).partition(" = ")[0]
+        for layer in layers
+        for node in (layer.layers if isinstance(layer, Parallel) else [layer])
         for path, array in jax.tree_util.tree_leaves_with_path(node.state_arrays())
     }
     assert dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas()) == arrays

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from paged_caches import in_pages
 
 from ir_passes.jaxpr import ir
 from models.mixers.attention import AttentionConfig
@@ -19,7 +20,7 @@ from models.mixers.kv_cache import (
 )
 from models.ops import summed_attention
 from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places
+from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places, window_pages
 from models.state.state import state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
@@ -134,6 +135,66 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
     assert (out[0, 1] == 0).all()
     # other lanes may need more blocks: that changes no bit
     assert np.asarray(run(query, cache, positions, valid, np.int32(used_bytes))).tobytes() == out.tobytes()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    ("platform", "kernels"), [("cpu", "off"), ("gpu", "off"), ("tpu", "off"), ("cpu", "interpret")]
+)
+@pytest.mark.parametrize("window", [1, 127, 128, 200, 5 * KV_BLOCK])
+def test_attend_within_a_window_equals_softmax_over_its_positions(window: int, platform: str, kernels: str) -> None:
+    """Lanes at different positions; NaN behind the tokens, in front of the first one's window, and in other pages."""
+    rng, blocks, sizes = np.random.default_rng(window), 5, (16, 32)
+    first, count = np.array([0, 3, 126, 131, 260, 5 * KV_BLOCK - 3], np.int32), 3
+    lanes = len(first)
+    key, value = (rng.normal(size=(lanes, KV_HEADS, blocks * KV_BLOCK, size)).astype(np.float32) for size in sizes)
+    query = rng.normal(size=(lanes, count, HEADS, sizes[0])).astype(np.float32)
+    index = first[:, None] + np.arange(count, dtype=np.int32)
+    valid = np.ones((lanes, count), bool)
+    valid[2, 1:] = False
+    hidden = [array.copy() for array in (key, value)]
+    for lane in range(lanes):
+        for array in hidden:
+            array[lane, :, index[lane][valid[lane]][-1] + 1 :] = np.nan
+            array[lane, :, : max(int(first[lane]) - window + 1, 0)] = np.nan
+    query[~valid] = np.nan
+    stored = [jnp.asarray(in_pages(array)) for array in hidden]
+    cache = KVCache(
+        *(jnp.pad(x, ((0, 0),) * 3 + ((0, stored_size(x.shape[3], platform) - x.shape[3]),)) for x in stored)
+    )
+    devices = Devices(platform=platform, kernels=kernels)
+    table = own_pages(lanes, 1 + lanes * blocks)
+    run = jax.jit(partial(attend, value_size=sizes[1], devices=devices, pages=table, window=window))
+    out = np.asarray(run(query, cache, index, valid, np.int32(blocks)))
+    for lane, token in np.argwhere(valid):
+        end = int(index[lane, token]) + 1
+        seen = slice(max(end - window, 0), end)
+        for head in range(HEADS):
+            k, v = (array[lane, head // 2, seen].astype(np.float64) for array in (key, value))
+            scores = k @ query[lane, token, head]
+            p = np.exp(scores - scores.max())
+            np.testing.assert_allclose(out[lane, token, head], p / p.sum() @ v, atol=2e-5)
+    assert not out[~valid].any()
+    # One token at a time: on CPUs, where each block is one iteration, the same bits.
+    for token in range(count):
+        part = (array[:, token : token + 1] for array in (query, index, valid))
+        q, i, real = part
+        single = np.asarray(run(q, cache, i, real, np.int32(blocks)))
+        np.testing.assert_allclose(single[:, 0], out[:, token], atol=1e-5)
+
+
+def test_a_window_needs_as_many_pages_in_any_context() -> None:
+    """The cost of a step follows from the window and its tokens, whatever the context."""
+    positions = jnp.asarray([[0, 1], [127, 128], [300, 301], [4000, 4001]], jnp.int32)
+    table = 1 + jnp.arange(4 * 32, dtype=jnp.int32).reshape(4, 32)
+    pages, shifted = window_pages(table, positions, 130)
+    # 131 positions are in at most three pages; those of the last lane are the last of its table.
+    first = np.array([0, 0, 1, 29])
+    np.testing.assert_array_equal(shifted, positions - KV_BLOCK * first[:, None])
+    np.testing.assert_array_equal(pages, np.asarray(table)[np.arange(4)[:, None], first[:, None] + np.arange(3)])
+    for blocks in (2, 3):
+        few = table[:, :blocks]
+        assert window_pages(few, positions, 130)[0] is few
 
 
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:

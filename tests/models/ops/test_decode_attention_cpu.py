@@ -11,7 +11,7 @@ import pytest
 from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
-from paged_caches import in_pages
+from paged_caches import by_lane, in_pages
 
 from hybridlm.steps.contract import kernel_calls, page_table
 from ir_passes import IsolationError, Lane, LaneContract
@@ -38,7 +38,7 @@ KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 
 """Heads, key/value heads, sizes of key and value."""
 OWN_PAGES, PAGES = 1 + BLOCKS * len(POSITIONS), 23
 TABLE = page_table(OWN_PAGES)
-_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[6:]
+_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[7:]
 CONTRACTS = {
     kind: LaneContract((pools, Lane(role="length"), TABLE, Lane()), (Lane(), pools), opaque=kernel_calls(pages=TABLE))
     for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()
@@ -91,11 +91,13 @@ def by_page(operands: AttentionInputs) -> AttentionInputs:
     return operands._replace(caches=jax.tree.map(pool, operands.caches), pages=jnp.asarray(table))
 
 
-def operation(kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = BLOCKS) -> Any:
+def operation(
+    kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = BLOCKS, window: int | None = None
+) -> Any:
     query, key, value, caches, lengths, positions, pages = operands
     valid = jnp.arange(operands.query.shape[1])[None] < lengths[:, None]
     info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks, pages=pages)
-    return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices)
+    return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices, window)
 
 
 def same(item: Any, other: Any) -> None:
@@ -115,6 +117,32 @@ def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> 
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
         same(caches, tuple(updated))
         assert np.isfinite(result).all()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [7, 32, 33, 129, 300])
+def test_kernel_attends_within_a_window(window: int, kind: str, instructions: str) -> None:
+    """Positions in front of the window may be NaN, and their pages those of no lane."""
+    operands = inputs(kind, 3)
+    expected, updated = jax.jit(partial(operation, kind, Devices(), window=window))(operands)
+    result, caches = kernel(kind, operands, window=window, instructions=instructions)
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
+    same(caches, tuple(updated))
+    unseen = np.maximum(np.array(POSITIONS) + 1 - window, 0)
+    assert (unseen > 0).any() or window == 300
+
+    def poisoned(pool: jax.Array) -> jax.Array:
+        lanes = by_lane(pool, len(POSITIONS)).copy()
+        for lane, count in enumerate(unseen):
+            lanes[lane, :, :count] = np.nan
+        return jnp.asarray(in_pages(lanes))
+
+    table = np.asarray(operands.pages).copy()
+    table[np.arange(BLOCKS)[None] < (unseen // 128)[:, None]] = 0
+    hidden = operands._replace(caches=jax.tree.map(poisoned, operands.caches), pages=jnp.asarray(table))
+    same(kernel(kind, hidden, window=window, instructions=instructions)[0], result)
 
 
 @pytest.mark.each_value
@@ -219,9 +247,10 @@ def test_attention_chooses_it() -> None:
 @pytest.mark.parametrize("kind", ["grouped", "latent"])
 def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
     operands = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
+    window = 40 if kind == "grouped" else None
 
     def loss(devices: Devices, blocks: Any, tokens: Any, caches: Any) -> Any:
-        out, updated = operation(kind, devices, of(*tokens, caches, *operands[4:]), blocks)
+        out, updated = operation(kind, devices, of(*tokens, caches, *operands[4:]), blocks, window)
         return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(array**2) for array in jax.tree.leaves(updated))
 
     index = operands[:3], operands.caches

@@ -45,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "dense_base": {},
     "lfm2_base": {},
     "lfm2_moe_base": {},
+    "lfm3_base": {},
+    "lara_base": {},
     "mamba2_base": {},
     "nemotron_dense": NEMOTRON,
     "nemotron_latent": NEMOTRON,
@@ -64,7 +66,9 @@ MESHES: list[tuple[str, Axes]] = [
     # fewer groups of heads than devices: of two, of one; one norm over all heads
     *(
         (name, (1, 4, 1))
-        for name in ("sparse_base", "mamba2_base", "bamba_one_group", "nemotron_latent", "olmo_grouped")
+        for name in (
+            "sparse_base", "mamba2_base", "bamba_one_group", "nemotron_latent", "olmo_grouped", "lfm3_base", "lara_base"
+        )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),
     ("sparse_base", (1, 2, 1)),

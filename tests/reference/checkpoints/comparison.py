@@ -12,6 +12,8 @@ TOLERANCES = {
     "qwen3_5_moe": QWEN_TOLERANCE,
     "lfm2": 5e-5,
     "lfm2_moe": 5e-5,
+    "lfm3": 1e-4,
+    "lara_mini": QWEN_TOLERANCE,
     "kimi_linear": 3e-4,
     "bailing_hybrid": 3e-4,
     "olmo_hybrid": 3e-4,

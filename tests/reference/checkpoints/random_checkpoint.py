@@ -30,6 +30,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo_base": {},
     "bamba_one_group": {},
     "zamba2_base": {},
+    "lfm3_base": {},
+    "lara_base": {},
 }
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

@@ -16,6 +16,8 @@ _STEM = {
     "qwen3_5_moe": "Qwen3_5Moe",
     "lfm2": "Lfm2",
     "lfm2_moe": "Lfm2Moe",
+    "lfm3": "Lfm3",
+    "lara_mini": "LaraMini",
     "kimi_linear": "KimiLinear",
     "bailing_hybrid": "BailingHybrid",
     "olmo_hybrid": "OlmoHybrid",

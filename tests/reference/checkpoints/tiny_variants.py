@@ -251,6 +251,73 @@ LFM = (
     ),
 )
 
+LFM3 = SMALL | {
+    "head_dim": 16,
+    "conv_L_cache": 5,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "conv", "full_attention"],
+    "sliding_window": 5,
+}
+LARA = (
+    BASE
+    | MOE
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "linear_attention", "full_attention"],
+        "sliding_window": 5,
+    }
+)
+WINDOWED = (
+    Variant("lfm3_base", "lfm3", LFM3),
+    Variant(
+        "lfm3_plain",
+        "lfm3",
+        LFM3
+        | {
+            "num_key_value_heads": 1,
+            "conv_L_cache": 3,
+            "num_hidden_layers": 5,
+            "layer_types": None,
+            "sliding_window": 33,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 5000.0,
+                    "partial_rotary_factor": 0.75,
+                    "factor": 2.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        rewritten={"layer_types": None},
+        stored="bfloat16",
+        shards=2,
+    ),
+    Variant("lara_base", "lara_mini", LARA),
+    Variant(
+        "lara_period",
+        "lara_mini",
+        LARA
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": None,
+            "sliding_window": 17,
+            "linear_num_value_heads": 8,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+        rewritten={"layer_types": None},
+        stored="bfloat16",
+        shards=2,
+    ),
+)
+
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
 LATENT = {
@@ -383,7 +450,7 @@ OLMO = (
     ),
 )
 
-VARIANTS = QWEN + LFM + MAMBA + KIMI + LING + OLMO
+VARIANTS = QWEN + LFM + WINDOWED + MAMBA + KIMI + LING + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -419,6 +486,8 @@ GOLDEN = tuple(
         "sparse_multimodal",
         "lfm2_base",
         "lfm2_moe_base",
+        "lfm3_base",
+        "lara_base",
         "mamba_base",
         "falcon_mamba_base",
         "jamba_base",

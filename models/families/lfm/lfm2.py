@@ -98,6 +98,12 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
+def conv_weights(c: GatedShortConvConfig, hidden: int, path: Path, name: str) -> list[Weight]:
+    """List the parameters of a gated short convolution; arguments as for `attention_weights`."""
+    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
+    return [tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+
+
 def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, AttentionConfig):
         return attention_weights(c, hidden, path, f"{layer}.self_attn", ATTENTION)
@@ -106,8 +112,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
     if isinstance(c, MoeConfig):
         return moe_weights(c, hidden, path, f"{layer}.feed_forward", MLP, bias="expert_bias")
     assert isinstance(c, GatedShortConvConfig)
-    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
-    return [tensor((*path, part), f"{layer}.conv.{part}.weight", shape) for part, shape in shapes.items()]
+    return conv_weights(c, hidden, path, f"{layer}.conv")
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

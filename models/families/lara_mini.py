@@ -1,0 +1,115 @@
+"""Lara-4-Mini: Gated DeltaNet, attention over a window with RoPE, over the context without, and MoE in every layer."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.reader import ConfigReader
+from models.config.rope import read_rope
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.families.qwen import read_moe
+from models.layers.moe import MoeConfig
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.samples import ATTENTION, GATED_DELTA_NET
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
+from models.weights.sources import Weight, rows, tensor
+
+DEFAULT_POSITIONS = 131_072
+"""`max_position_embeddings` of transformers."""
+KINDS = ("linear_attention", "sliding_attention", "full_attention")
+PATTERN = tuple(KINDS[i] for i in (0, 1, 0, 2, 1))
+"""Kinds of five layers of the published model, repeated."""
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `lara_mini`."""
+    reader = ConfigReader("lara_mini", config)
+    layers = reader.integer("num_hidden_layers", 34)
+    eps = reader.number("rms_norm_eps", 1e-6)
+    heads, kv_heads, head_dim = read_heads(reader, 4, 128)
+    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
+    sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
+    key_heads, value_heads = reader.integer("linear_num_key_heads", 8), reader.integer("linear_num_value_heads", 16)
+    if value_heads % key_heads:
+        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    delta_net = GatedDeltaNetConfig(
+        key_heads,
+        value_heads,
+        reader.integer("linear_key_head_dim", 128),
+        reader.integer("linear_value_head_dim", 128),
+        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        eps,
+    )
+    kinds = [PATTERN[i % len(PATTERN)] for i in range(layers)]
+    if "layer_types" in reader:
+        kinds = read_kinds(reader, "layer_types", KINDS, layers)
+    moe = replace(read_moe(reader, reader.flag("norm_topk_prob", True)), shared_gate=False)
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("attention_bias", [False], False)
+    return read_decoder_config(
+        reader,
+        layers=paired(kinds, dict(zip(KINDS, (delta_net, sliding, full), strict=True)), [moe] * layers),
+        eps=eps,
+        positions=DEFAULT_POSITIONS,
+        rope=rope,
+        tied=reader.flag("tie_word_embeddings", True),
+    )
+
+
+def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
+    """List the parameters of a Gated DeltaNet; `in_proj` has the rows [q | k | v | z | b | a]."""
+    sizes = {
+        "in_proj_qkv": c.channels,
+        "in_proj_z": c.value_width,
+        "in_proj_b": c.value_heads,
+        "in_proj_a": c.value_heads,
+    }
+    index, projections = np.arange(sum(sizes.values())), []
+    shape = (len(index), hidden)
+    for part, size in sizes.items():
+        source = rows(f"{name}.in_proj.weight", shape, index[:size])
+        # The names of transformers' modules, for LoRA adapters and updates.
+        own = tensor((*path, part), f"{name}.{part}.weight", (size, hidden))
+        projections.append(replace(own, options=(source, *own.options)))
+        index = index[size:]
+    return [
+        *projections,
+        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
+        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+        tensor((*path, "norm"), (f"{name}.out_norm.weight", f"{name}.norm.weight"), (c.value_size,), float32=True),
+    ]
+
+
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, path, f"{layer}.self_attn")
+    if isinstance(c, MoeConfig):
+        return moe_weights(c, hidden, path, f"{layer}.mlp", shared="shared_expert")
+    assert isinstance(c, GatedDeltaNetConfig)
+    return _delta_net(c, hidden, path, f"{layer}.linear_attn")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """List every parameter with the tensor names of published files."""
+    return decoder_weights(config, _describe)
+
+
+LARA_MINI = Family(
+    "lara_mini",
+    ("lara_mini",),
+    read_config,
+    weights,
+    (),
+    (),
+    architectures=text_classes("LaraMini"),
+    mixers=(GATED_DELTA_NET, ATTENTION),
+)

@@ -1,0 +1,106 @@
+"""LFM3: gated short convolutions, attention over a window or the whole context, and norms around every layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.reader import ConfigReader
+from models.config.rope import read_ropes
+from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.families.lfm.lfm2 import MLP, conv_weights
+from models.layers.mlp import MlpConfig
+from models.layers.rope import ProportionalScaling, Rope
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.mixers.samples import ATTENTION as ATTENTION_MIXER
+from models.mixers.samples import GATED_SHORT_CONV
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
+from models.weights.sources import Weight, tensor
+
+DEFAULT_POSITIONS = 128_000
+"""`max_position_embeddings` of transformers."""
+NORMS = ("operator_norm", "ffn_norm")
+KINDS = ("conv", "sliding_attention", "full_attention")
+
+
+def default_kinds(layers: int) -> list[str]:
+    """Return `layer_types` of transformers: of four layers the third attends, the first within the window."""
+    attending = {2: "full_attention", 0: "sliding_attention"}
+    return [attending.get(i % 4, "conv") if i else "conv" for i in range(layers)]
+
+
+def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> dict[str, AttentionConfig]:
+    """Read the attention layers of the kinds."""
+    heads, kv_heads, head_dim = read_heads(reader, 4, 128)
+    if head_dim % 2:
+        reader.fault("head_dim", "an even number, for rotated pairs")
+    defaults = {
+        "full_attention": Rope(head_dim, 1e6, ProportionalScaling(head_dim // 4)),
+        "sliding_attention": Rope(head_dim, 1e4),
+    }
+    ropes = read_ropes(reader, head_dim, {kind: rope for kind, rope in defaults.items() if kind in kinds}, 1e6)
+    gate = reader.flag("use_attention_gate", True)
+    # A null window has no meaning in a layer with a window.
+    window = reader.integer("sliding_window", 256 if reader.absent("sliding_window") else None)
+    plain = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps), head_gate=gate)
+    windows = {"sliding_attention": window, "full_attention": None}
+    return {kind: replace(plain, rope=rope, window=windows[kind]) for kind, rope in ropes.items()}
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `lfm3`."""
+    reader = ConfigReader("lfm3", config)
+    layers = reader.integer("num_hidden_layers", 24)
+    eps = reader.number("norm_eps", 1e-5)
+    kinds = read_kinds(reader, "layer_types", KINDS, layers) if "layer_types" in reader else default_kinds(layers)
+    conv = GatedShortConvConfig(reader.integer("conv_L_cache", 7, minimum=2), reader.integer("hidden_size"))
+    mlp = MlpConfig(reader.integer("intermediate_size"))
+    blocks = paired(kinds, {"conv": conv, **read_attention(reader, kinds, eps)}, [mlp] * layers)
+    if reader.flag("use_sandwich_norm", True):
+        blocks = tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks)
+    for name in ("attention_bias", "conv_bias"):
+        reader.choice(name, [False], False)
+    return read_decoder_config(
+        reader,
+        layers=blocks,
+        eps=eps,
+        positions=DEFAULT_POSITIONS,
+        tied=reader.flag("tie_word_embeddings", True),
+    )
+
+
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    inner = c.inner if isinstance(c, PostNorm) else c
+    if isinstance(inner, AttentionConfig):
+        return attention_weights(inner, hidden, path, f"{layer}.self_attn", {"gate": "gate_proj"})
+    if isinstance(inner, MlpConfig):
+        return mlp_weights(inner.width, hidden, path, f"{layer}.feed_forward", MLP)
+    assert isinstance(inner, GatedShortConvConfig)
+    return conv_weights(inner, hidden, path, f"{layer}.conv")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """List every parameter with the Hugging Face tensor names."""
+    weights = decoder_weights(config, _describe, norms=NORMS, final_norm="model.embedding_norm.weight")
+    for i, block in enumerate(config.layers):
+        for j, (branch, norm) in enumerate(zip(block, NORMS, strict=True)):
+            if isinstance(branch, PostNorm):
+                path, name = ("layers", i, "branches", j, "post_norm", "weight"), f"model.layers.{i}.post_{norm}.weight"
+                weights.append(tensor(path, name, (config.hidden_size,), float32=True))
+    return weights
+
+
+LFM3 = Family(
+    "lfm3",
+    ("lfm3",),
+    read_config,
+    weights,
+    (),
+    (),
+    architectures=text_classes("Lfm3"),
+    mixers=(GATED_SHORT_CONV, ATTENTION_MIXER),
+    modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
+)

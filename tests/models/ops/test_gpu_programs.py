@@ -21,7 +21,7 @@ from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
-from models.ops.expert_rows import MAX_ROWS, matrix_reads
+from models.ops.expert_rows import matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.linear import linear
@@ -308,8 +308,8 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    operands, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
-    read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
+    operands = 4 * rows * (inputs + outputs)
+    read = weight.nbytes * matrix_reads(rows, tile_rows(rows, experts), experts) / experts
     assert result.moved < 1.1 * read + 3 * operands
     assert scratch < 2 * operands
 

@@ -29,7 +29,7 @@ MAX_ROUNDED_ROWS = 1024
 """Maximum rows that are rounded in the kernel, without an operation for it; more are read by many instances."""
 MIN_INSTANCES = 128
 """Program instances, about as many as a GPU's processors."""
-SEGMENTS = 4
+SEGMENTS = 2
 """Segments of sorted rows per expert, for equal work of the instances."""
 MAX_WARP_NUMBERS = 1 << 13
 """Results of one product that four warps hold in registers."""

@@ -1,9 +1,9 @@
 """GPU kernel: attention over a KV cache, read once for each tile of query rows.
 
 Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
-rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Few tokens
-are one tile; a tile of a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every
-length; a row's bits do not depend on other rows. Later cache entries, stale or NaN, have no influence.
+rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Few
+tokens are one tile; a tile of a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work
+at every length; a row's bits do not depend on other rows. Later cache entries, stale or NaN, have no influence.
 """
 
 from functools import partial
@@ -50,8 +50,8 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
     if tile_rows(rows, query.shape[3], value_size, key.dtype.itemsize) is None:
         return (
-            f"{rows} rows of {query.shape[3]} for each key/value head: expected at most {MAX_ACCUMULATED // value_size}, "
-            f"or a multiple of {MIN_ROWS}, and operands in {shared_memory()} bytes of shared memory"
+            f"{rows} rows of {query.shape[3]} for each key/value head: expected few, or a multiple of {MIN_ROWS}, and "
+            f"operands in {shared_memory()} bytes of shared memory"
         )
     return None
 

@@ -160,7 +160,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
     import jax
     from device_kernels import SMALL, operations
 
-    from hybridlm.compiler.targets import kernel_resources, read_target
+    from hybridlm.compiler.targets import kernel_programs, kernel_resources, read_target
 
     machine = read_target(target)
     place = jax.sharding.SingleDeviceSharding(machine.devices[0])
@@ -170,7 +170,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
         with machine.tracing():
             run = jax.jit(partial(operation, kernels="auto"))
             run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        for kernel in kernel_resources(dump, target):
+        for kernel in kernel_resources(kernel_programs(dump), target):
             cells = name, f"`{kernel.name}`", target, f"{kernel.threads}", f"{kernel.registers}", f"{kernel.spilled}"
             yield f"| {' | '.join(cells)} |"
 

@@ -76,7 +76,7 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of its Pallas kernels by ptxas; () unless the target is an absent GPU.
+        """Threads, registers and spills of its Pallas kernels on an absent GPU, by ptxas.
 
         Raises:
             TargetError: ptxas is not installed.

@@ -224,7 +224,7 @@ class _Instance(_Values):
     _max_contiguous = _multiple_of
 
     def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
-        """Count the bytes of a value that is loaded from memory, or stored to it; of a known mask, its true places."""
+        """Count the bytes of a load or a store, at the true places of a known mask."""
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
             raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")

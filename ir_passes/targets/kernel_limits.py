@@ -85,9 +85,9 @@ class KernelResources:
 
 
 def kernel_programs(folder: Path) -> tuple[str, ...]:
-    """Return each PTX file with a Pallas kernel, by names in "_kernel", that XLA has dumped; equal ones once.
+    """Return the PTX of Pallas kernels in a dump folder, equal programs once.
 
-    XLA splits a program, and some of the parts are no complete programs.
+    Kernels have names in "_kernel". XLA splits a program, and some of the parts are no complete programs.
     """
     texts = (file.read_text("utf-8") for file in sorted(folder.glob("*.ptx")))
     return tuple(dict.fromkeys(text for text in texts if ENTRY.search(text)))

@@ -57,7 +57,9 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
-    """Return the query rows of a tile: all of a head, or the most of 64, 32 and 16 that divide them; None if none fit.
+    """Return the query rows of a tile, or None if none fit.
+
+    All rows of a head, or the most of 64, 32 and 16 that divide them.
 
     Args:
         rows: of a key/value head.

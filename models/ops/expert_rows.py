@@ -49,7 +49,9 @@ def expert_rows_kernel(
     expert: Any, order: Any, x: Any, *refs: Any, segment: int, rows: int, terms: int, columns: int, choices: int,
     gated: bool, weight: Any,
 ) -> None:  # fmt: skip
-    """Multiply the rows of the experts that begin in a segment by some columns of their matrices.
+    """Multiply the rows of a segment's experts by some columns of their matrices.
+
+    A segment has the experts that begin in it.
 
     Args:
         expert: of each row, in ascending order, in full; the number of experts for none, int32[row]. A tile of rows at
@@ -74,9 +76,9 @@ def expert_rows_kernel(
     column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
     starts = (first, first + out.shape[1]) if gated else (first,)
     position = pl.program_id(0) * segment + lax.broadcasted_iota(jnp.int32, (segment,), 0)
-    here, before = expert[jnp.minimum(position, count - 1)], expert[jnp.clip(position - 1, 0, count - 1)]
-    begins = ((here != before) | (position == 0)) & (position < count)
-    leaders = jnp.where(begins, here, none)
+    own, previous = expert[jnp.minimum(position, count - 1)], expert[jnp.clip(position - 1, 0, count - 1)]
+    begins = ((own != previous) | (position == 0)) & (position < count)
+    leaders = jnp.where(begins, own, none)
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         number, start = carry
@@ -99,11 +101,11 @@ def expert_rows_kernel(
         zeros = tuple(jnp.zeros((rows, columns), jnp.float32) for _ in starts)
         totals = lax.fori_loop(0, inputs // terms, add, zeros)
         store_if(of_expert, out.at[target, column], silu_gated(*totals) if gated else totals[0])
-        after = start + rows
-        continues = (expert[jnp.minimum(after, count - 1)] == number) & (after < count)
+        end = start + rows
+        continues = (expert[jnp.minimum(end, count - 1)] == number) & (end < count)
         following = jnp.min(jnp.where(leaders > number, leaders, none))
         leader = jnp.min(jnp.where(leaders == following, position, count))
-        return jnp.where(continues, number, following), jnp.where(continues, after, leader)
+        return jnp.where(continues, number, following), jnp.where(continues, end, leader)
 
     number = jnp.min(leaders)
     leader = jnp.min(jnp.where(leaders == number, position, count))

@@ -101,7 +101,7 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Return the values at a place of a kernel's memory where a condition is true, else zeros.
+    """Load values of a kernel's memory where a condition is true, else zeros.
 
     Args:
         condition: bool, of the shape of the place up to broadcasting.
@@ -113,7 +113,7 @@ def load_if(condition: jax.Array, ref: Any) -> jax.Array:
 
 
 def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to a place of a kernel's memory where a condition is true; else write nothing.
+    """Write a value to a kernel's memory where a condition is true.
 
     Args:
         condition: bool, of the shape of the value up to broadcasting.

@@ -225,7 +225,7 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
 
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     kernels = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
-    step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None)
+    step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None, kernel_resources=())
     keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
         report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))

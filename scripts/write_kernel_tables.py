@@ -53,7 +53,8 @@ Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context 
 `scripts/write_kernel_tables.py`. "x floor" is all bytes moved, over the floor in [accelerators](../accelerators.md).
 The next columns are parts of this ratio: operations on states and caches, sampling with filters (the branch with the
 most bytes counts), and the recurrence, its convolution included. Products inside of kernels are not counted, and bytes
-that a kernel reads twice count once. Seconds are of a busy machine. Nothing here has run.
+that a kernel reads twice count once. Seconds are of a busy machine. Steps are of
+2026-11-26, when row i was lane i; registers of 2026-11-29. Nothing here has run.
 
 | model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | compiled in |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -160,7 +161,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
     import jax
     from device_kernels import SMALL, operations
 
-    from hybridlm.compiler.targets import kernel_resources, read_target
+    from hybridlm.compiler.targets import kernel_programs, kernel_resources, read_target
 
     machine = read_target(target)
     place = jax.sharding.SingleDeviceSharding(machine.devices[0])
@@ -170,7 +171,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
         with machine.tracing():
             run = jax.jit(partial(operation, kernels="auto"))
             run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        for kernel in kernel_resources(dump, target):
+        for kernel in kernel_resources(kernel_programs(dump), target):
             cells = name, f"`{kernel.name}`", target, f"{kernel.threads}", f"{kernel.registers}", f"{kernel.spilled}"
             yield f"| {' | '.join(cells)} |"
 

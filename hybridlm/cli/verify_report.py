@@ -173,6 +173,9 @@ def _print(report: TargetReport, console: Console) -> None:
     for step in report.steps:
         if step.uncounted:
             console.print(Text(f"{step.name}: reads of {', '.join(step.uncounted)} are as declared, not counted"))
+        for kernel in step.spilling:
+            numbers = f"{kernel.spilled} bytes of {kernel.registers} registers of each of {kernel.threads} threads"
+            console.print(Text(f"{step.name}: {kernel.name} stores {numbers} to memory"))
     took = sum(step.certificate.seconds.compile for step in report.steps if step.certificate is not None)
     console.print(Text(f"XLA compiled for {took:.0f} s"))
     stored = sum(step.reused for step in report.steps)

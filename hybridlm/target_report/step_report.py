@@ -18,6 +18,7 @@ from hybridlm.target_report.kernel_reads import cache_heads, known_inputs, with_
 from ir_passes import Certificate, CompiledStep
 from ir_passes.kernels.reads import kernel_reads
 from ir_passes.targets import Target
+from ir_passes.targets.kernel_limits import KernelResources
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK, Decoder, kv_blocks
 from models.layers.moe import Moe
@@ -120,6 +121,7 @@ class StepReport:
         tokens_per_second: at most, of all lanes.
         largest: operations that move most.
         uncounted: GPU kernels with declared reads, because lengths do not determine their loops.
+        resources: of GPU kernels, by ptxas.
         reused: report of an earlier compilation.
     """
 
@@ -140,6 +142,7 @@ class StepReport:
     tokens_per_second: float | None
     largest: tuple[ScheduledKernel, ...]
     uncounted: tuple[str, ...] = ()
+    resources: tuple[KernelResources, ...] = ()
     reused: bool = False
 
     @property
@@ -154,7 +157,13 @@ class StepReport:
     def faults(self) -> tuple[str, ...]:
         if self.failed is not None or self.certificate is None:
             return (self.failed or "not compiled",)
-        return tuple(map(str, self.certificate.faults))
+        limits = (fault for kernel in self.resources for fault in kernel.faults())
+        return (*map(str, self.certificate.faults), *limits)
+
+    @property
+    def spilling(self) -> tuple[KernelResources, ...]:
+        """GPU kernels that store registers to memory."""
+        return tuple(kernel for kernel in self.resources if kernel.spilled)
 
 
 def failed_report(shape: AnyShape, why: str) -> StepReport:
@@ -192,7 +201,7 @@ def step_report(
         str(shape), lanes, tokens, None, step.certificate, kernels.count, runs, turns, moved, flops,
         None if floor is None else floor.moved, None if floor is None else floor.flops, floor_seconds,
         moved / target.bandwidth if target.bandwidth else None, data / floor_seconds if floor_seconds else None,
-        kernels.largest(MAX_LARGEST), uncounted,
+        kernels.largest(MAX_LARGEST), uncounted, step.kernel_resources,
     )  # fmt: skip
 
 

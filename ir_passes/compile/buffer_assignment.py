@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import jax_private
-from ir_passes.targets.kernel_limits import kernel_limits
+from ir_passes.targets.kernel_limits import kernel_limits, kernel_programs
 from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
 
@@ -35,11 +35,13 @@ class CompiledProgram:
     Attributes:
         dump: serialized HloProto, if the executable does not expose its buffer assignment.
         absent: reason without a buffer assignment.
+        kernels: PTX of Pallas kernels, for their registers.
     """
 
     compiled: jax.stages.Compiled
     dump: bytes | None = None
     absent: str | None = None
+    kernels: tuple[str, ...] = ()
 
 
 def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> CompiledProgram:
@@ -68,7 +70,9 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
             return CompiledProgram(compiled)  # the audit reports this
         settings = platform not in SETTINGS_AFTERWARDS
         text = jax_private.text_of_serialized(module.as_serialized_hlo_module_proto(), settings)
-        return CompiledProgram(compiled, *_written(Path(folder), compiled, text, settings))
+        return CompiledProgram(
+            compiled, *_written(Path(folder), compiled, text, settings), kernel_programs(Path(folder))
+        )
 
 
 def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: bool) -> tuple[bytes | None, str | None]:

@@ -17,6 +17,7 @@ from ir_passes.jaxpr.timing import paused
 from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.verifier import Plan
 from ir_passes.targets import Target, TargetError
+from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
 from ir_passes.xla_audit.audit import AuditReport
 from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
@@ -55,7 +56,7 @@ class CompiledStep(Running, Stage):
         Running.__init__(self, entry, successors_of(step.bound), step.certify)
         Stage.__init__(self, step.trace, step.bound)
         self.jaxpr, self.passes, self.target = step.proved.graph.program, step.proved.passes, step.absent_target
-        self.compiled, self._dump = program.compiled, program.dump
+        self.compiled, self._dump, self._kernel_programs = program.compiled, program.dump, program.kernels
         self.certificate, self.audit, self.calling = certificate, report, calling
 
     @cached_property
@@ -72,6 +73,15 @@ class CompiledStep(Running, Stage):
         """
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
+
+    @cached_property
+    def kernel_resources(self) -> tuple[KernelResources, ...]:
+        """Threads, registers and spills of its Pallas kernels on an absent GPU, by ptxas.
+
+        Raises:
+            TargetError: ptxas is not installed.
+        """
+        return () if self.target is None else kernel_resources(self._kernel_programs, self.target.name)
 
     def __repr__(self) -> str:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"

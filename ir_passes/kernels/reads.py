@@ -24,8 +24,8 @@ from ir_passes.kernels.memory import UnreadableKernel
 
 MAX_KNOWN = 1 << 16
 """Numbers of a value outside kernels that is computed."""
-MAX_KNOWN_INSIDE = 1 << 10
-"""Numbers of a value inside a kernel that is computed."""
+MAX_KNOWN_INSIDE = 1 << 14
+"""Numbers of a value inside a kernel that is computed: the mask of a tile."""
 MAX_TURNS = 1 << 12
 """Iterations of a loop that are run one by one."""
 UNKNOWN = None
@@ -223,13 +223,14 @@ class _Instance(_Values):
 
     _max_contiguous = _multiple_of
 
-    def _charge(self, kind: str, memory: _CountedMemory, var: Any) -> None:
-        """Count the bytes of a value that is loaded from memory, or stored to it."""
+    def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
+        """Count the bytes of a load or a store, at the true places of a known mask."""
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
             raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
         if number is not None:
-            size = prod(ir.shape_of(var)) * np.dtype(ir.dtype_of(var)).itemsize
+            numbers = prod(ir.shape_of(var)) if mask is UNKNOWN else int(np.count_nonzero(mask))
+            size = numbers * np.dtype(ir.dtype_of(var)).itemsize
             self.moved[kind, number] = self.moved.get((kind, number), 0) + size
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -241,8 +242,8 @@ class _Instance(_Values):
         return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
-        self._charge("load", memory, eqn.outvars[0])
+        memory, _, mask, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
+        self._charge("load", memory, eqn.outvars[0], mask)
         return [UNKNOWN]
 
     def _addupdate(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -252,12 +253,18 @@ class _Instance(_Values):
 
     def _swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
-        self._charge("store", memory, eqn.outvars[0])
-        if eqn.outvars[0] in self.used:
-            self._charge("load", memory, eqn.outvars[0])
-        return [UNKNOWN] * len(eqn.outvars)
+        return self._exchanged(eqn, memory, UNKNOWN)
 
-    _masked_swap = _swap
+    def _masked_swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        memory, _, _, mask = jax.tree.unflatten(eqn.params["args_tree"], args)
+        return self._exchanged(eqn, memory, mask)
+
+    def _exchanged(self, eqn: ir.JaxprEqn, memory: _CountedMemory, mask: Any) -> Sequence[Any]:
+        """Count a store, and a load where the old value has a use."""
+        self._charge("store", memory, eqn.outvars[0], mask)
+        if eqn.outvars[0] in self.used:
+            self._charge("load", memory, eqn.outvars[0], mask)
+        return [UNKNOWN]
 
     def _atomic_rmw(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory = next(arg for arg in args if isinstance(arg, _CountedMemory))

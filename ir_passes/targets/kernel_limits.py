@@ -1,13 +1,15 @@
 """What kernels take of a GPU, and errors of kernels that ask for more.
 
-XLA says how much of which memory a program instance asked for, and names no kernel. Registers and threads are those
-that ptxas reports of a dumped program.
+XLA says how much of which memory a program instance asked for, and names no kernel. Threads, registers and spills are
+those that ptxas reports of the PTX that XLA writes; the executable of an absent GPU gives out neither.
 """
 
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,8 +24,14 @@ EXCEEDED = re.compile(r"([\w ]+?)(?: size)? limit exceeded: requested (\d+), ava
 """XLA's message of a Triton kernel that is too large."""
 KERNEL_NAME = re.compile(r'@__gpu\$xla\.gpu\.triton\([^\n]*?\bname = "(\w+)"')
 """Name of a Triton kernel in a call of a lowered program."""
+TOOLKIT = "/usr/local/cuda/bin"
+"""Where XLA looks for programs of a CUDA toolkit, too."""
 REGISTERS_OF_A_BLOCK, REGISTERS_OF_A_THREAD, THREADS_OF_A_BLOCK = 65_536, 255, 1024
 """The same on all GPUs from compute capability 5.0 on (CUDA C++ Programming Guide, technical specifications)."""
+MAX_SPILLED = 128
+"""Bytes of a thread's registers that a kernel may store to memory: those of 32 registers."""
+ENTRY = re.compile(r"\.entry (\w+_kernel)\b[^{]*?\.(?:req|max)ntid (\d+)")
+"""A Pallas kernel in PTX, with its threads."""
 
 
 class KernelLimitError(RuntimeError):
@@ -65,49 +73,64 @@ class KernelResources:
     spilled: int
 
     def faults(self) -> tuple[str, ...]:
-        """Return the limits of every GPU that it exceeds."""
+        """Return the limits that it exceeds: those of every GPU, and `MAX_SPILLED`."""
         numbers = (
             ("threads of a program instance", self.threads, THREADS_OF_A_BLOCK),
             ("registers of a thread", self.registers, REGISTERS_OF_A_THREAD),
             ("registers of a program instance", self.threads * self.registers, REGISTERS_OF_A_BLOCK),
+            ("spilled bytes of a thread", self.spilled, MAX_SPILLED),
         )
         exceeded = [number for number in numbers if number[1] > number[2]]
         return tuple(f"{self.name}: {count:,} {kind}, expected at most {most:,}" for kind, count, most in exceeded)
 
 
-def kernel_resources(folder: Path, target: str) -> Iterator[KernelResources]:
-    """Yield the resources of each Pallas kernel of a program, by names in "_kernel".
+def kernel_programs(folder: Path) -> tuple[str, ...]:
+    """Return the PTX of Pallas kernels in a dump folder, equal programs once.
+
+    Kernels have names in "_kernel". XLA splits a program, and some of the parts are no complete programs.
+    """
+    texts = (file.read_text("utf-8") for file in sorted(folder.glob("*.ptx")))
+    return tuple(dict.fromkeys(text for text in texts if ENTRY.search(text)))
+
+
+def kernel_resources(programs: Iterable[str], target: str) -> tuple[KernelResources, ...]:
+    """Return the resources of the Pallas kernels in PTX; equal ones once.
 
     Args:
-        folder: that XLA has dumped the program to.
+        programs: of `kernel_programs`.
         target: name of the GPU.
 
     Raises:
         TargetError: ptxas is not installed.
     """
-    major, minor = GPUS[target].capability
-    architecture = f"sm_{major}{minor}{'a' if GPUS[target].accelerated else ''}"
-    for file in sorted(folder.glob("*.ptx")):
-        threads = dict(re.findall(r"\.entry (\w+_kernel)\b[^{]*?\.(?:req|max)ntid (\d+)", file.read_text("utf-8")))
-        # XLA splits a program, and some of the parts are no complete programs
-        if not threads:
-            continue
-        command = [_ptxas(), "-v", f"-arch={architecture}", file, "-o", os.devnull]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    gpu = GPUS[target.partition(":")[0]]
+    major, minor = gpu.capability
+    architecture = f"sm_{major}{minor}{'a' if gpu.accelerated else ''}"
+    kernels = dict[KernelResources, None]()
+    for program in programs:
+        threads = dict(ENTRY.findall(program))
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(program)
+            file.flush()
+            command = [_ptxas(), "-v", f"-arch={architecture}", file.name, "-o", os.devnull]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         for entry in output.split("Compiling entry function")[1:]:
             name = re.match(r" '(\w+)'", entry)
             if name is None or name[1] not in threads:
                 continue
             used, spilled = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
             assert used is not None and spilled is not None, entry
-            yield KernelResources(name[1], int(threads[name[1]]), int(used[1]), int(spilled[1]))
+            kernels[KernelResources(name[1], int(threads[name[1]]), int(used[1]), int(spilled[1]))] = None
+    return tuple(kernels)
 
 
 def _ptxas() -> Path:
-    """Return the path of ptxas in NVIDIA's packages."""
+    """Return the path of ptxas, in NVIDIA's packages or a CUDA toolkit."""
     spec = find_spec("nvidia")
     places = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     files = [file for place in places for file in place.glob("*/bin/ptxas")]
+    toolkit = shutil.which("ptxas") or shutil.which("ptxas", path=TOOLKIT)
+    files += [] if toolkit is None else [Path(toolkit)]
     if not files:
         raise TargetError("ptxas is not installed: pip install 'hybridlm[target-cuda]'")
     return files[0]

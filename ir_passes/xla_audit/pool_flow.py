@@ -177,11 +177,14 @@ class PoolFlow:
         opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
             # The output of a call is unknown; a result of the pool's type may be the pool. A result in an operand's
-            # memory is made of that operand; of others only if they are of the pool's type, too.
+            # memory is made of that operand; of others only if they are of the pool's type, and hold elements of it:
+            # queries and keys of a recurrence may have its type.
             aliased = [number for output, number, _ in instruction.aliasing if output == index]
             if operand in aliased:
                 return elements
-            same_type = pool.is_like(instruction.arrays[index]) and (not aliased or pool.is_like(arrays[operand]))
+            same_type = pool.is_like(instruction.arrays[index])
+            if aliased:
+                same_type &= pool.is_like(arrays[operand]) and not self.whole_writes
             return Held(0, max(elements)) if same_type and max(elements) >= pool.least else NOTHING
         if opcode in ENDING:
             return NOTHING

@@ -1,9 +1,9 @@
-"""GPU kernel: attention of few tokens over a KV cache, read once.
+"""GPU kernel: attention over a KV cache, read once for each tile of query rows.
 
-Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has the query rows of a
-lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Blocks are dealt to
-parts in turn, for equal work at every length; a row's bits do not depend on other rows. Later cache entries, stale or
-NaN, have no influence.
+Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
+rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Few
+tokens are one tile; a tile of a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work
+at every length; a row's bits do not depend on other rows. Later cache entries, stale or NaN, have no influence.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
-"""Query rows of a key/value head: its heads times tokens."""
+"""Query rows of a tile. More rows of a key/value head, its heads times tokens, are several equal tiles."""
 MAX_SIZE = 512
 """Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
@@ -46,17 +46,30 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
     """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
-    if rows > MAX_ROWS:
-        return f"{rows} query rows for each key/value head: expected at most {MAX_ROWS}"
     if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
-    if padded_rows(rows) * value_size > MAX_ACCUMULATED:
-        return f"{rows} rows of {value_size}: expected at most {MAX_ACCUMULATED} numbers"
-    if padded_rows(rows) >= MIN_TENSOR_ROWS and has_tensor_memory():
-        return f"{rows} query rows: expected fewer than {MIN_TENSOR_ROWS} where sums are in tensor memory"
-    if turn_size(padded_rows(rows), query.shape[3], value_size, key.dtype.itemsize) is None:
-        return f"{rows} rows of {query.shape[3]}: expected operands in {shared_memory()} bytes of shared memory"
+    if tile_rows(rows, query.shape[3], value_size, key.dtype.itemsize) is None:
+        return (
+            f"{rows} rows of {query.shape[3]} for each key/value head: expected few, or a multiple of {MIN_ROWS}, and "
+            f"operands in {shared_memory()} bytes of shared memory"
+        )
     return None
+
+
+def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
+    """Return the query rows of a tile, or None if none fit.
+
+    All rows of a head, or the most of 64, 32 and 16 that divide them.
+
+    Args:
+        rows: of a key/value head.
+        size, value_size: of a key and a value.
+        itemsize: bytes of a number of the cache.
+    """
+    limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
+    tiles = [rows, *(tile for tile in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if rows % tile == 0)]
+    fitting = (tile for tile in tiles if padded_rows(tile) <= limit)
+    return next((tile for tile in fitting if turn_size(padded_rows(tile), size, value_size, itemsize)), None)
 
 
 def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
@@ -96,12 +109,12 @@ def decode_attention_kernel(
     table: Any, limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...],
     value_size: int, window: int | None,
 ) -> None:  # fmt: skip
-    """Attend from rows of one lane and key/value head to one part.
+    """Attend from a tile of rows of one lane and key/value head to one part.
 
     Args:
         table: int32[lane, block].
-        limit: int32[row], last visible position, or -1.
-        query: [row, key].
+        limit: int32[row], last visible position, or -1, of a tile.
+        query: [row, key], of a tile.
         key: of all pages.
         rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
             over values [row, value].
@@ -112,7 +125,7 @@ def decode_attention_kernel(
     from jax.experimental import pallas as pl  # takes a while to import
 
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
-    lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(3)
     in_page = KV_BLOCK // block
     blocks = table.shape[1] * in_page
     rows, count = limit.shape[0], padded_rows(limit.shape[0])
@@ -184,42 +197,44 @@ def decode_attention(
     from jax.experimental import pallas as pl
 
     lanes, kv_heads, rows, size = query.shape
-    context, count = pages.shape[1] * KV_BLOCK, padded_rows(rows)
-    parts = part_count(lanes * kv_heads, context)
+    context, tile = pages.shape[1] * KV_BLOCK, tile_rows(rows, size, value_size, key.dtype.itemsize)
+    assert tile is not None, "by `unsupported`"
+    count, tiles = padded_rows(tile), rows // tile
+    parts = part_count(lanes * kv_heads * tiles, context)
     turn = turn_size(count, size, value_size, key.dtype.itemsize)
-    assert turn is not None, "by `unsupported`"
+    assert turn is not None, "by `tile_rows`"
     block, stages = turn
 
     def cut(*sizes: int) -> Any:
         block = pl.Squeezed(), pl.Squeezed(), *sizes
-        return pl.BlockSpec(block, lambda lane, head, part: (lane, head, *(0 for _ in sizes)))
+        return pl.BlockSpec(block, lambda lane, head, tile, part: (lane, head, tile, *(0 for _ in sizes[1:])))
 
     def result(*sizes: int) -> Any:
         block = pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), *sizes
-        return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, *(0 for _ in sizes)))
+        return pl.BlockSpec(block, lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:])))
 
     caches = [key] if value is None else [key, value]
-    written = 1 << (rows - 1).bit_length()
+    written = 1 << (tile - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
     whole = pl.BlockSpec(memory_space=pl.ANY)
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
         partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, window=window),
         pl.GridSpec(
-            grid=(lanes, kv_heads, parts),
+            grid=(lanes, kv_heads, tiles, parts),
             in_specs=[
                 whole,
-                pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
-                cut(rows, size),
+                pl.BlockSpec((pl.Squeezed(), tile), lambda lane, head, tile, part: (lane, tile)),
+                cut(tile, size),
                 *(whole for _ in caches),
             ],
             out_specs=[result(*shape) for shape in shapes],
         ),
-        [result_like((lanes, kv_heads, parts, *shape), jnp.float32, key) for shape in shapes],
+        [result_like((lanes, kv_heads, parts, tiles * first, *rest), jnp.float32, key) for first, *rest in shapes],
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-        reads={3 + k: _of_lanes(cache, pages) for k, cache in enumerate(caches)},
+        reads={3 + k: tiles * _of_lanes(cache, pages) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))

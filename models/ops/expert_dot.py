@@ -87,7 +87,7 @@ def grouped_product(
 ) -> ExpertRows:
     """Return `expert_dot` of plain or quantised experts, dequantised inside the product."""
     if KERNEL.chosen(devices, weight, gated):
-        return expert_rows(varying_like(x, expert), weight, expert, gated, interpret=devices.interpret)
+        return expert_rows(varying_like(x, expert), weight, expert, absent, gated, interpret=devices.interpret)
     if expert.ndim > 1 or gated:
         raise ValueError("several experts of a row, or gates: expected a kernel, or `experts_product`")
     if not absent:

@@ -1,9 +1,10 @@
-"""GPU kernel for the grouped product of experts: tiles of sorted rows times their experts.
+"""GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
-`expert_dot.grouped_product` defines it. There is no capacity: a tile may have rows of several experts, and takes from
-each product the rows of that expert. A tile of weights, plain or codes and scales, is read once per tile of rows with a
-row of its expert. Rows are read and results written at their own places, and a row with several experts is read at one
-place. Gate and up are one matrix, and one kernel multiplies both and applies SwiGLU.
+`expert_dot.grouped_product` defines it. There is no capacity. Rows are sorted by expert; a program instance has the
+experts that begin in its segment of sorted rows, and multiplies all rows of each, a tile at a time. A matrix, plain or
+codes and scales, is read once per tile, and tiles have twice the mean number of rows. Rows are read and results written
+at their own places, and a row with several experts is read at one place. Gate and up are one matrix, and one kernel
+multiplies both and applies SwiGLU.
 """
 
 from functools import partial
@@ -15,19 +16,23 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from models.ops.float32 import silu_gated
-from models.ops.gpu_call import gpu_call, shared_memory
+from models.ops.gpu_call import gpu_call, load_if, shared_memory, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
 
-MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 64, 128, 64
-"""Rows and columns of one program instance, and the terms of one iteration."""
+MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 128, 128, 64
+"""Rows and columns of one product, and the terms of one iteration."""
 STAGES = 3
 """Iterations with operands loaded ahead."""
 MAX_ROUNDED_ROWS = 1024
 """Maximum rows that are rounded in the kernel, without an operation for it; more are read by many instances."""
 MIN_INSTANCES = 128
 """Program instances, about as many as a GPU's processors."""
+SEGMENTS = 2
+"""Segments of sorted rows per expert, for equal work of the instances."""
+MAX_WARP_NUMBERS = 1 << 13
+"""Results of one product that four warps hold in registers."""
 
 
 def unsupported(weight: Any, gated: bool = False) -> str | None:
@@ -41,15 +46,22 @@ KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
 
 
 def expert_rows_kernel(
-    expert: Any, order: Any, x: Any, *refs: Any, terms: int, columns: int, choices: int, gated: bool, weight: Any
-) -> None:
-    """Multiply some rows by some columns of their experts.
+    expert: Any, order: Any, x: Any, *refs: Any, segment: int, rows: int, terms: int, columns: int, choices: int,
+    gated: bool, weight: Any,
+) -> None:  # fmt: skip
+    """Multiply the rows of a segment's experts by some columns of their matrices.
+
+    A segment has the experts that begin in it.
 
     Args:
-        expert: of each row, in ascending order; the number of experts for none, int32[row].
-        order: place of each row in the result, int32[row].
+        expert: of each row, in ascending order, in full; the number of experts for none, int32[row]. A tile of rows at
+            least.
+        order: place of each row in the result, in full, int32[row].
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
-        refs: the arrays of the weight [expert, out, in], in full; the result [place, out], in full.
+        refs: the arrays of the weight [expert, out, in], in full; the result [place, out], in full. Rows without an
+            expert are not written.
+        segment: sorted rows of the program instance.
+        rows: multiplied at once.
         terms: multiplied at once.
         columns: of the program instance.
         choices: adjacent places with one row of x.
@@ -59,56 +71,80 @@ def expert_rows_kernel(
     from jax.experimental import pallas as pl  # takes a while to import
 
     *arrays, out = refs
-    experts, places, none, inputs = expert[...], order[...][:, None], arrays[0].shape[0], x.shape[1]
-    sources = places if choices == 1 else lax.div(places, jnp.full(places.shape, choices, jnp.int32))
-    first = pl.program_id(0) * columns
+    count, none, inputs = out.shape[0], arrays[0].shape[0], x.shape[1]
+    first = pl.program_id(1) * columns
+    column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
     starts = (first, first + out.shape[1]) if gated else (first,)
+    position = pl.program_id(0) * segment + lax.broadcasted_iota(jnp.int32, (segment,), 0)
+    own, previous = expert[jnp.minimum(position, count - 1)], expert[jnp.clip(position - 1, 0, count - 1)]
+    begins = ((own != previous) | (position == 0)) & (position < count)
+    leaders = jnp.where(begins, own, none)
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        number, totals = carry
+        number, start = carry
+        # The last tile begins earlier and skips rows of other tiles: a place is in a tile once.
+        place = jnp.minimum(start, count - rows) + lax.broadcasted_iota(jnp.int32, (rows,), 0)
+        of_expert = ((expert[place] == number) & (place >= start))[:, None]
+        target = order[place][:, None]
+        source = target if choices == 1 else lax.div(target, jnp.full(target.shape, choices, jnp.int32))
 
         def add(turn: Any, totals: Any) -> Any:
             spans = [pl.ds(*turn_span(array.shape[2], inputs, terms, turn)) for array in arrays]
             term = turn * terms + lax.broadcasted_iota(jnp.int32, (1, terms), 1)
-            rows, products = x[sources, term], []
-            for start in starts:
-                tiles = [array[number, pl.ds(start, columns), span] for array, span in zip(arrays, spans, strict=True)]
+            terms_of_rows, products = load_if(of_expert, x.at[source, term]), []
+            for begin in starts:
+                tiles = [array[number, pl.ds(begin, columns), span] for array, span in zip(arrays, spans, strict=True)]
                 matrix = numbers_of(jax.tree.unflatten(weight, tiles))
-                products.append(kernel_product(rows.astype(matrix.dtype), matrix, 1))
+                products.append(kernel_product(terms_of_rows.astype(matrix.dtype), matrix, 1))
             return tuple(total + product for total, product in zip(totals, products, strict=True))
 
-        zeros = tuple(jnp.zeros(total.shape, jnp.float32) for total in totals)
-        sums = lax.fori_loop(0, inputs // terms, add, zeros)
-        following = jnp.min(jnp.where(experts > number, experts, none))
-        of_expert = (experts == number)[:, None]
-        return following, tuple(jnp.where(of_expert, *pair) for pair in zip(sums, totals, strict=True))
+        zeros = tuple(jnp.zeros((rows, columns), jnp.float32) for _ in starts)
+        totals = lax.fori_loop(0, inputs // terms, add, zeros)
+        store_if(of_expert, out.at[target, column], silu_gated(*totals) if gated else totals[0])
+        end = start + rows
+        continues = (expert[jnp.minimum(end, count - 1)] == number) & (end < count)
+        following = jnp.min(jnp.where(leaders > number, leaders, none))
+        leader = jnp.min(jnp.where(leaders == following, position, count))
+        return jnp.where(continues, number, following), jnp.where(continues, end, leader)
 
-    start = jnp.min(experts), tuple(jnp.zeros((len(experts), columns), jnp.float32) for _ in starts)
-    _, totals = lax.while_loop(lambda carry: carry[0] < none, meet, start)
-    result = silu_gated(*totals) if gated else totals[0]
-    out[places, first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)] = result
+    number = jnp.min(leaders)
+    leader = jnp.min(jnp.where(leaders == number, position, count))
+    lax.while_loop(lambda carry: carry[0] < none, meet, (number, leader))
 
 
-def matrix_reads(rows: int, tile: int, experts: int) -> int:
+def tile_rows(count: int, experts: int) -> int:
+    """Return the rows of a tile: twice the mean of the experts, in powers of two."""
+    return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
+
+
+def matrix_reads(count: int, rows: int, experts: int) -> int:
     """Return the maximum number of matrix reads of all tiles together.
 
     Args:
-        rows: of all experts, sorted by expert.
-        tile: rows of a tile.
+        count: rows of all experts.
+        rows: of a tile.
         experts: number of experts.
     """
-    return min(rows, experts + -(-rows // tile) - 1)
+    chosen = min(count, experts)
+    return chosen + (count - chosen) // rows
 
 
 def expert_rows(
-    x: Float32[Array, "row in"], weight: Any, expert: Int32[Array, "row *choice"], gated: bool, *, interpret: bool
+    x: Float32[Array, "row in"],
+    weight: Any,
+    expert: Int32[Array, "row *choice"],
+    absent: bool,
+    gated: bool,
+    *,
+    interpret: bool,
 ) -> Float32[Array, "row *choice result"]:
     """Multiply each row by the matrix of its expert, or of each of its experts.
 
     Args:
         x: rows, in any order; they are rounded to the dtype of the weights.
         weight: one matrix `[out, in]` for each expert, plain or packed.
-        expert: of each row; the number of experts for none, with result zero.
+        expert: of each row.
+        absent: a row may have the number of experts instead, for none; its result is zero.
         gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
         interpret: run by Pallas' interpreter, on any platform.
     """
@@ -116,32 +152,35 @@ def expert_rows(
 
     count, experts = expert.size, weight.shape[0]
     choices, outputs = count // len(x), weight.shape[1] // (1 + gated)
-    rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-count // experts) - 1).bit_length()))
-    padding = -count % rows
-    tiles = (count + padding) // rows
-    # The last row fills the last tile: its repetitions write the same bits to the same place.
-    pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
-    sorted_experts, order = (jnp.pad(part, (0, padding), mode="edge") for part in pairs)
-    columns = _columns(outputs, tiles, MAX_COLUMNS // (1 + gated))
+    rows = tile_rows(count, experts)
+    segment = 1 << max(0, (count // (SEGMENTS * experts)).bit_length() - 1)
+    padded = max(count, rows)
+    unsorted = jnp.pad(expert.reshape(-1), (0, padded - count), constant_values=experts)
+    pairs = lax.sort((unsorted, jnp.arange(padded, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    columns = _columns(outputs, min(count, experts), MAX_COLUMNS // (1 + gated))
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
-    by_row, full_spec = pl.BlockSpec((rows,), lambda column, row: (row,)), pl.BlockSpec(memory_space=pl.ANY)
+    full_spec = pl.BlockSpec(memory_space=pl.ANY)
     rounded = x if count <= MAX_ROUNDED_ROWS else x.astype(weight.dtype)
+    kernel = partial(
+        expert_rows_kernel, segment=segment, rows=rows, terms=terms, columns=columns, choices=choices, gated=gated,
+        weight=tree,
+    )  # fmt: skip
     product = gpu_call(
-        partial(expert_rows_kernel, terms=terms, columns=columns, choices=choices, gated=gated, weight=tree),
+        kernel,
         pl.GridSpec(
-            grid=(outputs // columns, tiles),
-            in_specs=[by_row, by_row, full_spec, *[full_spec] * len(arrays)],
+            grid=(-(-count // segment), outputs // columns), in_specs=[full_spec] * (3 + len(arrays)),
             out_specs=full_spec,
         ),
-        result_like((count, outputs), jnp.float32, rounded),
+        result_like((padded, outputs), jnp.float32, rounded),
+        warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS else 4,
         stages=STAGES,
         interpret=interpret,
         reads={3 + number: reads * size for number, size in enumerate(sizes)},
-    )(sorted_experts, order, rounded, *arrays)
-    return product.reshape((*expert.shape, outputs))
+    )(*pairs, rounded, *arrays)[:count].reshape((*expert.shape, outputs))  # fmt: skip
+    return jnp.where((expert < experts)[..., None], product, 0.0) if absent else product
 
 
 def _terms(width: int, itemsize: int) -> int:
@@ -155,8 +194,14 @@ def _terms(width: int, itemsize: int) -> int:
     return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
 
 
-def _columns(outputs: int, tiles: int, limit: int) -> int:
-    """Return the columns of a program instance: the most with `MIN_INSTANCES` instances, or the fewest."""
+def _columns(outputs: int, chosen: int, limit: int) -> int:
+    """Return the columns of a program instance: the most with `MIN_INSTANCES` instances, or the fewest.
+
+    Args:
+        outputs: of a matrix.
+        chosen: experts with rows, at most.
+        limit: of the columns.
+    """
     sizes = [limit >> k for k in range((limit // MIN_ROWS).bit_length())]
     sizes = [size for size in sizes if outputs % size == 0]
-    return next((size for size in sizes if outputs // size * tiles >= MIN_INSTANCES), sizes[-1])
+    return next((size for size in sizes if outputs // size * chosen >= MIN_INSTANCES), sizes[-1])

@@ -100,11 +100,23 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
     return lanes * pool.size // pool.shape[0] * pool.dtype.itemsize
 
 
-def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to a place of a kernel's memory if a condition is true; else write nothing.
+def load_if(condition: jax.Array, ref: Any) -> jax.Array:
+    """Load values of a kernel's memory where a condition is true, else zeros.
 
     Args:
-        condition: bool[].
+        condition: bool, of the shape of the place up to broadcasting.
+        ref: place, by `ref.at[...]`.
+    """
+    from jax.experimental.pallas import triton as plgpu
+
+    return plgpu.load(ref, mask=jnp.broadcast_to(condition, ref.shape), other=0.0)
+
+
+def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
+    """Write a value to a kernel's memory where a condition is true.
+
+    Args:
+        condition: bool, of the shape of the value up to broadcasting.
         ref: place, by `ref.at[...]`.
         value: of the shape of the place.
     """

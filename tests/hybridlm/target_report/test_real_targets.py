@@ -101,6 +101,21 @@ def test_other_gpus(target: str) -> None:
     one_decode_step(target)
 
 
+@pytest.mark.target_cuda
+def test_registers_of_a_steps_kernels() -> None:
+    """A stored report has them too; a kernel above the limit of spills is a fault of the step."""
+    dense = engine("dense_interval", "nvidia-h100", kernels="auto")
+    (step,) = report_on(dense, [dense.generating(4, 1)]).steps
+    names = {kernel.name for kernel in step.resources}
+    assert names >= {"recurrent_step_kernel", "conv_step_kernel"} and step.faults == ()
+    assert all(0 < kernel.registers <= 255 and kernel.threads % 32 == 0 for kernel in step.resources)
+    (stored,) = report_on(dense, [dense.generating(4, 1)]).steps
+    assert stored.reused and stored.resources == step.resources
+    spilled = tuple(replace(kernel, spilled=129) for kernel in step.resources[:1])
+    spilling = replace(step, resources=spilled)
+    assert spilling.spilling == spilled and [*spilling.faults] == [*spilled[0].faults()] != []
+
+
 @pytest.mark.target_tpu
 @pytest.mark.parametrize("target", ["tpu-v4", "tpu-v5p", "tpu-v6e"])
 def test_other_tpus(target: str) -> None:

@@ -36,6 +36,7 @@ from ir_passes.compile import exported
 from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir
 from ir_passes.targets import TargetError, read_target
+from ir_passes.targets.kernel_limits import KernelResources
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
@@ -225,7 +226,7 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
 
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     kernels = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
-    step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None)
+    step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None, kernel_resources=())
     keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
         report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))
@@ -344,6 +345,21 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: P
     monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
+
+
+@pytest.mark.parametrize(("spilled", "status"), [(0, 0), (64, 0), (132, 1)])
+def test_kernels_that_spill_are_named_and_refused_above_the_limit(
+    spilled: int, status: int, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    report = report_on(engine(), SHAPES[:1])
+    kernels = (KernelResources("small_kernel", 128, 40, 0), KernelResources("wide_kernel", 128, 255, spilled))
+    step = replace(report.steps[0], resources=kernels)
+    monkeypatch.setattr(verify_report, "report_on", lambda *args: replace(report, steps=(step,)))
+    result = run(*CONFIG, "--target", "nvidia-h100")
+    assert result.exit_code == status and "small_kernel" not in result.output
+    line = f"wide_kernel stores {spilled} bytes of 255 registers of each of 128 threads to memory"
+    assert (line in result.output) == (spilled > 0)
+    assert ("wide_kernel: 132 spilled bytes of a thread, expected at most 128" in result.output) == (status == 1)
 
 
 @pytest.mark.parametrize(("options", "message"), [

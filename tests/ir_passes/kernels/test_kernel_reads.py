@@ -18,7 +18,7 @@ from ir_passes.kernels.reads import KernelReads, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
-from models.ops.expert_rows import matrix_reads
+from models.ops.expert_rows import matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
 from models.ops.recurrences.chunk_scan_gpu import MAX_ROWS
 from models.ops.recurrences.delta_rule import delta_rule
@@ -44,15 +44,16 @@ def experts(rows: int) -> tuple[Any, ...]:
     return array(rows, IN), array(EXPERTS, OUT, IN, dtype=jnp.bfloat16), array(rows, dtype=jnp.int32)
 
 
-@pytest.mark.parametrize("rows", [8, 24, 100])
-def test_experts_read_the_matrices_of_each_tile_of_sorted_rows(rows: int) -> None:
-    """Each tile reads its experts once, and none between; declared reads cover all tiles."""
+@pytest.mark.parametrize("rows", [8, 24, 100, 700])
+def test_experts_read_their_matrices_once_for_each_tile_of_rows(rows: int) -> None:
+    """Experts without rows are not read; declared reads cover all tiles."""
     chosen = np.random.default_rng(rows).integers(0, EXPERTS, rows).astype(np.int32)
-    tiles = [np.sort(chosen)[first : first + 16] for first in range(0, rows, 16)]
+    counts, tile = np.bincount(chosen), tile_rows(rows, EXPERTS)
     result = reads(partial(expert_dot, devices=GPU), experts(rows), (None, None, chosen))
     place = result.shapes.index((EXPERTS, OUT, IN))
-    matrices = sum(len(set(tile)) for tile in tiles)
-    assert result.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, 16, EXPERTS)
+    matrices = np.sum(-(-counts // tile))
+    assert result.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, tile, EXPERTS)
+    assert result.stored == (4 * rows * OUT,), "a masked store of a tile writes the rows of its expert"
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (300, 20), (512, 512), (0, 129)])
@@ -217,7 +218,7 @@ def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: i
 
 @pytest.mark.parametrize("lengths", [(0, 1, 32, 33, 96), (96,) * 5, (0,) * 5])
 def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> None:
-    """Values and keys of chunks with real tokens; all outputs are written, and the rows of the lanes alone."""
+    """Values and keys of chunks with real tokens; all outputs are written, and the rows of lanes with tokens alone."""
     tokens, heads, size, chunk = 96, 2, 32, 32
     lanes = len(lengths)
     vectors, gates = array(lanes, tokens, heads, size), array(lanes, tokens, heads)
@@ -242,7 +243,7 @@ def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> N
     assert [result.loaded[number] for number in numbers] == [tiles * tile_bytes, 2 * tiles * tile_bytes, tile_bytes]
     row = 4 * heads * size * size
     assert result.loaded[result.shapes.index(pool.shape)] == lanes * row
-    assert result.stored == (4 * lanes * tokens * heads * size, lanes * row)
+    assert result.stored == (4 * lanes * tokens * heads * size, np.count_nonzero(lengths) * row)
 
 
 def test_loads_of_a_small_operand_come_from_the_cache() -> None:

@@ -9,7 +9,7 @@ from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.kernel_limits import KernelResources
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
-from models.ops.decode_attention_gpu import turn_size
+from models.ops.decode_attention_gpu import tile_rows, turn_size
 from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernels import Kernel
 from models.ops.row_product_gpu import KERNEL as PRODUCT
@@ -33,24 +33,31 @@ def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "supported"), [("nvidia-l4", False), ("nvidia-rtx4090", False), ("nvidia-h100", True)]
+    ("name", "rows", "tile"),
+    [
+        ("nvidia-l4", 32, 16),
+        ("nvidia-l4", 24, None),
+        ("nvidia-rtx4090", 32, 16),
+        ("nvidia-h100", 32, 32),
+        ("nvidia-h100", 24, 24),
+    ],
 )
-def test_queries_that_do_not_fit_are_left_to_the_plain_form(name: str, supported: bool) -> None:
-    query = jax.ShapeDtypeStruct((8, 1, 32, 576), jnp.float32)
+def test_tiles_of_queries_fit_the_card(name: str, rows: int, tile: int | None) -> None:
+    """Latent rows of 576 on cards with 101,376 bytes have 16 rows a tile; others are left to the plain form."""
+    query = jax.ShapeDtypeStruct((8, 1, rows, 576), jnp.float32)
     key = jax.ShapeDtypeStruct((8, 1, 1024, 576), jnp.bfloat16)
     with read_target(name).tracing():
-        assert (ATTENTION.unsupported(query, key, None, 512) is None) == supported
+        assert tile_rows(rows, 576, 512, 2) == tile
+        assert (ATTENTION.unsupported(query, key, None, 512) is None) == (tile is not None)
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "supported"), [("nvidia-b200", 64, False), ("nvidia-b200", 32, True), ("nvidia-h100", 64, True)]
+    ("name", "rows", "tile"), [("nvidia-b200", 64, 32), ("nvidia-b200", 32, 32), ("nvidia-h100", 64, 64)]
 )
-def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, supported: bool) -> None:
+def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, tile: int) -> None:
     """XLA for a B200 asks for 560 of 512 columns with 64 rows of 256."""
-    query = jax.ShapeDtypeStruct((2, 1, rows, 256), jnp.float32)
-    cache = jax.ShapeDtypeStruct((2, 1, 512, 256), jnp.bfloat16)
     with read_target(name).tracing():
-        assert (ATTENTION.unsupported(query, cache, cache, 256) is None) == supported
+        assert tile_rows(rows, 256, 256, 2) == tile
 
 
 @pytest.mark.parametrize(("numbers", "dtype", "supported"), [
@@ -85,5 +92,8 @@ def test_limits_of_threads_and_registers_are_reported() -> None:
     assert KernelResources("small_kernel", 128, 255, 20).faults() == ()
     assert KernelResources("large_kernel", 512, 200, 0).faults() == (
         "large_kernel: 102,400 registers of a program instance, expected at most 65,536",
+    )
+    assert KernelResources("spilling_kernel", 128, 255, 132).faults() == (
+        "spilling_kernel: 132 spilled bytes of a thread, expected at most 128",
     )
     assert len(KernelResources("huge_kernel", 2048, 256, 0).faults()) == 3

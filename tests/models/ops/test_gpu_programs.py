@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
-from models.ops.expert_rows import MAX_ROWS, matrix_reads
+from models.ops.expert_rows import MAX_ROUNDED_ROWS, matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.linear import linear
@@ -161,8 +160,6 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
 
 
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
-MAX_SPILLED = 128
-"""Bytes of each thread's registers that a kernel may store to memory: the chunks of the delta rule spill 124."""
 
 
 @pytest.mark.each_value
@@ -170,10 +167,10 @@ MAX_SPILLED = 128
 @pytest.mark.parametrize(
     "name",
     [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)]
-    + [f"{form}, 64" for form in FORMS[:3]]
+    + [f"{form}, 64" for form in (*FORMS[:3], *FORMS[4:])]
     + ["experts, 32 rows", "product, 16 rows"],
 )
-def test_kernels_keep_the_limits_of_each_card(name: str, target: str, tmp_path: Path) -> None:
+def test_kernels_keep_the_limits_of_each_card(name: str, target: str) -> None:
     """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
     operation, arrays = cases()[name]
     machine = read_target(target)
@@ -181,11 +178,9 @@ def test_kernels_keep_the_limits_of_each_card(name: str, target: str, tmp_path: 
     types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
     with machine.tracing():
         lowered = jax.jit(partial(operation, kernels="auto")).lower(*types)
-    compile_with_assignment(lowered, {"xla_dump_to": str(tmp_path)})
-    kernels = list(kernel_resources(tmp_path, target))
+    kernels = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
     assert kernels or "triton" not in lowered.as_text()
     assert [fault for kernel in kernels for fault in kernel.faults()] == []
-    assert max((kernel.spilled for kernel in kernels), default=0) <= MAX_SPILLED
 
 
 def wide_kernel(x: Any, weight: Any, out: Any) -> None:
@@ -208,9 +203,24 @@ def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: s
         compiled(call, matrix, matrix, target=target)
 
 
+def test_a_kernel_that_spills_is_found() -> None:
+    """256 x 256 sums of float32 are 512 registers of each of 128 threads."""
+    spec = pl.BlockSpec((256, 256), lambda _: (0, 0))
+    grid = pl.GridSpec(grid=(1,), in_specs=[spec, spec], out_specs=spec)
+    call = gpu_call(wide_kernel, grid, array(256, 256), warps=4, interpret=False)
+    place = jax.sharding.SingleDeviceSharding(read_target("nvidia-a100").devices[0])
+    matrix = jax.ShapeDtypeStruct((256, 256), BF16, sharding=place)
+    with read_target("nvidia-a100").tracing():
+        program = compile_with_assignment(jax.jit(call).lower(matrix, matrix), None)
+    (kernel,) = kernel_resources(program.kernels, "nvidia-a100")
+    assert (kernel.name, kernel.threads) == ("wide_kernel", 128) and kernel.spilled > 1024
+    (fault,) = kernel.faults()
+    assert fault == f"wide_kernel: {kernel.spilled:,} spilled bytes of a thread, expected at most 128"
+
+
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
-    """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
+    """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32; tiles have fewer rows."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
     latent = lambda query, key, index, valid, pages: attend(
         query, KVCache(key, None), index, valid, 4, 512, GPU, pages=pages
@@ -237,8 +247,7 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
             _, result = compiled(operation, *types, target=target)
             if any("_kernel" in kernel.op_name for kernel in result.kernels):
                 chosen.add(name)
-    assert chosen >= ({"experts", "wide"} if target in ("nvidia-a100", "nvidia-h100") else {"experts"})
-    assert ("latent" in chosen) == (target in ("nvidia-h100", "nvidia-b200", "nvidia-a100"))
+    assert chosen == {"experts", "wide", "latent"}
 
 
 def test_small_operations_are_few() -> None:
@@ -308,21 +317,23 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    operands, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
-    read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
+    operands = 4 * rows * (inputs + outputs)
+    read = weight.nbytes * matrix_reads(rows, tile_rows(rows, experts), experts) / experts
     assert result.moved < 1.1 * read + 3 * operands
     assert scratch < 2 * operands
 
 
 @pytest.mark.parametrize("rows", [8, 64, 2048])
 def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
-    """Few rows read few of the matrices; many tiles read some of them again."""
+    """Few rows read few of the matrices; tiles of one expert read its matrix again."""
     experts, outputs, inputs = 256, 64, 128
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
     _, result = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
     (kernel,) = [kernel for kernel in result.kernels if "expert_rows_kernel" in kernel.op_name]
-    matrices = (kernel.read - 2 * max(MIN_ROWS, rows) * inputs) // (2 * outputs * inputs)
-    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
+    row_bytes, sorted_bytes = rows * inputs * (4 if rows <= MAX_ROUNDED_ROWS else 2), 8 * max(MIN_ROWS, rows)
+    matrices = matrix_reads(rows, tile_rows(rows, experts), experts)
+    assert kernel.read == row_bytes + sorted_bytes + 2 * matrices * outputs * inputs
+    assert matrices == {8: 8, 64: 64, 2048: 256 + 112}[rows]
 
 
 def test_filters_read_the_logits_a_few_times() -> None:

@@ -55,6 +55,7 @@ ATTENTION = (
     ("LFM2-1.2B", 32, 8, 64, 0, 16, 8, 512, 512), ("Falcon-H1", 20, 4, 128, 0, 2, 8, 8192, 8192),
     ("Kimi-Linear", 32, 1, 512, 64, 2, 8, 8192, 8192), ("Kimi-Linear", 32, 1, 512, 64, 1, 1, 131072, 131072),
     ("Qwen3.5-35B", 16, 2, 256, 0, 1, 64, 4096, 4096), ("Granite-4.0-H", 32, 8, 128, 0, 5, 64, 512, 512),
+    ("Qwen3.5-35B", 16, 2, 256, 0, 256, 8, 512, 512), ("Kimi-Linear", 32, 1, 512, 64, 256, 8, 512, 512),
 )  # fmt: skip
 RECURRENCES = (
     # model, form, key heads, value heads, key, value, tokens, lanes
@@ -94,7 +95,11 @@ PACKED: dict[str, tuple[Form, int]] = {
 }
 """Scheme -> form of its codes, and entries of a group; 0 for a whole row."""
 TINY = (
-    (("tiny", 4, 2, 16, 0, 1, 2, 256, 256), ("tiny", 4, 1, 32, 16, 2, 2, 256, 100)),
+    (
+        ("tiny", 4, 2, 16, 0, 1, 2, 256, 256),
+        ("tiny", 4, 1, 32, 16, 2, 2, 256, 100),
+        ("tiny", 4, 2, 16, 0, 64, 2, 256, 256),
+    ),
     (("tiny", "delta rule", 2, 2, 16, 16, 1, 3), ("tiny", "SSD", 1, 2, 16, 16, 40, 2)),
     (("tiny", 32, 4, 1, 3),),
     (("tiny", 4, 32, 32, 8, ""), ("tiny", 4, 32, 32, 8, "int4")),

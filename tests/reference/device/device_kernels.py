@@ -47,6 +47,15 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             draw(visits, heads * size), draw(sizes["experts"], 4 * size, heads * size).astype(jnp.bfloat16),
             jnp.asarray(rng.integers(0, sizes["experts"], visits).astype(np.int32)),
         )  # fmt: skip
+        i = jnp.asarray(rng.integers(0, context - tokens, lanes).astype(np.int32))[:, None] + jnp.arange(tokens)[None]
+        for form, kv_heads, row in (("attention", 2, size), ("latent attention", 1, size + size // 2)):
+            if form != "attention" and row - size < 16:
+                continue
+            pages = 1 + lanes * kv_blocks(context), kv_heads, KV_BLOCK
+            cache = [draw(*pages, item).astype(jnp.bfloat16) for item in (row, size)]
+            yield f"{form}, {tokens}", partial(attention, platform, form, size), (
+                draw(lanes, tokens, 2 * kv_heads, row), *cache, i, valid
+            )  # fmt: skip
         if tokens > 16:
             continue
         yield f"filters, {lanes * tokens} rows", partial(sampled, platform), (
@@ -62,15 +71,6 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
             draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
         )  # fmt: skip
-        i = jnp.asarray(rng.integers(0, context - tokens, lanes).astype(np.int32))[:, None] + jnp.arange(tokens)[None]
-        for form, kv_heads, row in (("attention", 2, size), ("latent attention", 1, size + size // 2)):
-            if form != "attention" and row - size < 16:
-                continue
-            pages = 1 + lanes * kv_blocks(context), kv_heads, KV_BLOCK
-            cache = [draw(*pages, item).astype(jnp.bfloat16) for item in (row, size)]
-            yield f"{form}, {tokens}", partial(attention, platform, form, size), (
-                draw(lanes, tokens, 2 * kv_heads, row), *cache, i, valid
-            )  # fmt: skip
 
 
 def recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:

@@ -83,6 +83,29 @@ def sliced(length: int = WIDTH) -> Any:
     return step
 
 
+def spread(mask: Callable[[Array], Array]) -> Any:
+    """Return a step that gives each lane all tokens, and zeros under a mask [lanes, tokens]."""
+
+    def step(x, cu):
+        return jnp.where(mask(cu)[..., None], x[None], 0.0)
+
+    return step
+
+
+def between_bounds(cu: Array) -> Array:
+    return (index()[None] >= cu[:-1, None]) & (index()[None] < cu[1:, None])
+
+
+def of_one_lane(low: int = 2, high: int = 3, by: int = 0) -> Any:
+    """Return a step that sums the tokens from the start of a lane to the start of another one."""
+
+    def step(x, cu):
+        mask = (index() + by >= cu[low]) & (index() < cu[high])
+        return jnp.zeros((LANES, HIDDEN)).at[2].set(jnp.where(mask[:, None], x, 0.0).sum(0))
+
+    return step
+
+
 def and_back(
     mask: Callable[[Array], Array] = before_end,
     padding: int = TOKENS,
@@ -203,6 +226,8 @@ def unrolled_sums(x, cu):
 
 
 PROGRAMS = (
+    Program("token tiles: spread", spread(between_bounds), TILES, draw),
+    Program("token tiles: of one lane", of_one_lane(), TILES, draw),
     Program("token tiles: before the end", tiles(), TILES, draw),
     Program("token tiles: within the length", tiles(within_length), TILES, draw),
     Program("token tiles: from the last", tiles(within_length, from_the_last), TILES, draw),

@@ -174,14 +174,15 @@ class Entry:
         layout: layout of the tokens.
         axis: i is the index along this axis; None for another i.
         symbol: i is this number of a loop iteration; without axis and symbol, i is 0.
-        of_token: i is the lane of the token with this index or number. Elements of padding are unspecified.
+        of_token: layout of tokens; i is the lane of the token with this index or number, and elements of padding are
+            unspecified. "": i is the index or number itself.
     """
 
     layout: str
     first: int
     axis: int | None = None
     symbol: Symbol | None = None
-    of_token: bool = False
+    of_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

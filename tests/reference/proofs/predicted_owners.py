@@ -366,9 +366,9 @@ def _faults_of(
             if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
                 yield "depends on tokens outside of its span"
         case IndexSum() | Mask() if reality.segments:
-            (layout,) = _layouts_of(value.fact) or {next(iter(reality.segments))}
-            pairs = zip(array, _starts(reality, layout), reality.segments[layout], strict=True)
-            if not all(sum_or_mask_holds(value.fact, rows, cu, segment) for rows, cu, segment in pairs):
+            layouts = {name: (_starts(reality, name), lanes) for name, lanes in reality.segments.items()}
+            runs_of = ({name: (cu[k], lanes[k]) for name, (cu, lanes) in layouts.items()} for k in range(len(array)))
+            if not all(sum_or_mask_holds(value.fact, rows, of) for rows, of in zip(array, runs_of, strict=True)):
                 yield "is not its sum, or breaks a condition"
         case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
             rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))
@@ -439,12 +439,6 @@ def _faults_of(
             entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)
             if differing(rows, np.broadcast_to(entries, rows.shape)).any():
                 yield "is not spread from its vector"
-
-
-def _layouts_of(fact: IndexSum | Mask) -> set[str]:
-    """Return the layouts of all entries."""
-    sums = [fact] if isinstance(fact, IndexSum) else [each.sum for each in (*fact.if_true, *fact.if_false)]
-    return {layout for each in sums for term, _ in each.terms if (layout := getattr(term, "layout", None))}
 
 
 def _starts(reality: Reality, layout: str) -> np.ndarray:

@@ -50,7 +50,7 @@ def sum_of(value: Value) -> IndexSum | None:
 
 def as_fact(value: IndexSum) -> Fact | None:
     """Return the simplest fact about elements of a sum; None for a constant."""
-    ((term, factor),) = value.terms if len(value.terms) == 1 else ((None, 0),)
+    ((term, _),) = value.terms if len(value.terms) == 1 else ((None, 0),)
     if isinstance(term, Iota | SegmentIds) and value == single(term):
         return term
     return value if value.terms else None
@@ -150,7 +150,7 @@ def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], 
         match term:
             case Iota():
                 return None if is_single else term, start
-            case Entry(of_token=False):
+            case Entry(of_token=""):
                 return replace(term, axis=None if is_single else axis, first=term.first + start), 0
         return (term, 0) if not start else None
 
@@ -168,7 +168,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
     def change(value: IndexSum) -> IndexSum | None:
         entries = [term for term, _ in value.terms if isinstance(term, Entry)]
         lanes = any(term.axis == axis and not term.of_token for term in entries)
-        layouts = {term.layout for term in entries if term.of_token or not lanes}
+        layouts = {term.of_token or term.layout for term in entries if term.of_token or not lanes}
         symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
 
         def term_of(term: Term) -> tuple[Term, int] | None:
@@ -189,16 +189,17 @@ def _least_difference(x: Term, y: Term) -> int | None:
     """Return a number that x - y is never below, for real tokens; None if unknown."""
     match x, y:
         case Entry(), Entry() if replace(x, first=y.first) == y and x.first >= y.first:
-            return int(x.of_token and x.first > 0 >= y.first)
-        case Iota(axis), Entry(of_token=True) if y.axis == axis and y.first <= 0:
-            return 0
-        case Turn(symbol), Entry(of_token=True) if y.symbol == symbol and y.first <= 0:
-            return 0
-        case Entry(of_token=True), Iota(axis) if x.axis == axis and x.first >= 1:
-            return 1
-        case Entry(of_token=True), Turn(symbol) if x.symbol == symbol and x.first >= 1:
-            return 1
+            return int(x.of_token == x.layout and x.first > 0 >= y.first)
+        case index, Entry(layout, first, of_token=of_token) if of_token == layout and index == token_of(y):
+            return 0 if first <= 0 else None
+        case Entry(layout, first, of_token=of_token), index if of_token == layout and index == token_of(x):
+            return 1 if first >= 1 else None
     return None
+
+
+def token_of(bound: Entry) -> Term:
+    """Return the token of a bound of its lane."""
+    return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
 
 
 def is_never_negative(value: IndexSum) -> bool:

@@ -58,7 +58,6 @@ from ir_passes.proof.values import (
     TokenOfLane,
     TokenPairs,
     TokenSpan,
-    Turn,
     Value,
     WithinLane,
 )
@@ -218,8 +217,9 @@ def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
     if not isinstance(index.owner, Common) or (access.drops and not access.inside(axis)):
         return None  # a fill value is not a lane
     fact = at_index(operand.fact, lambda layout: Symbol(index.number, access.full[axis]) if layout else None)
-    is_real = isinstance(fact, LaneOfToken) and index.fact == RealToken(fact.layout)
-    return replace(fact, padding="none") if is_real else fact
+    if isinstance(fact, LaneOfToken) and index.fact == RealToken(fact.layout):
+        return replace(fact, padding="none")
+    return fact
 
 
 def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fact | None:
@@ -267,15 +267,10 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
 
 def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
     """Return an entry of a slot map or page table where a mask is `when`, and excludes padding."""
-    fact, owner = entry.fact, entry.owner
-    if not isinstance(fact, SlotEntry | PageEntry) or not isinstance(owner, LaneRows | OneLane) or not owner.packed:
+    fact, index = entry.fact, token_layout.token_of_owner(entry.owner)
+    if not isinstance(fact, SlotEntry | PageEntry) or index is None:
         return entry
-    index = None
-    if isinstance(owner, LaneRows) and owner == tokens(owner.axis, owner.packed):
-        index = Iota(owner.axis)
-    elif isinstance(owner, OneLane) and owner == OneLane(owner.lane, packed=owner.packed):
-        index = Turn(owner.lane) if isinstance(owner.lane, Symbol) else None
-    is_real = index is not None and token_layout.padding_of(site, mask, when, owner.packed, index)
+    is_real = token_layout.padding_of(site, mask, when, getattr(entry.owner, "packed", ""), index)
     return entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"})) if is_real else entry
 
 
@@ -470,7 +465,7 @@ def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) ->
         start, lanes = lane[0], site.prover.bound.lanes
         if start.axis is None or (not start.of_token and (lanes == 1 or site.shape[start.axis] != lanes)):
             continue
-        rows = tokens(start.axis, start.layout) if start.of_token else LaneRows(start.axis)
+        rows = tokens(start.axis, start.of_token) if start.of_token else LaneRows(start.axis)
         for index in sorted(indices, key=str):
             in_order = index.axis > start.axis if start.of_token else index.axis != start.axis
             if in_order and index_sums.in_lane(index_sums.single(index), lane, conditions):

@@ -11,11 +11,11 @@ into one lane.
 More than 300 lines: one rule for each operation on a layout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
-from ir_passes.proof.owners import Common, Mixed, Symbol
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_tiles
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.rules.addressing.index_sums import (
@@ -174,7 +174,9 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
     if len(bounds) != 1 or condition.differs:
         return None
     (bound,), by = bounds, condition.sum.by
-    token = Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
+    token = index_sums.token_of(bound)
+    if bound.of_token != bound.layout:
+        return None  # tokens of another layout
     windows = [term for term in factors if term not in (bound, token)]
     if factors.get(token) != -factors[bound] or abs(factors[bound]) != 1 or len(windows) > 1:
         return None
@@ -205,7 +207,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
     return mask if site.name in ("lt", "ne") else Mask(mask.if_false, mask.if_true)
 
 
-def _same_ids(site: Site, ids: list[Fact | None]) -> WithinLane | None:
+def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
     """Return the mask of equal lanes for two tokens at a distance along one axis."""
     x, y = (*ids, None, None)[:2]
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
@@ -293,6 +295,15 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
             real = padding_of(site, mask.fact, when, ids.layout, Iota(ids.axis))
             if real == "exact":
                 return (replace(ids, padding="past"), (0, site.prover.bound.lanes))
+    return None
+
+
+def token_of_owner(owner: Owner) -> Iota | Turn | None:
+    """Return the token that each element of an array depends on; None for other owners."""
+    if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
+        return Iota(owner.axis)
+    if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
+        return Turn(owner.lane) if isinstance(owner.lane, Symbol) else None
     return None
 
 
@@ -486,10 +497,11 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if isinstance(term, SegmentIds):
         # the index of a real token is in bounds
         inside = places.by >= 0 and site.prover.bound.lanes - 1 + places.by < access.full[0]
-        bound = Entry(entry.layout, first, term.axis, of_token=True)
+        bound = Entry(entry.layout, first, term.axis, of_token=term.layout)
         return _as_result(site, single(bound, by)) if inside and first in (0, 1) else None
-    is_counted = isinstance(term, Iota) and access.inside(0)
-    return _as_result(site, single(replace(entry, first=first, axis=term.axis), by)) if is_counted else None
+    if not isinstance(term, Iota) or not access.inside(0):
+        return None
+    return _as_result(site, single(replace(entry, first=first, axis=term.axis), by))
 
 
 def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:

@@ -53,7 +53,9 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     for when in (False, True):
         case, other, conditions = cases[when], cases[not when], conditions_of(mask.fact, when)
         place, layout = _token_of_element(case)
-        for lane in lanes_in(conditions) if place is not None else ():
+        if place is None:
+            continue
+        for lane in lanes_in(conditions):
             is_all, number = _has_all_lanes(site, lane[0]), lane_number(lane[0])
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
             if lane[0].layout != layout or not (is_all or is_one) or not in_lane(place, lane, conditions):
@@ -195,7 +197,8 @@ def counted(start: Value, bound: Value) -> TokenOf | None:
         if stop.terms == difference(single(entry), single(before)).terms and stop.by <= 0:
             is_position = start.range is not None and start.range[0] >= 0
             return TokenOf(entry.layout, lane, "length") if is_position else None
-        starts_in_lane = begin is not None and begin.terms == single(before).terms and begin.by >= 0
-        if stop.terms == single(entry).terms and stop.by <= 0 and starts_in_lane and begin.below is None:
+        if begin is None or begin.below is not None or begin.terms != single(before).terms or begin.by < 0:
+            return None
+        if stop.terms == single(entry).terms and stop.by <= 0:
             return TokenOf(entry.layout, lane)
     return None

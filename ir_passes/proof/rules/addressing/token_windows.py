@@ -21,7 +21,7 @@ from ir_passes.proof.rules.addressing import token_layout, token_tiles
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.rules.addressing.index_sums import sum_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, TokenSpan, Turn, Value, WithinLane
+from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -74,20 +74,16 @@ def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> V
         owner = case.owner
         if not isinstance(owner, LaneRows | OneLane) or not owner.packed:
             continue
-        if isinstance(owner, LaneRows):
-            index: Iota | Turn | None = Iota(owner.axis) if owner == LaneRows(owner.axis, packed=owner.packed) else None
-            is_aligned = site.shapes[0] == site.shape
-        else:
-            is_plain = owner == OneLane(owner.lane, packed=owner.packed) and isinstance(owner.lane, Symbol)
-            index, is_aligned = Turn(owner.lane) if is_plain else None, True
+        index = token_layout.token_of_owner(owner)
+        is_aligned = isinstance(owner, OneLane) or site.shapes[0] == site.shape
         real = is_aligned and index and token_layout.padding_of(site, mask.fact, bool(when), owner.packed, index)
         if not real:
             continue
         other = cases[not when].owner
         owners = [owner, owner if real == "exact" else other]
-        is_shared = isinstance(other, Common) and isinstance(owner, LaneRows)
-        if is_shared and site.join(mask.owner, *owners) == owner and result.fact is None:
-            return result.replace(owner=owner, fact=SharedPadding(owner.packed, owner.axis))
+        if isinstance(other, Common) and isinstance(owner, LaneRows) and result.fact is None:
+            if site.join(mask.owner, *owners) == owner:
+                return result.replace(owner=owner, fact=SharedPadding(owner.packed, owner.axis))
         return _joined(site, mask, owners, result)
     return result
 

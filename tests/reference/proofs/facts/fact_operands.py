@@ -50,7 +50,7 @@ LAYOUT = "tokens"
 SHAPES = ((N,), (N, N), (), (1, N), (N, 1))
 Named = tuple[str, Value, np.ndarray]
 _STARTS, _STOPS = (Entry(LAYOUT, first, axis=0) for first in (0, 1))
-_OWN_START, _OWN_STOP = (Entry(LAYOUT, first, axis=0, of_token=True) for first in (0, 1))
+_OWN_START, _OWN_STOP = (Entry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
 SUMS = (
     single(_STARTS), single(_STOPS, 1), difference(single(_STOPS), single(_STARTS)), single(_OWN_START),
     difference(single(Iota(0)), single(_OWN_START), 1), difference(single(_OWN_STOP), single(Iota(0))),
@@ -155,7 +155,7 @@ class Dtype:
                 starts, stops = (np.searchsorted(SEGMENTS, SEGMENTS, side)[:, None] for side in ("left", "right"))
                 for when in (True, False):
                     yield SameLane(rows, columns, when=when), COMMON, (mask & one_lane) == when
-                    bounds = (Entry(LAYOUT, first, axis=0, of_token=True) for first in (0, 1))
+                    bounds = (Entry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
                     start, stop = map(single, bounds)
                     for sum_of_terms, holds in (
                         (difference(single(Iota(0)), single(Iota(1))), ~second),
@@ -185,7 +185,7 @@ class Dtype:
 
     def _sums(self, shape: tuple[int, ...]) -> Elements:
         for value in SUMS if shape == (N,) else ():
-            elements, is_known = evaluated(value, shape, CU, SEGMENTS, {})
+            elements, is_known = evaluated(value, shape, {LAYOUT: (CU, SEGMENTS)}, {})
             yield value, COMMON, np.where(is_known, elements, self.rng.integers(0, 4, N))
 
     def _counting(self, shape: tuple[int, ...]) -> Elements:

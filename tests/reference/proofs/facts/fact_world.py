@@ -195,7 +195,7 @@ class World:
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
                 )
             case IndexSum() | Mask():
-                return sum_or_mask_holds(fact, elements, CU, SEGMENTS)
+                return sum_or_mask_holds(fact, elements, {"tokens": (CU, SEGMENTS)})
             case SameLane(rows, columns) | MaskedOut(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite(excluded):

@@ -20,6 +20,7 @@ from zoo.tokens.token_tiles import (
     of_one_lane,
     places,
     pool_rows,
+    previous,
     scanned_lanes,
     sliced,
     spread,
@@ -41,7 +42,7 @@ def _of(base: str, prefix: str) -> Any:
 _tiles, _last, _filled, _sliced = map(
     _of, ("before the end", "from the last", "filled", "sliced"), ("read", "last", "fill", "slice")
 )
-_spread, _one = map(_of, ("spread", "of one lane"), ("spread", "one"))
+_spread, _one, _two = map(_of, ("spread", "of one lane", "two layouts"), ("spread", "one", "two"))
 _written_back, _gathered = map(_of, ("written back", "gathered back"), ("back", "gather"))
 _loop, _position, _scan, _pool, _sums = map(
     _of,
@@ -69,6 +70,7 @@ def _rolled_rows(rows):
 
 
 MUTANTS = (
+    _two("queries", "the bounds of a query's lane", previous(queries=True)),
     _spread("start", "the start alone", spread(lambda cu: index()[None] >= cu[:-1, None])),
     _spread("stop", "the end alone", spread(lambda cu: index()[None] < cu[1:, None])),
     _spread("more", "one token more", spread(

@@ -18,6 +18,8 @@ Array = Any
 WIDTH = 6
 TILES = LaneContract((Packed(), CU), Lane())
 BACK = LaneContract((Packed(), CU), Packed())
+_QUERIES = Packed(layout="q"), Packed(role="cu_seqlens", layout="q")
+TWO = LaneContract((*_QUERIES, Packed(layout="k"), Packed(role="cu_seqlens", layout="k")), Packed(layout="k"))
 STATES = LaneContract((Packed(), CU, Lane()), (Packed(), Lane()))
 ROWS = LaneContract((Packed(), CU, Pool("s"), SlotMap("s", SLOTS)), Pool("s"))
 
@@ -225,7 +227,27 @@ def unrolled_sums(x, cu):
     return jnp.stack([jnp.where(mask[:, None], x, 0.0).sum(0) for mask in masks])
 
 
+def previous(queries: bool = False) -> Any:
+    """Return a step that gives each key the key before it, of one lane by its bounds.
+
+    Args:
+        queries: take the lane of the query at the same place instead.
+    """
+
+    def step(x, cu, keys, cu_keys):
+        bounds = cu_keys[jnp.clip(ends_passed(cu if queries else cu_keys), 0, LANES - 1)]
+        mask = index() - bounds >= 1
+        return jnp.where(mask[:, None], jnp.pad(keys, ((1, 0), (0, 0)))[:-1], 0.0)
+
+    return step
+
+
+def draw_two(rng: np.random.Generator) -> tuple[Any, ...]:
+    return *draw(rng), *draw(rng)
+
+
 PROGRAMS = (
+    Program("token tiles: two layouts", previous(), TWO, draw_two),
     Program("token tiles: spread", spread(between_bounds), TILES, draw),
     Program("token tiles: of one lane", of_one_lane(), TILES, draw),
     Program("token tiles: before the end", tiles(), TILES, draw),

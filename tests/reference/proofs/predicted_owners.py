@@ -253,10 +253,11 @@ def _faults_of(
     changed = _changed(reality, array, value.owner, orders, where) & runs & runs[reality.claims.base]
     if changed.any():
         yield f"changed by {reality.claims.runs[int(np.argmax(changed))].change}"
-    if value.range is not None and array.size:
+    in_turn = array[runs]  # the others may have left the loop
+    if value.range is not None and in_turn.size:
         low, high = value.range
-        if array.min() < low or array.max() > high:
-            yield f"holds {array.min()} to {array.max()}, outside its range"
+        if in_turn.min() < low or in_turn.max() > high:
+            yield f"holds {in_turn.min()} to {in_turn.max()}, outside its range"
     if value.number in numbered:
         other = numbered[value.number]
         if other.dtype == array.dtype and other.size == array.size:
@@ -368,7 +369,8 @@ def _faults_of(
         case IndexSum() | Mask() if reality.segments:
             layouts = {name: (_starts(reality, name), lanes) for name, lanes in reality.segments.items()}
             runs_of = ({name: (cu[k], lanes[k]) for name, (cu, lanes) in layouts.items()} for k in range(len(array)))
-            if not all(sum_or_mask_holds(value.fact, rows, of) for rows, of in zip(array, runs_of, strict=True)):
+            each = zip(array, runs_of, runs, strict=True)
+            if not all(sum_or_mask_holds(value.fact, rows, of) for rows, of, is_in_turn in each if is_in_turn):
                 yield "is not its sum, or breaks a condition"
         case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
             rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))

@@ -582,6 +582,6 @@ STEPS += [OutsideStep(name, run, LANES[0], LaneContract(*LANES[1:]), False) for 
 STEPS += [OutsideStep(name, run, MATRICES[0], LaneContract(*MATRICES[1:]), False) for name, run in OF_MATRICES.items()]
 NOT_PROVED = """
 tiles_scattered_flat_and_guarded tiles_added_back token_loop_by_vmap token_scan_with_a_mask segmented_scan_by_ids
-recurrence_with_the_last_id pages_in_a_loop
+recurrence_with_the_last_id
 """.split()
 """Steps that do not leak and are refused."""

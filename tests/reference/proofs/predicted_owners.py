@@ -368,9 +368,11 @@ def _faults_of(
                 yield "depends on tokens outside of its span"
         case IndexSum() | Mask() if reality.segments:
             layouts = {name: (_starts(reality, name), lanes) for name, lanes in reality.segments.items()}
-            runs_of = ({name: (cu[k], lanes[k]) for name, (cu, lanes) in layouts.items()} for k in range(len(array)))
-            each = zip(array, runs_of, runs, strict=True)
-            if not all(sum_or_mask_holds(value.fact, rows, of) for rows, of, is_in_turn in each if is_in_turn):
+            different: dict[Any, int] = {}
+            for k in np.flatnonzero(runs):
+                different.setdefault((array[k].tobytes(), *(cu[k].tobytes() for cu, _ in layouts.values())), int(k))
+            of_run = {k: {name: (cu[k], lanes[k]) for name, (cu, lanes) in layouts.items()} for k in different.values()}
+            if not all(sum_or_mask_holds(value.fact, array[k], of) for k, of in of_run.items()):
                 yield "is not its sum, or breaks a condition"
         case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
             rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))

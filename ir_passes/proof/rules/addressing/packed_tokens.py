@@ -58,6 +58,7 @@ from ir_passes.proof.values import (
     TokenOfLane,
     TokenPairs,
     TokenSpan,
+    Turn,
     Value,
     WithinLane,
 )
@@ -257,12 +258,24 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, Mask):
-        return [real_entry(site, fact, when, value) for value in values]
+        return [real_entry(site, fact, when, _real_index(site, fact, when, value)) for value in values]
     if not isinstance(fact, WithinLane) or fact.token is None or fact.when != when:
         return values
     neighbouring = OneLane(token_windows.neighbour(site, fact.token, fact.back < 0), packed=fact.layout)
     token = OneLane(fact.token, packed=fact.layout)
     return [value.replace(owner=token) if value.owner == neighbouring else value for value in values]
+
+
+def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
+    """Return the index of a token, or its lane, where a mask is `when` and excludes padding."""
+    fact = value.fact
+    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
+        return value.replace(fact=replace(fact, padding="none"))
+    for layout, size in site.prover.bound.layouts.items() if fact is None and isinstance(value.owner, Common) else ():
+        token = Turn(Symbol(value.number, size or 0))
+        if size is not None and token_layout.padding_of(site, mask, when, layout, token):
+            return value.replace(fact=RealToken(layout))
+    return value
 
 
 def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:

@@ -12,7 +12,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.kernels import index_terms
 from ir_passes.kernels.copies import Copies, Copy, Loop, Semaphore, Semaphores
-from ir_passes.kernels.machine import Machine
+from ir_passes.kernels.machine import KernelRun
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel
 from ir_passes.kernels.places import is_constant, place_of, places_of, read_at
 from ir_passes.kernels.references import HeldMemory, Ref, memory_for, memory_of, split_reference, union
@@ -45,7 +45,7 @@ def run_body(
     return results
 
 
-class _Body(Machine):
+class _Body(KernelRun):
     """A run of a kernel's program, with control flow."""
 
     def _dma_start(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:

@@ -15,12 +15,12 @@ from ir_passes.kernels.blocks import BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Copies, Key, Semaphores
 from ir_passes.kernels.index_terms import Term
 from ir_passes.kernels.memory import MAX_CONSTANT, UnreadableKernel, uninitialized
-from ir_passes.kernels.places import Box, Indexer, Place, is_constant, place_of, places_of, varying_along
+from ir_passes.kernels.places import Indexer, IndexRange, SelectedBox, is_constant, place_of, places_of, varying_along
 from ir_passes.kernels.references import Ref
 
 
 @dataclass(frozen=True)
-class Machine:
+class KernelRun:
     """A run of a kernel's program.
 
     Attributes:
@@ -211,7 +211,7 @@ class Machine:
             place, size = places[dim], part.sizes[dim]
             if (place.size or 1, place.stride) != (size, 1) or not self._begins(place.start, axis, size):
                 raise BlockGuessFailed(part.array)
-            places[dim], shape[dim] = Place(0, place.size), size
+            places[dim], shape[dim] = IndexRange(0, place.size), size
         return [Indexer(tuple(places), tuple(shape)), *rest]
 
     def _begins(self, start: Any, axis: int, size: int) -> bool:
@@ -231,7 +231,7 @@ class Machine:
             return len(factors) == 1 and factors[0] == size and any(self._begins(arg, axis, 1) for arg in args)
         return False
 
-    def _box(self, indexers: Sequence[Any], mask: Any, shape: tuple[int, ...]) -> Box | None:
+    def _box(self, indexers: Sequence[Any], mask: Any, shape: tuple[int, ...]) -> SelectedBox | None:
         """Return the selected part of a known mask if it is a box, else None."""
         constant = self.constant(mask)
         if not is_constant(constant) or len(indexers) > 1:
@@ -243,13 +243,13 @@ class Machine:
             return None
         indices = [self._index(index) for index in getattr(indexers[0], "indices", ())] if indexers else []
         sizes = indexers[0].shape if indexers else shape
-        indices = indices or [Place(0, size) for size in shape]
+        indices = indices or [IndexRange(0, size) for size in shape]
         arrays, places, dim = any(np.ndim(index.start) for index in indices), [], 0
         for index in indices:
             if not is_constant(index.start) or (arrays and not np.ndim(index.start)):
                 return None
             if index.size is None and not np.ndim(index.start):
-                places.append(Place(int(index.start), None))
+                places.append(IndexRange(int(index.start), None))
                 continue
             begin, end = box[dim]
             size, start = index.size, index.start
@@ -257,7 +257,7 @@ class Machine:
             if numbers is None:
                 return None
             numbers = np.broadcast_to(numbers, shape[dim : dim + 1])[begin:end]
-            places.append(Place(int(numbers[0]), end - begin))
+            places.append(IndexRange(int(numbers[0]), end - begin))
             if np.any(np.diff(numbers) != 1):
                 return None
             dim += 1
@@ -265,8 +265,8 @@ class Machine:
             0 <= p.start <= size - (p.size or 1) for p, size in zip(places, sizes, strict=True)
         ):
             return None
-        return Box([places], box, shape)
+        return SelectedBox([places], box, shape)
 
-    def _index(self, index: Any) -> Place:
+    def _index(self, index: Any) -> IndexRange:
         place = place_of(index)
         return place if place is index else replace(place, start=self.constant(place.start))

@@ -17,7 +17,7 @@ def is_constant(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class IndexRange:
     """`size` elements from `start` along a dimension; size None: an index or an array."""
 
     start: Any
@@ -29,24 +29,24 @@ class Place:
 class Indexer:
     """Indices into an array of a shape."""
 
-    indices: tuple[Place, ...]
+    indices: tuple[IndexRange, ...]
     shape: tuple[int, ...]
 
 
-def place_of(index: Any) -> Place:
-    if isinstance(index, Place):
+def place_of(index: Any) -> IndexRange:
+    if isinstance(index, IndexRange):
         return index
     if hasattr(index, "size") and hasattr(index, "start"):
-        return Place(index.start, int(index.size), int(getattr(index, "stride", 1)))
-    return Place(index, None)
+        return IndexRange(index.start, int(index.size), int(getattr(index, "stride", 1)))
+    return IndexRange(index, None)
 
 
-Places = list[list[Place]]
+Places = list[list[IndexRange]]
 """Indexers, each into the result of the one before."""
 
 
 @dataclass(frozen=True)
-class Box:
+class SelectedBox:
     """The selected part of a masked load or store.
 
     Attributes:
@@ -97,21 +97,21 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
     return all_places
 
 
-def _covers(place: "Place", full: int, is_array: bool) -> bool:
+def _covers(place: "IndexRange", full: int, is_array: bool) -> bool:
     """Whether an index is the whole dimension, or an array of indices."""
     return is_array or (isinstance(place.start, int) and (place.start, place.size, place.stride) == (0, full, 1))
 
 
-def _checked(place: Place, full: int) -> Place:
+def _checked(place: IndexRange, full: int) -> IndexRange:
     if is_constant(place.start) and np.ndim(place.start) == 0:
-        place = Place(int(place.start), place.size, place.stride)
+        place = IndexRange(int(place.start), place.size, place.stride)
     last = ((place.size or 1) - 1) * place.stride
     if isinstance(place.start, int) and 0 <= place.start < full - last:
         return place
     if place.stride != 1:
         raise UnreadableKernel("a computed slice with a stride")
     start = jnp.asarray(place.start)
-    return Place(within(start, full - (place.size or 1) + 1), place.size)
+    return IndexRange(within(start, full - (place.size or 1) + 1), place.size)
 
 
 def read_at(value: Any, places: Places) -> Any:
@@ -120,29 +120,29 @@ def read_at(value: Any, places: Places) -> Any:
     return value
 
 
-def _whole(value: Any, indices: list[Place]) -> bool:
+def _whole(value: Any, indices: list[IndexRange]) -> bool:
     return all(
         isinstance(place.start, int | np.integer) and (place.start, place.size, place.stride) == (0, size, 1)
         for place, size in zip(indices, value.shape, strict=True)
     )
 
 
-def is_static(indices: list[Place]) -> bool:
+def is_static(indices: list[IndexRange]) -> bool:
     return all(isinstance(place.start, int | np.integer) for place in indices)
 
 
-def _numpy(place: Place) -> Any:
+def _numpy(place: IndexRange) -> Any:
     if place.size is None:
         return place.start
     return slice(place.start, place.start + (place.size - 1) * place.stride + 1, place.stride)
 
 
-def _numbers(indices: list[Place]) -> tuple[Any, ...]:
+def _numbers(indices: list[IndexRange]) -> tuple[Any, ...]:
     """Return arrays of indices, and slices for whole dimensions."""
     return tuple(place.start if place.size is None else slice(None) for place in indices)
 
 
-def _read_once(value: Any, indices: list[Place]) -> Any:
+def _read_once(value: Any, indices: list[IndexRange]) -> Any:
     if _whole(value, indices):
         return value
     if any(np.ndim(place.start) for place in indices):
@@ -174,9 +174,9 @@ def write_at(value: Any, places: Places, new: Any) -> Any:
     return lax.dynamic_update_slice(value, part, _starts(indices), allow_negative_indices=False)
 
 
-def _scalar_dims(indices: list[Place]) -> list[int]:
+def _scalar_dims(indices: list[IndexRange]) -> list[int]:
     return [dim for dim, place in enumerate(indices) if place.size is None]
 
 
-def _starts(indices: list[Place]) -> list[Any]:
+def _starts(indices: list[IndexRange]) -> list[Any]:
     return [lax.convert_element_type(place.start, jnp.int32) for place in indices]

@@ -19,7 +19,7 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing.index_sums import single
 from ir_passes.proof.rules.addressing.token_layout import lane_of_token
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Entry, Fact, Range, Value
+from ir_passes.proof.values import Fact, OffsetEntry, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
 """(cu_seqlens, tokens of the packed axis) -> the array, once for each program that computes it."""
@@ -93,8 +93,8 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
     if tokens is None:
         return
     kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (starts, single(Entry(layout, 0, 0)), (0, tokens)),
-        (starts_and_end, single(Entry(layout, 0, 0)), (0, tokens)),
+        (starts, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
+        (starts_and_end, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
     ]
     for (first, missing), ways in SEARCHED.items():
         counted = lane_of_token(layout, first, lanes + 1 - first - missing, 0, lanes)

@@ -167,7 +167,7 @@ class ShiftedIds(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OffsetEntry:
     """A term of `IndexSum`: cu_seqlens[i + `first`].
 
     Attributes:
@@ -398,7 +398,7 @@ class Tiles(Fact):
     size: int
 
 
-Term = Iota | Turn | Entry | SegmentIds
+Term = Iota | Turn | OffsetEntry | SegmentIds
 NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 

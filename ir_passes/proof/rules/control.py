@@ -30,9 +30,9 @@ from ir_passes.proof.values import (
     ActiveCount,
     ActiveLane,
     Constant,
-    Entry,
     Greatest,
     Iota,
+    OffsetEntry,
     PageEntry,
     RealToken,
     SlotEntry,
@@ -220,7 +220,7 @@ def _counted_fact(site: Site, start: Value, bound: Value) -> ActiveLane | RealTo
     if bound.fact == ActiveCount():
         return ActiveLane()
     end, by = entry_of(bound.fact) or (None, 0)
-    is_end = end is not None and not by and end == Entry(end.layout, site.prover.bound.lanes)
+    is_end = end is not None and not by and end == OffsetEntry(end.layout, site.prover.bound.lanes)
     return RealToken(end.layout) if end is not None and is_end else None
 
 

@@ -12,9 +12,9 @@ from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import Symbol
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Condition, Entry, Fact, IndexSum, Iota, Mask, SegmentIds, Term, Turn, Value
+from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
 
-Lane = tuple[Entry, Entry]
+Lane = tuple[OffsetEntry, OffsetEntry]
 """Entries with the first token of a lane, and with the token after its last one."""
 NON_NEGATIVE = 1 << 62
 """`IndexSum.below` of elements that are unspecified where the sum is negative only."""
@@ -56,12 +56,12 @@ def as_fact(value: IndexSum) -> Fact | None:
     return value if value.terms else None
 
 
-def entry_of(fact: Fact | None) -> tuple[Entry, int] | None:
+def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
     """Return the entry of cu_seqlens, and the constant, that an array is the sum of; None for other arrays."""
     if not isinstance(fact, IndexSum) or fact.below is not None or len(fact.terms) != 1:
         return None
     ((term, factor),) = fact.terms
-    return (term, fact.by) if isinstance(term, Entry) and factor == 1 else None
+    return (term, fact.by) if isinstance(term, OffsetEntry) and factor == 1 else None
 
 
 def axes_of(value: IndexSum) -> set[int]:
@@ -88,7 +88,7 @@ def is_representable(site: Site, value: IndexSum) -> bool:
                 most = symbol.size
             case SegmentIds():
                 most = site.prover.bound.lanes
-            case Entry(layout):
+            case OffsetEntry(layout):
                 most = site.prover.bound.layouts[layout]
         if most is None:
             return False
@@ -150,7 +150,7 @@ def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], 
         match term:
             case Iota():
                 return None if is_single else term, start
-            case Entry(of_token=""):
+            case OffsetEntry(of_token=""):
                 return replace(term, axis=None if is_single else axis, first=term.first + start), 0
         return (term, 0) if not start else None
 
@@ -166,7 +166,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
     """
 
     def change(value: IndexSum) -> IndexSum | None:
-        entries = [term for term, _ in value.terms if isinstance(term, Entry)]
+        entries = [term for term, _ in value.terms if isinstance(term, OffsetEntry)]
         lanes = any(term.axis == axis and not term.of_token for term in entries)
         layouts = {term.of_token or term.layout for term in entries if term.of_token or not lanes}
         symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
@@ -188,16 +188,16 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
 def _least_difference(x: Term, y: Term) -> int | None:
     """Return a number that x - y is never below, for real tokens; None if unknown."""
     match x, y:
-        case Entry(), Entry() if replace(x, first=y.first) == y and x.first >= y.first:
+        case OffsetEntry(), OffsetEntry() if replace(x, first=y.first) == y and x.first >= y.first:
             return int(x.of_token == x.layout and x.first > 0 >= y.first)
-        case index, Entry(layout, first, of_token=of_token) if of_token == layout and index == token_of(y):
+        case index, OffsetEntry(layout, first, of_token=of_token) if of_token == layout and index == token_of(y):
             return 0 if first <= 0 else None
-        case Entry(layout, first, of_token=of_token), index if of_token == layout and index == token_of(x):
+        case OffsetEntry(layout, first, of_token=of_token), index if of_token == layout and index == token_of(x):
             return 1 if first >= 1 else None
     return None
 
 
-def token_of(bound: Entry) -> Term:
+def token_of(bound: OffsetEntry) -> Term:
     """Return the token of a bound of its lane."""
     return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
 
@@ -220,9 +220,9 @@ def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
     return any(is_never_negative(difference(value, known)) for known in (IndexSum(frozenset()), *known_sums))
 
 
-def _lanes_of_tokens(value: IndexSum) -> set[Entry]:
+def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
     """Return the first tokens of the lanes of tokens in a sum."""
-    return {replace(term, first=0) for term, _ in value.terms if isinstance(term, Entry) and term.of_token}
+    return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
 
 
 def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> bool:
@@ -233,7 +233,7 @@ def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> boo
 
 def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
     """Yield the lanes with a bound in some conditions."""
-    entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, Entry)}
+    entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
     firsts = {
         replace(entry, first=entry.first - before if entry.axis is None and entry.symbol is None else 0)
         for entry in entries
@@ -244,7 +244,7 @@ def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
             yield start, replace(start, first=start.first + 1)
 
 
-def lane_number(start: Entry) -> int | Symbol | None:
+def lane_number(start: OffsetEntry) -> int | Symbol | None:
     """Return the lane that begins at an entry, as in `OneLane`; None for the lanes of an axis or of tokens."""
     if start.axis is not None or start.of_token or (start.symbol is not None and start.first):
         return None
@@ -260,4 +260,4 @@ def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
 
 def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
     """Return the condition that a token is no padding."""
-    return Condition(difference(single(Entry(layout, site.prover.bound.lanes)), single(index), -1))
+    return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

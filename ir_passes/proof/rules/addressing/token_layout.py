@@ -32,7 +32,6 @@ from ir_passes.proof.rules.addressing.index_sums import (
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Condition,
-    Entry,
     Fact,
     IndexSum,
     Iota,
@@ -40,6 +39,7 @@ from ir_passes.proof.values import (
     Mask,
     Negative,
     OffsetCounts,
+    OffsetEntry,
     OwnTokens,
     Range,
     SegmentIds,
@@ -159,7 +159,11 @@ def _conditions(name: str, value: IndexSum) -> Mask:
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
     """Return a shared index of a token as a sum; it is compared with the number of real tokens."""
     ((term, _),) = bound.terms if bound is not None and len(bound.terms) == 1 else ((None, 0),)
-    if not isinstance(term, Entry) or (term.first, term.axis, term.symbol) != (site.prover.bound.lanes, None, None):
+    if not isinstance(term, OffsetEntry) or (term.first, term.axis, term.symbol) != (
+        site.prover.bound.lanes,
+        None,
+        None,
+    ):
         return None
     tokens = site.prover.bound.layouts[term.layout]
     # an index out of bounds is clamped to another token
@@ -170,7 +174,7 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
 def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
     """Return the mask of tokens that a condition puts into the lane of a token; None for other conditions."""
     factors = dict(condition.sum.terms)
-    bounds = [term for term in factors if isinstance(term, Entry) and term.of_token]
+    bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
     if len(bounds) != 1 or condition.differs:
         return None
     (bound,), by = bounds, condition.sum.by
@@ -383,7 +387,7 @@ def _negated(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the ids from a sum over lanes that have started."""
     for condition in index_sums.conditions_of(operands[0].fact, True):
-        starts = [term for term, factor in condition.sum.terms if isinstance(term, Entry) and factor == -1]
+        starts = [term for term, factor in condition.sum.terms if isinstance(term, OffsetEntry) and factor == -1]
         tokens = [term for term, factor in condition.sum.terms if isinstance(term, Iota) and factor == 1]
         if (
             len(starts) != 1
@@ -406,7 +410,7 @@ def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     when = site.name == "reduce_and"
     for condition in index_sums.conditions_of(operands[0].fact, when):
         for start, factor in condition.sum.terms if condition.differs else ():
-            if not isinstance(start, Entry) or start.first or start.of_token or start.axis is None:
+            if not isinstance(start, OffsetEntry) or start.first or start.of_token or start.axis is None:
                 continue
             rest = dict(condition.sum.terms).items() - {(start, factor)}
             ((token, opposite),) = rest if len(rest) == 1 and not condition.sum.by else ((None, 0),)
@@ -433,7 +437,7 @@ def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return (mask, None) if is_marked and is_whole and is_replaced else None
 
 
-def _places_of_entries(index: Value | None) -> Entry | None:
+def _places_of_entries(index: Value | None) -> OffsetEntry | None:
     """Return the first entry of an index with entries of cu_seqlens along axis 0."""
     entry, by = entry_of(None if index is None else index.fact) or (None, 0)
     return entry if entry is not None and entry.axis == 0 and not by and not entry.of_token else None
@@ -447,8 +451,10 @@ def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if isinstance(fact, OffsetCounts):
         holds = _dtype_holds(site, fact.count)
         return lane_of_token(fact.layout, fact.first, fact.count, 0, site.prover.bound.lanes) if holds else None
-    for entry in [term for term, _ in fact.terms if isinstance(term, Entry)] if isinstance(fact, IndexSum) else ():
-        stop = Entry(entry.layout, 1, axis)
+    for entry in (
+        [term for term, _ in fact.terms if isinstance(term, OffsetEntry)] if isinstance(fact, IndexSum) else ()
+    ):
+        stop = OffsetEntry(entry.layout, 1, axis)
         if fact == difference(single(stop), single(replace(stop, first=0))):
             return _as_result(site, single(stop))  # cu_seqlens begins with 0
     return None
@@ -497,7 +503,7 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if isinstance(term, SegmentIds):
         # the index of a real token is in bounds
         inside = places.by >= 0 and site.prover.bound.lanes - 1 + places.by < access.full[0]
-        bound = Entry(entry.layout, first, term.axis, of_token=term.layout)
+        bound = OffsetEntry(entry.layout, first, term.axis, of_token=term.layout)
         return _as_result(site, single(bound, by)) if inside and first in (0, 1) else None
     if not isinstance(term, Iota) or not access.inside(0):
         return None

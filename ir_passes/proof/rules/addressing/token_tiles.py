@@ -23,7 +23,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     total,
 )
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Entry, IndexSum, Iota, Mask, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -40,7 +40,7 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
     return None
 
 
-def _has_all_lanes(site: Site, start: Entry) -> bool:
+def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
     """True if an entry begins the lane of each index along its axis."""
     return start.axis is not None and not start.of_token and site.shape[start.axis] == site.prover.bound.lanes
 
@@ -77,7 +77,7 @@ def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
         return None, None
     if (span.stride, span.back, span.ahead) != (1, 0, 0):
         return None, None
-    terms = [(Entry(span.layout, span.base, span.axis), 1)]
+    terms = [(OffsetEntry(span.layout, span.base, span.axis), 1)]
     return total([*terms, *([] if span.window is None else [(Iota(span.window), span.slope)])], span.start), span.layout
 
 
@@ -102,7 +102,7 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
     limits = access.full[axis] - size + (size == 1), fact.below
     if min(limit for limit in limits if limit is not None) < tokens or (size != 1 and fact.by):
         return result  # a clamped place outside of all tokens is in no lane; a clamped window moves
-    starts = [term for term, factor in fact.terms if isinstance(term, Entry) and factor == 1]
+    starts = [term for term, factor in fact.terms if isinstance(term, OffsetEntry) and factor == 1]
     windows = [(term.axis, factor) for term, factor in fact.terms if isinstance(term, Iota)]
     if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) != (size == 1):
         return result
@@ -150,7 +150,7 @@ def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
     return OneLane(fact.lane)
 
 
-def bound_at(site: Site, entries: Entry, index: Value, length: int) -> Entry | None:
+def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
     """Return the entry of cu_seqlens at a lane of a loop, or at the lane after it.
 
     Args:
@@ -166,7 +166,7 @@ def bound_at(site: Site, entries: Entry, index: Value, length: int) -> Entry | N
         return None
     if not by <= index.range[0] <= index.range[1] < min(lanes + by, length):
         return None
-    return Entry(entries.layout, first, symbol=Symbol(number, lanes))
+    return OffsetEntry(entries.layout, first, symbol=Symbol(number, lanes))
 
 
 def token_at(position: Value, start: Value) -> TokenOf | None:
@@ -188,7 +188,7 @@ def counted(start: Value, bound: Value) -> TokenOf | None:
     stop = sum_of(bound)
     if stop is None or stop.below is not None:
         return None
-    entries = [term for term, factor in stop.terms if isinstance(term, Entry) and factor == 1]
+    entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1]
     for entry in entries[:1]:
         before = replace(entry, first=entry.first - 1)
         lane, begin = lane_number(before), sum_of(start)

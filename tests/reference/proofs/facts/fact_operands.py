@@ -21,7 +21,6 @@ from ir_passes.proof.values import (
     Condition,
     Counts,
     DeviceOffset,
-    Entry,
     Fact,
     Finite,
     HasRow,
@@ -33,6 +32,7 @@ from ir_passes.proof.values import (
     Mask,
     MaskedOut,
     Negative,
+    OffsetEntry,
     OneHot,
     PageEntry,
     Permuted,
@@ -49,12 +49,12 @@ from ir_passes.proof.values import (
 LAYOUT = "tokens"
 SHAPES = ((N,), (N, N), (), (1, N), (N, 1))
 Named = tuple[str, Value, np.ndarray]
-_STARTS, _STOPS = (Entry(LAYOUT, first, axis=0) for first in (0, 1))
-_OWN_START, _OWN_STOP = (Entry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
+_STARTS, _STOPS = (OffsetEntry(LAYOUT, first, axis=0) for first in (0, 1))
+_OWN_START, _OWN_STOP = (OffsetEntry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
 SUMS = (
     single(_STARTS), single(_STOPS, 1), difference(single(_STOPS), single(_STARTS)), single(_OWN_START),
     difference(single(Iota(0)), single(_OWN_START), 1), difference(single(_OWN_STOP), single(Iota(0))),
-    single(Iota(0), 2), total([(Iota(0), 1)], -1, below=N), single(Entry(LAYOUT, 2), -1),
+    single(Iota(0), 2), total([(Iota(0), 1)], -1, below=N), single(OffsetEntry(LAYOUT, 2), -1),
     single(SegmentIds(0, LAYOUT), 1),
 )  # fmt: skip
 """Sums along one axis."""
@@ -155,7 +155,7 @@ class Dtype:
                 starts, stops = (np.searchsorted(SEGMENTS, SEGMENTS, side)[:, None] for side in ("left", "right"))
                 for when in (True, False):
                     yield SameLane(rows, columns, when=when), COMMON, (mask & one_lane) == when
-                    bounds = (Entry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
+                    bounds = (OffsetEntry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
                     start, stop = map(single, bounds)
                     for sum_of_terms, holds in (
                         (difference(single(Iota(0)), single(Iota(1))), ~second),
@@ -180,7 +180,7 @@ class Dtype:
         yield IsFinite(infinite), COMMON, ~random
         yield HasRow(row), LaneRows(0), some != 0
         for when in (True, False):
-            real = difference(single(Entry(LAYOUT, N)), single(Iota(0)), -1)
+            real = difference(single(OffsetEntry(LAYOUT, N)), single(Iota(0)), -1)
             yield _mask(real, when), COMMON, ((SEGMENTS < N) & random) == when
 
     def _sums(self, shape: tuple[int, ...]) -> Elements:

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from ir_passes.proof.owners import Symbol
-from ir_passes.proof.values import Entry, IndexSum, Iota, Mask, SegmentIds, Turn
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Turn
 
 Numbers = Mapping[Symbol, int]
 Layouts = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -34,7 +34,7 @@ def evaluated(
             case SegmentIds(axis, layout, padding):
                 segment, lanes = layouts[layout][1], len(layouts[layout][0]) - 1
                 part = np.minimum(segment[np.minimum(index[axis], len(segment) - 1)], lanes - (padding == "last"))
-            case Entry(layout, first, axis, symbol, of_token):
+            case OffsetEntry(layout, first, axis, symbol, of_token):
                 cu, lanes = layouts[layout][0], len(layouts[layout][0]) - 1
                 place = numbers[symbol] if symbol is not None else 0
                 place = np.full(shape, place) if axis is None else index[axis]
@@ -59,7 +59,7 @@ def sum_or_mask_holds(fact: IndexSum | Mask, array: np.ndarray, layouts: Layouts
 
 
 def _symbol(term: object) -> Symbol | None:
-    return term.symbol if isinstance(term, Turn | Entry) else None
+    return term.symbol if isinstance(term, Turn | OffsetEntry) else None
 
 
 def _holds(fact: IndexSum | Mask, array: np.ndarray, layouts: Layouts, numbers: Numbers) -> bool:

@@ -2,12 +2,13 @@
 
     python scripts/write_proof_figures.py [--part 0] [--programs 12]
 
-Also write the lines and consequences of the trusted base to docs/verification.md. Ten minutes on two cores. The exit
-status is 1 if a program that leaks is proved.
+Also write the trusted base and the verdicts of public functions to docs/verification.md. Ten minutes on two cores. The
+exit status is 1 if a program that leaks is proved.
 """
 
 import argparse
 import os
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -59,6 +60,48 @@ def line(name: str, counts: Counter[str]) -> str:
     return f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |"
 
 
+DEFAULTS = r"(axis=0|role=None|dims=None|page_size=1|role='both'|null=True|packed=False|local=None)(, )?"
+"""Fields of entries that a short contract leaves out."""
+
+
+def entries_of(contract: Any) -> str:
+    """Return the entries of a contract in short."""
+    import jax
+
+    sides = (jax.tree.leaves(side, is_leaf=is_entry) for side in (contract.inputs, contract.outputs))
+    text = " -> ".join(", ".join(map(str, side)) for side in sides)
+    return re.sub(r",? *\)", ")", re.sub(DEFAULTS, "", text))
+
+
+def is_entry(value: Any) -> bool:
+    """Whether a value is an entry of a contract, no container."""
+    return not isinstance(value, tuple | list | dict)
+
+
+def public_functions() -> list[str]:
+    """Return the table of public functions and steps in the manner of public code, with contracts and verdicts."""
+    import jax
+    from outside_steps import NOT_PROVED, STEPS
+    from test_shipped_kernels import DECLARED, USES  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels
+
+    rows = ["| function | source | contract | verdict |", "|---|---|---|---|"]
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for name, use in USES.items():
+            step, args, contract = use()
+            is_proved = proved(step, args, contract)
+            verdict = "proved" if is_proved else f"needs a declaration: {DECLARED.get(name, '')}".replace("\\", "")
+            rows.append(f"| `{name}` | `jax.experimental.pallas.ops` | {entries_of(contract)} | {verdict} |")
+        for step in STEPS:
+            is_proved, source = (
+                proved(step.run, step.args, step.contract),
+                "JAX" if "." in step.name else "packed engines",
+            )
+            refused = "refused, leaks" if step.leaks else f"refused, clean: {NOT_PROVED.get(step.name, '')}"
+            row = (f"`{step.name}`", source, entries_of(step.contract), "proved" if is_proved else refused)
+            rows.append(f"| {' | '.join(row)} |")
+    return rows
+
+
 def figures(part: int, programs: int) -> tuple[list[str], bool]:
     """Return the table, and whether a leak was proved."""
     from mutants.catalogue import MUTANTS
@@ -99,9 +142,13 @@ def main() -> int:
     parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
     parser.add_argument("--programs", type=int, default=12, help="programs to change; 0 for none")
     parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
+    parser.add_argument("--functions-only", action="store_true", help="write the base and the public functions")
     options = parser.parse_args()
     replaced(CHECKS, "trusted base", trusted_base())
     if options.base_only:
+        return 0
+    replaced(CHECKS, "public functions", public_functions())
+    if options.functions_only:
         return 0
     lines, leaked = figures(options.part, options.programs)
     replaced(PAGE, "figures", lines)
@@ -111,5 +158,9 @@ def main() -> int:
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/")), str(ROOT / "tests/ir_passes/proof")]
+    sys.path[:0] = [
+        str(ROOT),
+        *map(str, REFERENCE.glob("*/")),
+        *(str(ROOT / "tests/ir_passes" / folder) for folder in ("proof", "kernels")),
+    ]
     sys.exit(main())

@@ -76,7 +76,10 @@ def test_direction_sees(folder: str, source: str):
 PRIVATE = re.compile(r"\bjax\._src\b|\bjaxlib\._|[\"']_executable\b|\b_kept_var_idx\b")
 INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (extend|interpreters|core)\b")
 ADAPTERS = {
-    "hybridlm models ir_passes scripts": (("ir_passes/jaxpr/jax_private.py",), ("ir_passes/jaxpr/ir.py",)),
+    "hybridlm models ir_passes scripts": (
+        ("ir_passes/jaxpr/jax_private.py", "ir_passes/jaxpr/jax_private_refs.py"),
+        ("ir_passes/jaxpr/ir.py",),
+    ),
     "tests": (
         ("tests/reference/compiled/hlo_text.py", "tests/reference/proofs/installed_primitives.py"),
         ("tests/reference/proofs/installed_primitives.py",),

@@ -442,8 +442,8 @@ class Engine:
         """
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        if shape != self.paged(shape):
-            pages = self.pages(shape.rows), self.blocks
+        pages = self.pages(shape.rows), self.blocks
+        if (shape.pages, shape.blocks if isinstance(shape, Shape) else self.blocks) != pages:
             raise ValueError(f"{shape} must have the pages and blocks of this engine, {pages}; make it by engine.shape")
         rows = self.row_arrays.abstract
         model = self.programs.structure, self.hidden_size, self.vocab_size

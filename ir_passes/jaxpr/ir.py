@@ -23,7 +23,7 @@ from jax.extend.core import primitives
 from jax.interpreters import mlir as _mlir
 from jax.interpreters import partial_eval as _partial_eval
 
-from ir_passes.jaxpr.jax_private import without_refs
+from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.primitives import CALLS, OPAQUE
 
 Var = core.Var

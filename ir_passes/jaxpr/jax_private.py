@@ -1,4 +1,4 @@
-"""The only adapter to private parts of JAX and jaxlib; a test forbids others.
+"""The adapter to private parts of JAX and jaxlib, with `jax_private_refs`; a test forbids others.
 
 `ir_passes.jaxpr.ir` adapts the intermediate representation, from public modules.
 
@@ -84,25 +84,6 @@ def _make_keys_random() -> None:
     module: Any = importlib.import_module("jax._src.cache_key")
     other = module.custom_hook
     module.custom_hook = lambda: other() + (secrets.token_hex(16) if getattr(_thread, "compiles_anew", False) else "")
-
-
-def without_refs(program: Any) -> Any:
-    """Return a program with values instead of its mutable arrays (`jax.new_ref`).
-
-    As JAX does before compilation, reads and writes become slices, gathers and scatters.
-
-    Raises:
-        TypeError: a mutable argument or captured array.
-    """
-    avals = [*program.in_avals, *(jax.typeof(const) for const in program.consts)]
-    if any(type(aval).__name__ == "AbstractRef" for aval in avals):
-        raise TypeError(
-            "expected arrays, got a mutable array (jax.new_ref) as an argument or captured value; pass its content, "
-            "make the reference inside the step, and return jax.freeze(ref)"
-        )
-    if all(type(effect).__name__ != "InternalMutableArrayEffect" for effect in program.effects):
-        return program
-    return importlib.import_module("jax._src.state.discharge").discharge_state(program)
 
 
 def coordination() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.jax_private import without_refs
+from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.placement import placement_error
 
 Static = tuple[tuple[int | str, Any], ...]

@@ -1,8 +1,9 @@
 """Pallas kernels as plain programs, so the lane proof can read them.
 
 Imports `jaxpr`. Begin with `expanded`, then `program`, the loops over a kernel's grid; `blocks` reads block mappings,
-`body` rewrites loads and stores as slices and updates, `copies` has asynchronous copies and compares their places as
-terms (`index_terms`), `memory` has the primitives that plain programs need besides.
+`body` runs a kernel's program on arrays: `machine` its loads and stores, at `places` of `references` to memory;
+`copies` has asynchronous copies and compares their places as terms (`index_terms`), `memory` the primitives that plain
+programs need besides.
 """
 
 from ir_passes.kernels.expanded import ReadKernels, read_kernels

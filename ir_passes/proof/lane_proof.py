@@ -38,10 +38,10 @@ from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, ou
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
-from ir_passes.proof.rules.addressing import packed_tokens
+from ir_passes.proof.rules.addressing import index_sums, packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import ActiveCount, Offsets, PageEntry, SegmentIds, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.values import ActiveCount, OffsetEntry, PageEntry, SegmentIds, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once, violation_at
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
@@ -196,7 +196,9 @@ def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
         case Packed(_, "cu_seqlens", layout):
             tokens = prover.bound.layouts[layout]
-            return Value(COMMON, number, None if tokens is None else (0, tokens), Offsets(layout, 0))
+            return Value(
+                COMMON, number, None if tokens is None else (0, tokens), index_sums.single(OffsetEntry(layout, 0, 0))
+            )
         case Packed(_, "segment_ids", layout):
             return Value(COMMON, number, (0, lanes), SegmentIds(0, layout))
         case Packed(axis, _, layout):

@@ -16,9 +16,10 @@ from jax import Array
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.prover import Prover
+from ir_passes.proof.rules.addressing.index_sums import single
 from ir_passes.proof.rules.addressing.token_layout import lane_of_token
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Fact, OffsetCounts, Offsets, Range, Value
+from ir_passes.proof.values import Fact, OffsetEntry, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
 """(cu_seqlens, tokens of the packed axis) -> the array, once for each program that computes it."""
@@ -92,11 +93,11 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
     if tokens is None:
         return
     kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (starts, Offsets(layout, 0), (0, tokens)),
-        (starts_and_end, Offsets(layout, 0), (0, tokens)),
+        (starts, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
+        (starts_and_end, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
     ]
     for (first, missing), ways in SEARCHED.items():
-        counted = lane_of_token(OffsetCounts(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
+        counted = lane_of_token(layout, first, lanes + 1 - first - missing, 0, lanes)
         if counted is not None and lanes + 1 > first + missing:
             kinds.append((ways, *counted))
     for ways, fact, bounds in kinds:

@@ -15,12 +15,14 @@ from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.numbering import Leaf, Number, Numbering
 from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
-from ir_passes.proof.values import Constant, Iota, NotLater, Range, Value
+from ir_passes.proof.values import Condition, Constant, IndexSum, Iota, Mask, Range, Value
 from ir_passes.proof.violations import Violation
 
 Env = dict[Any, Value]
 MAX_IOTA_SIZE = 1 << 16
 """Elements of the largest constant that may be an `Iota`."""
+_LOWER = Mask(frozenset({Condition(IndexSum(frozenset({(Iota(0), 1), (Iota(1), -1)})))}), frozenset())
+"""Mask of a lower triangle: the index of a true element along axis 1 is at most its index along axis 0."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class Prover:
         counting = _counting(content)
         span = (int(content.min()), int(content.max()))
         if content.ndim == 2 and dtype == np.bool_ and not np.triu(content, 1).any():
-            return Value(fact=NotLater(0, 1), range=span, number=self._constant_number(array))
+            return Value(fact=_LOWER, range=span, number=self._constant_number(array))
         if counting is not None:
             return Value(fact=counting, range=span, number=self.index_number(dtype, content.shape, counting.axis))
         return Value(fact=constant, range=span, number=self._constant_number(array))

@@ -157,15 +157,6 @@ class TokenOfLane(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class NextLane(Fact):
-    """Element at token t of `axis` = lane of token t, plus one; see `SegmentIds`."""
-
-    axis: int
-    layout: str
-    padding: str = "past"
-
-
-@dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
     """Element r along `axis` = lane of token r + `shift`, or no lane."""
 
@@ -176,46 +167,63 @@ class ShiftedIds(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets(Fact):
-    """Element at index i of `axis` = cu_seqlens[i + `first`] + `plus`.
+class OffsetEntry:
+    """A term of `IndexSum`: cu_seqlens[i + `first`].
 
     Attributes:
-        axis: axis of the lanes; None for an array of equal elements, cu_seqlens[`first`] + `plus`.
+        layout: layout of the tokens.
+        axis: i is the index along this axis; None for another i.
+        symbol: i is this number of a loop iteration; without axis and symbol, i is 0.
+        of_token: layout of tokens; i is the lane of the token with this index or number, and elements of padding are
+            unspecified. "": i is the index or number itself.
     """
 
     layout: str
-    axis: int | None
-    first: int = 0
-    plus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStarted(Fact):
-    """Element at (t, i) equals `when` if cu_seqlens[i + `first`] <= t, otherwise not.
-
-    Attributes:
-        tokens, lanes: axes of t and i.
-    """
-
-    layout: str
-    tokens: int
-    lanes: int
     first: int
-    when: bool = True
+    axis: int | None = None
+    symbol: Symbol | None = None
+    of_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class AtStart(Fact):
-    """Element at (t, i) equals `when` if cu_seqlens[i] = t, otherwise not.
+class Turn:
+    """A term of `IndexSum`: the number of a loop iteration, or the token that a shared index selects."""
+
+    symbol: Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSum(Fact):
+    """Element = `by` + sum of terms, in exact integers.
 
     Attributes:
-        tokens, lanes: axes of t and i; `lanes` is an axis of all lanes.
+        terms: pairs of a term and its factor, not 0. The term `Iota(axis)` is the index along an axis; `SegmentIds` is
+            the lane of a token.
+        below: elements are unspecified where the sum is negative, or not below this number; None if all are specified.
     """
 
-    layout: str
-    tokens: int
-    lanes: int
-    when: bool = True
+    terms: "frozenset[tuple[Term, int]]"
+    by: int = 0
+    below: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A sum is 0 or greater; or not 0, if `differs`."""
+
+    sum: IndexSum
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(Fact):
+    """Conditions of an element's indices: `if_true` hold for a true element, `if_false` for a false one.
+
+    The elements are booleans, or 0 and 1.
+    """
+
+    if_true: frozenset[Condition]
+    if_false: frozenset[Condition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,57 +236,6 @@ class OffsetCounts(Fact):
     layout: str
     first: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSum(Fact):
-    """Element = index along `axis` + `by` + `slope` * index along `window`.
-
-    Attributes:
-        window: a second axis; None without one.
-        exact: if False, elements are unspecified where the sum is no index of `axis`.
-    """
-
-    axis: int
-    by: int
-    window: int | None = None
-    slope: int = 0
-    exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths(Fact):
-    """Lengths of lanes, plus a constant.
-
-    Element i along `axis` = cu_seqlens[i + `first` + 1] - cu_seqlens[i + `first`] + `plus`.
-
-    Attributes:
-        layout: layout of the tokens.
-        axis: as in `Offsets`.
-    """
-
-    layout: str
-    axis: int | None
-    first: int = 0
-    plus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBound(Fact):
-    """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
-
-    Attributes:
-        axis: None for the token of a loop iteration.
-        token: the token of the iteration, as in `OneLane`.
-        base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
-            t - start, "left" for stop - t.
-    """
-
-    layout: str
-    axis: int | None
-    base: str
-    plus: int = 0
-    token: Symbol | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,42 +287,6 @@ class TokenSpan(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class TilePlaces(Fact):
-    """Element at index i of `axis` and j of `window` = cu_seqlens[i + `base`] + `plus` + `slope` * j.
-
-    Attributes:
-        axis: axis of all lanes.
-        base: 0 or 1.
-        slope: 1 or -1.
-        exact: as in `IndexSum`.
-    """
-
-    layout: str
-    axis: int
-    window: int
-    base: int
-    plus: int
-    slope: int
-    exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class WithinLength(Fact):
-    """Mask over lanes i and indices j: `when` implies that lane i has more than j + `reach` tokens.
-
-    Attributes:
-        axis, window: axes of i and j.
-        reach: 0 or greater.
-    """
-
-    layout: str
-    axis: int
-    window: int
-    reach: int
-    when: bool
-
-
-@dataclass(frozen=True, slots=True)
 class OwnTokens(Fact):
     """Element = number of a token of the lane of its row, or past the last token.
 
@@ -375,21 +296,6 @@ class OwnTokens(Fact):
 
     layout: str
     rows: LaneRows
-
-
-@dataclass(frozen=True, slots=True)
-class LaneBound(Fact):
-    """Every element is a bound of one lane, plus a constant.
-
-    Attributes:
-        lane: the lane, as in `OneLane`.
-        base: "start", "stop" or "length" of the lane.
-    """
-
-    layout: str
-    lane: int | Symbol
-    base: str
-    plus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,22 +313,6 @@ class TokenOf(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class OneLaneMask(Fact):
-    """Mask over tokens: `when` implies a bound of one lane.
-
-    Attributes:
-        lane: the lane, as in `OneLane`.
-        side: "start" for tokens not before the lane, "stop" for tokens not after it, "both" for tokens of the lane.
-    """
-
-    layout: str
-    axis: int
-    lane: int | Symbol
-    side: str
-    when: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
     """Elements at one index depend on the lane of a token; others are shared.
 
@@ -435,32 +325,6 @@ class PlacedToken(Fact):
     axis: int
     place: int
     token: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotLater(Fact):
-    """Elements equal to `when` have an index along `columns` <= the index along `rows`."""
-
-    rows: int
-    columns: int
-    when: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class NonPadding(Fact):
-    """Mask over tokens: no element of padding equals `when`.
-
-    Attributes:
-        axis: axis of the tokens; None for the token of a loop iteration.
-        token: the token of the iteration, as in `OneLane`.
-        exact: True if every other element is `when`.
-    """
-
-    layout: str
-    axis: int | None
-    token: Symbol | None = None
-    when: bool = True
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,24 +351,6 @@ class SameLane(Fact):
     columns: LaneRows
     padding: bool = False
     when: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LaneLimit(Fact):
-    """Mask over pairs of tokens: `when` implies one bound of a lane.
-
-    Elements of padding along `rows` are unspecified.
-
-    Attributes:
-        rows, columns: axes of the tokens; `rows` has the lanes.
-        side: "start" if no token along `columns` is before its lane, "stop" if no token is after it.
-    """
-
-    layout: str
-    rows: int
-    columns: int
-    side: str
-    when: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,6 +398,7 @@ class Tiles(Fact):
     size: int
 
 
+Term = Iota | Turn | OffsetEntry | SegmentIds
 NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 

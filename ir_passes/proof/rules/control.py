@@ -20,7 +20,8 @@ from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_tiles, token_windows
-from ir_passes.proof.rules.addressing.packed_tokens import in_branch, relocated
+from ir_passes.proof.rules.addressing.index_sums import entry_of
+from ir_passes.proof.rules.addressing.packed_tokens import at_index, in_branch, relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
 from ir_passes.proof.rules.lane_loops import counter_of, maker, stops_by_lane
 from ir_passes.proof.site import Site, interpret
@@ -31,20 +32,14 @@ from ir_passes.proof.values import (
     Constant,
     Greatest,
     Iota,
-    LaneBound,
-    LaneOfToken,
-    NonPadding,
-    Offsets,
+    OffsetEntry,
     PageEntry,
     RealToken,
-    SegmentIds,
     SlotEntry,
     Tiles,
-    TokenBound,
     TokenOf,
     UnchangedRows,
     Value,
-    WithinLane,
 )
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
@@ -224,10 +219,9 @@ def _counted_fact(site: Site, start: Value, bound: Value) -> ActiveLane | RealTo
         return own
     if bound.fact == ActiveCount():
         return ActiveLane()
-    end = bound.fact
-    if isinstance(end, Offsets) and end == Offsets(end.layout, None, site.prover.bound.lanes):
-        return RealToken(end.layout)
-    return None
+    end, by = entry_of(bound.fact) or (None, 0)
+    is_end = end is not None and not by and end == OffsetEntry(end.layout, site.prover.bound.lanes)
+    return RealToken(end.layout) if end is not None and is_end else None
 
 
 def _fixpoint(
@@ -416,27 +410,14 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
         owner = replace(owner, view=entered(owner.view, step))
     intact = None if value.intact is None else UnchangedRows(value.intact.leaf, entered(value.intact.view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
-    if isinstance(value.fact, SegmentIds | NonPadding) and value.fact.axis == 0:
-        layout = value.fact.layout
-        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
-        if isinstance(value.fact, SegmentIds):
-            fact = LaneOfToken(token, layout, value.fact.padding)
-        else:
-            fact = replace(value.fact, axis=None, token=token)
-    elif isinstance(value.fact, WithinLane) and value.fact == replace(
-        value.fact, axis=0, shift=0, stride=1, window=None
-    ):
-        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
-        fact = replace(value.fact, axis=None, token=token)
-    elif isinstance(value.fact, TokenBound) and value.fact.axis == 0:
-        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
-        fact = replace(value.fact, axis=None, token=token)
-    elif isinstance(value.fact, Offsets) and value.fact.axis == 0 and value.fact.first in (0, 1):
-        is_all = shape[0] == site.prover.bound.lanes
-        lane, base = _symbol_of_iteration(site, loop, LaneRows(0), shape[0]), ("start", "stop")[value.fact.first]
-        fact = LaneBound(value.fact.layout, lane, base, value.fact.plus) if is_all else None
-    elif isinstance(value.fact, LAYOUT_FACTS):
-        fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
+    if isinstance(value.fact, LAYOUT_FACTS):
+        lanes_are_rows = shape[0] == site.prover.bound.lanes
+
+        def symbol_of(layout: str) -> Symbol | None:
+            rows = LaneRows(0, packed=layout)
+            return _symbol_of_iteration(site, loop, rows, shape[0]) if layout or lanes_are_rows else None
+
+        fact = at_index(value.fact, symbol_of) or relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, intact, site.prover.versions.part_of(value.version))
 
 

@@ -335,7 +335,7 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
             owner = site.unframed(owner)
     bounds = _counted_from_end(site, predicate, cases) or hull(*(case.range for case in cases))
     intact = cases[0].intact if all(case.intact == cases[0].intact for case in cases) else None
-    cases = packed_tokens.real_only(predicate, cases)
+    cases = packed_tokens.real_only(site, predicate, cases)
     fact = _guarded_slots(site, predicate, cases) or page_tables.chosen(site, predicate, cases)
     return [Value(owner, NONE, bounds, fact, intact, versions.pop() if len(versions) == 1 else None)]
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.lax import DotAlgorithm, DotAlgorithmPreset
 
 from ir_passes.jaxpr.conversions import holds, is_whole, stays_finite
-from ir_passes.proof.values import Fact, Finite, LaneStarted, MaskedOut, OneHot, TokenPairs
+from ir_passes.proof.values import Fact, Finite, Mask, MaskedOut, OneHot, TokenPairs
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
@@ -57,7 +57,7 @@ def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | No
 
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
     (MaskedOut, "convert_element_type"): _converted_mask,
-    (LaneStarted, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
+    (Mask, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
     (Finite, "convert_element_type"): lambda fact, source, target: (
         fact if fact == Finite() and stays_finite(source, target) else None
     ),

@@ -12,7 +12,7 @@ from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, compile_step, prove_isolation, rowwise
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.jax_private import without_refs
+from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.tracing import trace_function, trace_of
 
 LANES, WIDTH = 3, 4

@@ -97,9 +97,7 @@ def test_random_layouts_are_varied() -> None:
     for seed in range(LAYOUTS, LAYOUTS + 20):
         predicted = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in predicted)
-    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry", "TilePlaces", "TokenSpan")), (
-        facts
-    )
+    assert all(facts[name] for name in ("SegmentIds", "IndexSum", "Mask", "SameLane", "PageEntry", "TokenSpan")), facts
 
 
 def test_random_calls_are_varied() -> None:

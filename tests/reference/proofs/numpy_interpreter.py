@@ -278,8 +278,16 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
 
 def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:
     """All branches, then the chosen one for each run."""
-    branches = [evaluate(ir.closed(branch), values[1:], observe) for branch in eqn.params["branches"]]
-    index = np.clip(values[0].astype(np.int64), 0, len(branches) - 1)
+    programs = eqn.params["branches"]
+    index = np.clip(values[0].astype(np.int64), 0, len(programs) - 1)
+
+    def in_branch(number: int) -> Observe | None:
+        # claims inside a branch are about the runs that take it
+        if observe is None:
+            return None
+        return lambda eqn, results, runs: observe(eqn, results, runs & (index == number))
+
+    branches = [evaluate(ir.closed(branch), values[1:], in_branch(k)) for k, branch in enumerate(programs)]
     return [_select(index, *results) for results in zip(*branches, strict=True)]
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from facts.fact_sums import sum_or_mask_holds
 from isolation_oracle import mapped, maps, null_rows, owned, pages, second_rows, segments
 from jaxpr_mutation import Subject
 
@@ -19,7 +20,6 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
-    AtStart,
     BroadcastVector,
     Columns,
     Counts,
@@ -27,18 +27,10 @@ from ir_passes.proof.values import (
     HasRow,
     IndexSum,
     Iota,
-    LaneBound,
-    LaneLimit,
-    LaneStarted,
-    Lengths,
+    Mask,
     MaskedOut,
     Negative,
-    NextLane,
-    NonPadding,
-    NotLater,
-    Offsets,
     OneHot,
-    OneLaneMask,
     OwnTokens,
     PageEntry,
     Permuted,
@@ -48,14 +40,11 @@ from ir_passes.proof.values import (
     SharedPadding,
     ShiftedIds,
     SlotEntry,
-    TilePlaces,
     Tiles,
-    TokenBound,
     TokenOfLane,
     TokenSpan,
     Value,
     WithinLane,
-    WithinLength,
 )
 
 
@@ -264,10 +253,11 @@ def _faults_of(
     changed = _changed(reality, array, value.owner, orders, where) & runs & runs[reality.claims.base]
     if changed.any():
         yield f"changed by {reality.claims.runs[int(np.argmax(changed))].change}"
-    if value.range is not None and array.size:
+    in_turn = array[runs]  # the others may have left the loop
+    if value.range is not None and in_turn.size:
         low, high = value.range
-        if array.min() < low or array.max() > high:
-            yield f"holds {array.min()} to {array.max()}, outside its range"
+        if in_turn.min() < low or in_turn.max() > high:
+            yield f"holds {in_turn.min()} to {in_turn.max()}, outside its range"
     if value.number in numbered:
         other = numbered[value.number]
         if other.dtype == array.dtype and other.size == array.size:
@@ -317,19 +307,6 @@ def _faults_of(
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case NonPadding(layout, int(axis), _, when, exact) if layout in reality.segments:
-            rows = np.moveaxis(array == when, axis + 1, -1)
-            real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
-                len(rows), *[1] * (rows.ndim - 2), -1
-            )
-            if (rows & ~real).any() or (exact and (rows != real).any()):
-                yield "is true of padding, or false of a token"
-        case NextLane(axis, layout, padding) if layout in reality.segments:
-            rows = np.moveaxis(array, axis + 1, -1)
-            segment = reality.segments[layout][:, : rows.shape[-1]]
-            segment = np.minimum(segment, reality.bound.lanes - (padding == "last")) + 1
-            if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
-                yield "is not the lane behind each token's"
         case ShiftedIds(axis, layout, padding, shift) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
@@ -339,38 +316,6 @@ def _faults_of(
             lane = (rows[..., ~inner] >= 0) & (rows[..., ~inner] <= reality.bound.lanes)
             if (rows[..., inner] != expected).any() or lane.any():
                 yield "is not the lane of each token, shifted"
-        case Offsets(layout, axis, first, plus) if layout in reality.segments:
-            cu = _starts(reality, layout)
-            rows = array[..., None] if axis is None else np.moveaxis(array, axis + 1, -1)
-            entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
-            if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
-                yield "holds other entries of cu_seqlens"
-        case Lengths(layout, axis, first, plus) if layout in reality.segments:
-            cu = _starts(reality, layout)
-            rows = array[..., None] if axis is None else np.moveaxis(array, axis + 1, -1)
-            lengths = np.diff(cu, axis=1)[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
-            if (rows != lengths.reshape(len(lengths), *[1] * (rows.ndim - 2), -1)).any():
-                yield "holds other lengths of lanes"
-        case LaneStarted(layout, tokens, lanes, first, when) if layout in reality.segments:
-            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
-            cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
-            expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
-            if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
-                yield "does not say which entries of cu_seqlens are passed"
-        case AtStart(layout, tokens, lanes, when) if layout in reality.segments:
-            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
-            expected = _starts(reality, layout)[:, None, : rows.shape[2]] == np.arange(rows.shape[1])[:, None]
-            if ((rows == when) != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
-                yield "does not say where lanes start"
-        case TokenBound(layout, int(axis), base, plus) if layout in reality.segments:
-            rows, (cu, segment) = np.moveaxis(array, axis + 1, -1), (_starts(reality, layout), reality.segments[layout])
-            token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
-            start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))
-            bases = {"start": start, "stop": stop, "position": token - start, "left": stop - token}
-            item = [1] * (rows.ndim - 2)
-            wrong = rows != (bases[base] + plus).reshape(len(rows), *item, -1)
-            if (wrong & real.reshape(len(rows), *item, -1)).any():
-                yield "is not the bound of each token's lane"
         case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
                 if back + slope * k:
@@ -402,20 +347,6 @@ def _faults_of(
             may = np.stack([row[lane] for row, lane in zip(may, lanes, strict=True)])
             if (differing(rows, rows[reality.claims.base]).any(-1) & ~may).any():
                 yield "depends on tokens outside of its tile"
-        case TilePlaces(layout, axis, window, base, plus, slope, exact) if layout in reality.segments:
-            rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
-            rows = rows.reshape(*rows.shape[:3], -1)
-            tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None, None] + plus
-            tokens = tokens + slope * np.arange(rows.shape[2])[:, None]
-            count = reality.segments[layout].shape[1]
-            if ((rows != tokens) & (exact | ((tokens >= 0) & (tokens < count)))).any():
-                yield "is no place of a lane's tokens"
-        case WithinLength(layout, axis, window, reach, when) if layout in reality.segments:
-            rows = np.moveaxis(array == when, (axis + 1, window + 1), (1, 2))
-            lengths = np.diff(_starts(reality, layout), axis=1)[:, : rows.shape[1], None]
-            outer = np.arange(rows.shape[2]) + reach >= lengths
-            if (rows.reshape(*rows.shape[:3], -1) & outer[..., None]).any():
-                yield "is true past the length of a lane"
         case OwnTokens(layout, LaneRows(axis, inner)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1)
             lanes = np.arange(rows.shape[1]) // inner
@@ -424,28 +355,6 @@ def _faults_of(
             row_lanes = np.stack([segment[np.clip(row, 0, count)] for segment, row in zip(padded, rows, strict=True)])
             if ((row_lanes != lanes[:, None]) & (rows < count)).any() or (rows < 0).any():
                 yield "is a token of another lane"
-        case LaneBound(layout, int(lane), base, plus) if layout in reality.segments:
-            cu = _starts(reality, layout)
-            bounds = {"start": cu[:, lane], "stop": cu[:, lane + 1], "length": cu[:, lane + 1] - cu[:, lane]}
-            if (array.reshape(len(array), -1) != bounds[base][:, None] + plus).any():
-                yield "is no bound of its lane"
-        case LaneBound(layout, Symbol(number, _), base, plus) if layout in reality.segments and base != "length":
-            cu = _starts(reality, layout)[:, slice(None, -1) if base == "start" else slice(1, None)]
-            if not (array.reshape(len(array), -1, 1) == cu[:, None] + plus).any(2).all():
-                yield "is no bound of a lane"
-        case OneLaneMask(layout, axis, lane, side, when) if layout in reality.segments:
-            rows = np.moveaxis(array == when, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1).any(2)
-            cu, token = _starts(reality, layout), np.arange(rows.shape[1])
-            first, last = cu[:, :-1, None], cu[:, 1:, None]
-            tokens_of_lane = {
-                "start": token >= first,
-                "stop": token < last,
-                "both": (token >= first) & (token < last),
-            }[side]
-            lanes = range(reality.bound.lanes) if isinstance(lane, Symbol) else [lane]
-            fits = np.stack([~(rows & ~tokens_of_lane[:, i]).any(1) for i in lanes])
-            if not fits.any(0).all():
-                yield "is true of tokens of several lanes"
         case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
                 fact = TokenSpan(layout, axis - (window < axis), start + slope * k, stride, before, after)
@@ -457,16 +366,14 @@ def _faults_of(
             may = reality.tokens_may_differ(tokens.ravel(), layout).reshape(len(rows), *tokens.shape).any(axis=2)
             if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
                 yield "depends on tokens outside of its span"
-        case IndexSum(axis, by, window, slope, exact):
-            index = np.indices(array.shape[1:])
-            total = index[axis] + by + (0 if window is None else slope * index[window])
-            inner = exact | ((total >= 0) & (total < array.shape[axis + 1]))
-            if ((array != total) & inner).any():
-                yield "is not a sum of indices"
-        case NotLater(first, second, when):
-            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
-            if rows.swapaxes(1, 2)[:, np.triu(np.ones(rows.shape[1:3], bool), 1).T].any():
-                yield "is true of later tokens"
+        case IndexSum() | Mask() if reality.segments:
+            layouts = {name: (_starts(reality, name), lanes) for name, lanes in reality.segments.items()}
+            different: dict[Any, int] = {}
+            for k in np.flatnonzero(runs):
+                different.setdefault((array[k].tobytes(), *(cu[k].tobytes() for cu, _ in layouts.values())), int(k))
+            of_run = {k: {name: (cu[k], lanes[k]) for name, (cu, lanes) in layouts.items()} for k in different.values()}
+            if not all(sum_or_mask_holds(value.fact, array[k], of) for k, of in of_run.items()):
+                yield "is not its sum, or breaks a condition"
         case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
             rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
@@ -487,15 +394,6 @@ def _faults_of(
             outer = (item != two) & (item < reality.bound.lanes) & ~np.isnan(rows)
             if (outer & (rows != (0 if zero else -np.inf))).any():
                 yield "is something where tokens belong to different lanes"
-        case LaneLimit(layout, first, second, side, when) if layout in reality.segments:
-            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
-            cu, lane = _starts(reality, layout), np.minimum(reality.segments[layout], reality.bound.lanes - 1)
-            bound = np.take_along_axis(cu, lane + (side == "stop"), axis=1)[:, :, None]
-            token = np.arange(rows.shape[2])
-            outer = token < bound if side == "start" else token >= bound
-            outer = outer & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
-            if (rows.reshape(*rows.shape[:3], -1) & outer[..., None]).any():
-                yield "is true of tokens outside a bound of the lane"
         case Tiles(rows, tiles, _):
             moved_axes = np.moveaxis(array, (tiles + 1, tiles + 2), (1, 2))
             merged = moved_axes.reshape(len(array), -1, *moved_axes.shape[3:])

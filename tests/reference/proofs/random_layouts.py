@@ -16,15 +16,20 @@ from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared
 LANES, TOKENS, PAGE, WIDE, WIDTH = 3, 7, 2, 2, 4
 PAGES = LANES * WIDE + 3
 CONTRACT = LaneContract(
-    inputs=(Shared(), Packed(), Packed(), Packed(role="cu_seqlens"), Lane(), Lane(), Pool("p"), PageTable("p", PAGES)),
+    inputs=(
+        Shared(), Packed(), Packed(), Packed(role="cu_seqlens"), Lane(), Lane(), Pool("p"), PageTable("p", PAGES),
+        Packed(layout="keys"), Packed(role="cu_seqlens", layout="keys"),
+    ),
     outputs=(Packed(), Shared()),
-)
+)  # fmt: skip
 Choose = np.random.Generator
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
     """Draw pages so that each lane may write all pages of its own."""
-    lengths = 1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES]
+    lengths, keys = (
+        1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES] for _ in range(2)
+    )
     return (
         rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
         rng.normal(size=(TOKENS, WIDTH)).astype(np.float32),
@@ -34,6 +39,8 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
         rng.integers(0, PAGE * WIDE, LANES).astype(np.int32),
         rng.normal(size=(PAGES, PAGE, WIDTH)).astype(np.float32),
         (1 + rng.permutation(PAGES - 1)[: LANES * WIDE]).reshape(LANES, WIDE).astype(np.int32),
+        rng.normal(size=(TOKENS, WIDTH)).astype(np.float32),
+        np.concatenate([[0], np.cumsum(keys)]).astype(np.int32),
     )
 
 
@@ -183,6 +190,28 @@ def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
     return results[rng.integers(2)]
 
 
+def _shifted(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
+    """Tokens at a distance under a mask by a bound of the token's lane, often of another bound or distance."""
+    by, distance, index = int(rng.integers(1, 3)), int(rng.integers(1, 3)), jnp.arange(TOKENS)
+    lane = jnp.minimum(segment, LANES - 1)
+    start, stop = cu[lane], cu[lane + 1]
+    if rng.random() < 0.5:
+        mask = (index - start >= distance, index >= start + distance, index - distance > start - 1)[rng.integers(3)]
+        return jnp.where(mask[:, None], jnp.pad(x, ((by, 0), (0, 0)))[:TOKENS], 0.0)
+    mask = (stop - index > distance, index + distance < stop, index + distance <= stop)[min(rng.integers(5), 2)]
+    return jnp.where(mask[:, None], jnp.pad(x, ((0, by), (0, 0)))[by:], 0.0)
+
+
+def _between(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
+    """All tokens for each lane or token, under a mask by two bounds, often a wrong one."""
+    index, lane = jnp.arange(TOKENS), jnp.minimum(segment, LANES - 1)
+    start, stop = ((cu[:-1], cu[1:]), (cu[lane], cu[lane + 1]))[rng.integers(2)]
+    one_more = int(rng.random() < 0.15)
+    ends = (index[None] < stop[:, None] + one_more, index[None] <= index[: len(stop), None])[rng.random() < 0.2]
+    mask = (index[None] >= start[:, None] - int(rng.random() < 0.15)) & ends
+    return jnp.where(mask[..., None], x[None], 0.0).sum(1)
+
+
 def _begun(rng: Choose, x: Array, cu: Array) -> Array:
     """A recurrence that begins anew at starts of lanes, often at wrong ones."""
     index, some = jnp.arange(TOKENS), (cu[:-1], cu, cu[1:], cu[:-1] + 1)[rng.integers(4)]
@@ -199,10 +228,10 @@ def _begun(rng: Choose, x: Array, cu: Array) -> Array:
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """A step of `count` operations; those that do not fit their operands are left out."""
 
-    def step(w, x, where, cu, rows, local, pool, table) -> Any:
+    def step(w, x, where, cu_queries, rows, local, pool, table, keys, cu_keys) -> Any:
         rng = np.random.default_rng(seed)
-        right = jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right")
-        known_value, segments, pools = [w, x, rows, right, where, local, table], [right, right], [pool]
+        right, of_keys = (jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right") for cu in (cu_queries, cu_keys))
+        known_value, segments, pools = [w, keys, x, rows, right, where, local, table], [right, right, of_keys], [pool]
 
         def pick(fits: Callable[[Array], bool]) -> Array:
             fitting = [value for value in known_value if fits(value)]
@@ -211,6 +240,7 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
         of = lambda length: pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             kind, segment = rng.random(), segments[rng.integers(len(segments))]
+            cu = cu_queries if rng.random() < 0.75 else cu_keys
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
                 if kind < 0.2:
                     new = random_steps.ANY[rng.integers(len(random_steps.ANY))](rng, pick(lambda v: v.ndim >= 1))
@@ -218,10 +248,13 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     value = pick(lambda v: v.ndim >= 1)
                     other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
                     new = random_steps.ALIKE[rng.integers(len(random_steps.ALIKE))](rng, value, other)
-                elif kind < 0.38:
+                elif kind < 0.36:
                     new = _segment(rng, cu)
                     segments.append(new)
-                elif kind < 0.5:
+                elif kind < 0.42:
+                    make = (_shifted, _between)[rng.integers(2)]
+                    new = make(rng, of(TOKENS), cu, segment)
+                elif kind < 0.52:
                     new = _by_token(rng, pick(lambda v: len(v) == LANES), segment)
                 elif kind < 0.62:
                     new = _by_lane(rng, pick(lambda v: len(v) == TOKENS), segment, cu)

@@ -20,7 +20,7 @@ More than 300 lines: one argument for all rules about tokens of one lane.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,28 +30,21 @@ from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.rules.addressing import token_layout, token_tiles, token_windows
+from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.index_sums import is_full
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    AtStart,
+    Condition,
     Fact,
     Finite,
     IndexSum,
     Iota,
     IsFinite,
-    LaneBound,
-    LaneLimit,
     LaneOfToken,
-    LaneStarted,
-    Lengths,
+    Mask,
     MaskedOut,
-    NextLane,
-    NonPadding,
-    NotLater,
-    Offsets,
-    OneLaneMask,
     OwnTokens,
     PageEntry,
     PlacedToken,
@@ -61,25 +54,19 @@ from ir_passes.proof.values import (
     SharedPadding,
     ShiftedIds,
     SlotEntry,
-    TilePlaces,
-    TokenBound,
     TokenOf,
     TokenOfLane,
     TokenPairs,
     TokenSpan,
+    Turn,
     Value,
     WithinLane,
-    WithinLength,
 )
 
 _MASK = (
     "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
     "(segment N), before they are reduced"
 )
-_ALONG_AN_AXIS = (
-    IndexSum, Lengths, NextLane, NonPadding, Offsets, OneLaneMask, PlacedToken, SegmentIds, SharedPadding, ShiftedIds,
-    TilePlaces, TokenBound, TokenSpan, WithinLane, WithinLength,
-)  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
     "range, and multiply in a dtype with at least that range"
@@ -109,22 +96,14 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         return fact
     if isinstance(fact, TokenOfLane):
         return fact if fact.lane is not None or new_axis_of(0) == 0 else None
-    if isinstance(fact, LaneOfToken | LaneBound | TokenOf):
+    if isinstance(fact, LaneOfToken | TokenOf):
         return fact
+    if isinstance(fact, IndexSum | Mask):
+        return index_sums.mapped(fact, index_sums.with_axes(new_axis_of))
     if isinstance(fact, OwnTokens):
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
-    if isinstance(fact, AtStart | LaneStarted | LaneLimit | NotLater):
-        pair = (fact.tokens, fact.lanes) if isinstance(fact, AtStart | LaneStarted) else (fact.rows, fact.columns)
-        first, second = map(new_axis_of, pair)
-        if first is None or second is None:
-            return None
-        if isinstance(fact, AtStart | LaneStarted):
-            return replace(fact, tokens=first, lanes=second)
-        if isinstance(fact, NotLater) and first > second:
-            return None  # the smaller axis has the rows
-        return replace(fact, rows=first, columns=second)
-    if isinstance(fact, _ALONG_AN_AXIS):
+    if isinstance(fact, PlacedToken | SegmentIds | SharedPadding | ShiftedIds | TokenSpan | WithinLane):
         old = {name: getattr(fact, name, None) for name in ("axis", "window")}
         axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
         return None if None in axes.values() else replace(fact, **axes)
@@ -230,42 +209,45 @@ def by_token(access: Access) -> bool:
     return any(isinstance(value.fact, SegmentIds | LaneOfToken) for value in access.columns.values())
 
 
-def at_token(site: Site, operand: Value, access: Access) -> LaneOfToken | NonPadding | WithinLane | None:
-    """Return the fact for selecting the lane or the mask of one token.
-
-    None for other indices.
-    """
+def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
+    """Return the fact about the element of a vector at one token; None for other indices."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
-    fact = operand.fact
-    if (
-        not isinstance(fact, SegmentIds | NonPadding | WithinLane)
-        or axis != fact.axis
-        or len(access.full) != 1
-        or not access.scalar
-    ):
+    if axis != 0 or len(access.full) != 1 or not access.scalar or access.sizes != (1,):
         return None
-    if access.sizes != (1,) or not isinstance(access.columns[axis].owner, Common):
-        return None
-    if access.drops and not access.inside(axis):
+    index = access.columns[axis]
+    if not isinstance(index.owner, Common) or (access.drops and not access.inside(axis)):
         return None  # a fill value is not a lane
-    token = Symbol(access.columns[axis].number, access.full[axis])
-    if isinstance(fact, SegmentIds):
-        is_real = access.columns[axis].fact == RealToken(fact.layout)
-        return LaneOfToken(token, fact.layout, "none" if is_real else fact.padding)
-    if isinstance(fact, WithinLane) and (fact.shift, fact.stride) != (0, 1):
-        return None
-    return replace(fact, axis=None, token=token)
+    fact = at_index(operand.fact, lambda layout: Symbol(index.number, access.full[axis]) if layout else None)
+    if isinstance(fact, LaneOfToken) and index.fact == RealToken(fact.layout):
+        return replace(fact, padding="none")
+    return fact
 
 
-def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
+def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fact | None:
+    """Return the fact about one index along axis 0; None if it is lost.
+
+    Args:
+        fact: about the array.
+        symbol_of: layout whose tokens are along the axis, "" for lanes -> the number of the index; None if unknown.
+    """
+    if isinstance(fact, IndexSum | Mask):
+        return index_sums.mapped(fact, index_sums.at_number(0, symbol_of))
+    token = symbol_of(fact.layout) if isinstance(fact, SegmentIds | WithinLane) and fact.axis == 0 else None
+    if isinstance(fact, SegmentIds) and token is not None:
+        return LaneOfToken(token, fact.layout, fact.padding)
+    if isinstance(fact, WithinLane) and fact == replace(fact, shift=0, stride=1, window=None):
+        return None if token is None else replace(fact, axis=None, token=token)
+    return None
+
+
+def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the cases of a select by a padding mask, with refined entries.
 
     The refined case is an entry of a slot map or page table.
     """
-    if len(cases) != 2 or not isinstance(mask.fact, NonPadding):
+    if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] not in ((), site.shape):
         return cases
-    entry = real_entry(mask.fact, cases[mask.fact.when])
-    return (cases[0], entry) if mask.fact.when else (entry, cases[1])
+    return real_entry(site, mask.fact, False, cases[0]), real_entry(site, mask.fact, True, cases[1])
 
 
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
@@ -275,8 +257,8 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
     lane. An entry of a slot map or page table belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
-    if isinstance(fact, NonPadding) and fact.when == when:
-        return [real_entry(fact, value) for value in values]
+    if isinstance(fact, Mask):
+        return [real_entry(site, fact, when, _real_index(site, fact, when, value)) for value in values]
     if not isinstance(fact, WithinLane) or fact.token is None or fact.when != when:
         return values
     neighbouring = OneLane(token_windows.neighbour(site, fact.token, fact.back < 0), packed=fact.layout)
@@ -284,14 +266,25 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
     return [value.replace(owner=token) if value.owner == neighbouring else value for value in values]
 
 
-def real_entry(mask: NonPadding, entry: Value) -> Value:
-    """Return an entry of a slot map or page table where a mask excludes padding."""
-    fact, owner = entry.fact, entry.owner
-    if not isinstance(fact, SlotEntry | PageEntry):
+def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
+    """Return the index of a token, or its lane, where a mask is `when` and excludes padding."""
+    fact = value.fact
+    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
+        return value.replace(fact=replace(fact, padding="none"))
+    for layout, size in site.prover.bound.layouts.items() if fact is None and isinstance(value.owner, Common) else ():
+        token = Turn(Symbol(value.number, size or 0))
+        if size is not None and token_layout.padding_of(site, mask, when, layout, token):
+            return value.replace(fact=RealToken(layout))
+    return value
+
+
+def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
+    """Return an entry of a slot map or page table where a mask is `when`, and excludes padding."""
+    fact, index = entry.fact, token_layout.token_of_owner(entry.owner)
+    if not isinstance(fact, SlotEntry | PageEntry) or index is None:
         return entry
-    is_own_token = mask.axis is not None and owner == tokens(mask.axis, mask.layout)
-    is_own_token = is_own_token or (mask.token is not None and owner == OneLane(mask.token, packed=mask.layout))
-    return entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"})) if is_own_token else entry
+    is_real = token_layout.padding_of(site, mask, when, getattr(entry.owner, "packed", ""), index)
+    return entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"})) if is_real else entry
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
@@ -332,7 +325,9 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
     """
     token_axes = [_tokens_of(value) for value in operands]
     axes = [tokens for tokens in token_axes if tokens is not None]
-    if len(axes) < len(token_axes) or not all(_has_full_length(site, k, tokens) for k, tokens in enumerate(axes)):
+    if len(axes) < len(token_axes) or not all(
+        is_full(site, k, [owner.axis for owner in tokens]) for k, tokens in enumerate(axes)
+    ):
         return None
     return _pairs(frozenset[LaneRows]().union(*axes))
 
@@ -347,17 +342,9 @@ def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
     return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))
 
 
-def _has_full_length(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
-    """True if an operand has the result's rank and its length along some axes."""
-    shape, token_axes = site.shapes[operand], [owner.axis for owner in axes]
-    if shape == ():
-        return not token_axes
-    return len(shape) == len(site.shape) and all(shape[axis] == site.shape[axis] for axis in token_axes)
-
-
 def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     """Return an elementwise result with facts about masks, token pairs and masked elements."""
-    lanes, facts, shapes = site.prover.bound.lanes, [value.fact for value in operands], site.shapes
+    lanes, facts = site.prover.bound.lanes, [value.fact for value in operands]
     x = facts[0]
     if site.name in ("and", "or", "not"):
         masked = _masks(site, operands, result)
@@ -365,10 +352,6 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return masked
     if isinstance(result.fact, token_layout.LAYOUT_FACTS):
         return result
-    if site.name in ("lt", "ne", "ge", "eq") and isinstance(x, SegmentIds | LaneOfToken) and x.padding == "past":
-        if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
-            axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
-            return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
     lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
     if site.name in ("min", "clamp") and lane is not None:
         limits = [constant_of(value) for value in operands if value.fact != lane]
@@ -381,13 +364,13 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
-        if pairs is not None and all(_has_full_length(site, k, (owner,)) for k, owner in enumerate(ids)):
+        if pairs is not None and all(is_full(site, k, (owner.axis,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "last"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
     if (
         isinstance(x, MaskedOut)
         and isinstance(result.owner, LaneRows)
-        and _has_full_length(site, 0, (x.rows, x.columns))
+        and is_full(site, 0, (x.rows.axis, x.columns.axis))
     ):
         fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
         if fact is not None:
@@ -407,7 +390,7 @@ def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None
         return None
     (fact,) = facts
     for k, value in enumerate(operands):
-        pads_alike = value.fact == fact and _has_full_length(site, k, (tokens(fact.axis, fact.layout),))
+        pads_alike = value.fact == fact and is_full(site, k, (fact.axis,))
         if not pads_alike and not isinstance(value.owner, Common):
             return None
     return fact.axis, fact.layout
@@ -469,18 +452,17 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     if any(fact.when != when for fact in same_lane):
         # equal masks: "and" and "or" return the mask itself
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
-        full_shape = all(_has_full_length(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
+        full_shape = all(is_full(site, k, (same_lane[0].rows.axis, same_lane[0].columns.axis)) for k in (0, 1))
         return result.replace(fact=same_lane[0]) if alike and full_shape else None
     if not same_lane:
-        fact = _mask_between_bounds(site, facts, when) or _mask_between_limits(site, facts, when)
-        fact = fact or (None if result.fact else _real_rows(site, facts, when))
-        return None if fact is None else result.replace(fact=fact)
+        pairs = _pairs_in_lanes(site, index_sums.conditions_of(result.fact, when), when)
+        return None if pairs is None else result.replace(fact=pairs)
     mask = same_lane[0]
     operand_axes = [_tokens_of(value) for value in operands]
-    if not _has_full_length(site, facts.index(mask), (mask.rows, mask.columns)):
+    if not is_full(site, facts.index(mask), (mask.rows.axis, mask.columns.axis)):
         return None
     if not all(
-        axes is not None and axes <= {mask.rows, mask.columns} and _has_full_length(site, k, axes)
+        axes is not None and axes <= {mask.rows, mask.columns} and is_full(site, k, [owner.axis for owner in axes])
         for k, axes in enumerate(operand_axes)
     ):
         return None
@@ -489,46 +471,18 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     return result.replace(owner=owner, fact=replace(mask, padding=mask.padding and not real))
 
 
-def _mask_between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
-    """Return the mask of lanes and their tokens, from comparisons with both bounds of lanes."""
-    begun = {fact.first: fact for fact in facts if isinstance(fact, LaneStarted)}
-    if begun.keys() != {0, 1} or site.prover.bound.lanes == 1:
-        return None
-    first, second = begun[0], begun[1]
-    if (first.when, second.when) != (when, not when) or replace(second, first=0, when=when) != first:
-        return None
-    rows, columns = LaneRows(first.lanes), tokens(first.tokens, first.layout)
-    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
-    return (
-        SameLane(rows, columns, when=when)
-        if full_shape and site.shape[first.lanes] == site.prover.bound.lanes
-        else None
-    )
-
-
-def _mask_between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
-    """Return the same-lane mask from two comparisons of tokens.
-
-    The first comparison: a token is not before the start of the other token's lane. The second: it is not later than
-    the other token, or not past the end of that token's lane.
-    """
-    first = next((fact for fact in facts if isinstance(fact, LaneLimit) and fact.side == "start"), None)
-    if first is None or first.when != when:
-        return None
-    rows, columns = tokens(first.rows, first.layout), tokens(first.columns, first.layout)
-    last = (replace(first, side="stop"), NotLater(first.rows, first.columns, when))
-    if rows.axis > columns.axis or not any(fact in last for fact in facts):
-        return None
-    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
-    return SameLane(rows, columns, when=when) if full_shape else None
-
-
-def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> NonPadding | None:
-    """Return the padding mask that a logical operation on a padding mask gives."""
-    for k, fact in enumerate(facts):
-        if isinstance(fact, NonPadding) and fact.when == when:
-            if _has_full_length(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
-                return replace(fact, exact=False)
+def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) -> SameLane | None:
+    """Return the mask of tokens between the bounds of the lanes, or of the lane of a token, along another axis."""
+    indices = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, Iota)}
+    for lane in index_sums.lanes_in(conditions):
+        start, lanes = lane[0], site.prover.bound.lanes
+        if start.axis is None or (not start.of_token and (lanes == 1 or site.shape[start.axis] != lanes)):
+            continue
+        rows = tokens(start.axis, start.of_token) if start.of_token else LaneRows(start.axis)
+        for index in sorted(indices, key=str):
+            in_order = index.axis > start.axis if start.of_token else index.axis != start.axis
+            if in_order and index_sums.in_lane(index_sums.single(index), lane, conditions):
+                return SameLane(rows, tokens(index.axis, start.layout), when=when)
     return None
 
 
@@ -537,18 +491,18 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
 
     Padding follows all real tokens. So a token that is not later than a real token is real.
     """
-    if fact is None or getattr(fact, "when", None) != mask.when:
-        return False
     if isinstance(fact, SameLane):
-        return (fact.rows, fact.columns) == (mask.rows, mask.columns) and not fact.padding
-    if isinstance(fact, NotLater):
-        one_layout = mask.rows.packed == mask.columns.packed
-        full_shape = _has_full_length(site, operand, (mask.rows, mask.columns))
-        return one_layout and full_shape and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
-    if isinstance(fact, NonPadding) and fact.axis is not None:
-        owner = tokens(fact.axis, fact.layout)
-        return owner == mask.columns and _has_full_length(site, operand, (owner,))
-    return False
+        return (fact.rows, fact.columns, fact.when, fact.padding) == (mask.rows, mask.columns, mask.when, False)
+    rows, columns = (index_sums.single(Iota(owner.axis)) for owner in (mask.rows, mask.columns))
+    wanted = [token_layout.real_tokens(site, mask.columns.packed, Iota(mask.columns.axis)).sum]
+    if mask.rows.packed == mask.columns.packed:
+        wanted.append(index_sums.difference(rows, columns))
+    conditions = [
+        condition
+        for condition in index_sums.conditions_of(fact, mask.when)
+        if is_full(site, operand, index_sums.axes_of(condition.sum))
+    ]
+    return any(index_sums.is_implied(value, conditions) for value in wanted)
 
 
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
@@ -563,7 +517,7 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     if (
         isinstance(mask.fact, SameLane)
         and not mask.fact.padding
-        and _has_full_length(site, 0, (mask.fact.rows, mask.fact.columns))
+        and is_full(site, 0, (mask.fact.rows.axis, mask.fact.columns.axis))
     ):
         rows, columns = mask.fact.rows, mask.fact.columns
         excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]

@@ -4,431 +4,235 @@ All facts follow from one promise of the contract: cu_seqlens begins with 0, nev
 of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
 unspecified unless a fact names them.
 
-A comparison with the bounds of a lane gives the mask `WithinLane`. For example, `t - 2 >= start` puts the tokens t - 2,
-t - 1 and t into one lane.
+Sums and differences are sums of terms (`IndexSum`). A comparison gives conditions of such sums (`Mask`). A comparison
+of a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens t - 2, t - 1 and t
+into one lane.
 
 More than 300 lines: one rule for each operation on a layout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
-from ir_passes.proof.owners import Common, Symbol
-from ir_passes.proof.rules.addressing import token_tiles
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.rules.addressing import index_sums, token_tiles
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
+from ir_passes.proof.rules.addressing.index_sums import (
+    difference,
+    entry_of,
+    is_full,
+    mapped,
+    real_tokens,
+    single,
+    sliced,
+    sum_of,
+    total,
+)
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    AtStart,
+    Condition,
     Fact,
     IndexSum,
     Iota,
-    LaneBound,
-    LaneLimit,
-    LaneStarted,
-    Lengths,
+    LaneOfToken,
+    Mask,
     Negative,
-    NextLane,
-    NonPadding,
-    NotLater,
     OffsetCounts,
-    Offsets,
-    OneLaneMask,
+    OffsetEntry,
     OwnTokens,
-    PlusConstant,
     Range,
     SegmentIds,
     ShiftedIds,
-    TilePlaces,
-    TokenBound,
     TokenOf,
     TokenOfLane,
+    Turn,
     Value,
     WithinLane,
-    WithinLength,
 )
 
-LAYOUT_FACTS = (
-    AtStart, IndexSum, LaneBound, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts,
-    Offsets, OneLaneMask, OwnTokens, SegmentIds, ShiftedIds, TilePlaces, TokenBound, TokenOf, TokenOfLane, WithinLane,
-    WithinLength,
-)  # fmt: skip
+LAYOUT_FACTS = (IndexSum, Mask, OffsetCounts, OwnTokens, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane)
 """Facts about arrays that depend on the layout alone."""
-_FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-_FLAGS = AtStart | LaneStarted | LaneLimit | NotLater | NonPadding | OneLaneMask | WithinLane | WithinLength
-"""Facts about masks, which a negation keeps."""
-_IMPLIED = {
-    "ge": (0, True), "gt": (1, True), "lt": (0, False), "le": (1, False), "eq": (0, True), "ne": (0, False),
-}  # fmt: skip
-"""Comparison of a number with 0 -> least number, for results with this truth value."""
 _FactAndBounds = tuple[Fact, Range | None]
 
 
-def lane_of_token(fact: LaneStarted | OffsetCounts, count: int, axis: int, lanes: int) -> _FactAndBounds | None:
+def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) -> _FactAndBounds | None:
     """Return the fact about `sum(cu_seqlens <= t)`; None if the sum misses lanes.
 
     Args:
-        fact: first entry that is counted.
+        layout: of the tokens.
+        first: first entry that is counted.
         count: number of entries that are counted.
         axis: axis of the tokens.
         lanes: N.
     """
-    missing = lanes + 1 - fact.first - count
-    if fact.first not in (0, 1) or missing not in (0, 1):
+    missing = lanes + 1 - first - count
+    if first not in (0, 1) or missing not in (0, 1):
         return None
-    padding, limit = ("past", lanes) if missing == 0 else ("last", lanes - 1)
-    if fact.first == 1:
-        return SegmentIds(axis, fact.layout, padding), (0, limit)
-    return NextLane(axis, fact.layout, padding), (1, limit + 1)
+    ids = SegmentIds(axis, layout, "past" if missing == 0 else "last")
+    limit = lanes - missing
+    return (ids, (0, limit)) if first == 1 else (single(ids, 1), (1, limit + 1))
 
 
 def refined(site: Site, operands: list[Value], result: Value) -> Value:
     """Return the result of an operation on layouts with its fact."""
     rule = _RULES.get(site.name)
-    unchanged = isinstance(result.fact, LAYOUT_FACTS) and any(value.number == result.number for value in operands)
-    if rule is None or unchanged or not isinstance(result.owner, Common):
+    unchanged = result.fact is not None and any(value.number == result.number for value in operands)
+    is_mask = site.name in ("and", "or") and not isinstance(result.owner, Mixed)
+    if rule is None or unchanged or not (isinstance(result.owner, Common) or is_mask):
         return result
     fact_and_bounds = rule(site, operands)
-    if fact_and_bounds is None:
+    if fact_and_bounds is None or (result.fact is not None and not isinstance(result.owner, Common)):
         return result
     fact, bounds = fact_and_bounds
-    if not _is_representable(site, fact):
-        return result
     return result.replace(fact=fact, range=result.range if bounds is None else bounds)
 
 
-def _is_representable(site: Site, fact: Fact) -> bool:
-    """True if the dtype holds all numbers of a fact, also plus a constant."""
-    match fact:
-        case TilePlaces(layout):
-            tokens, width = site.prover.bound.layouts[layout], site.shape[fact.window]
-            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus - width, tokens + fact.plus + width)
-        case LaneBound(layout):
-            tokens = site.prover.bound.layouts[layout]
-            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus - 1, tokens + fact.plus)
-        case IndexSum(axis, by):
-            ends = [0] if fact.window is None else [0, fact.slope * (site.shape[fact.window] - 1)]
-            return fits(site.eqn.outvars[0].aval, by + min(ends), site.shape[axis] + by + max(ends))
-        case Offsets(layout) | Lengths(layout) | TokenBound(layout):
-            tokens = site.prover.bound.layouts[layout]
-            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus, tokens + fact.plus)
-    return True
+def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
+    """Return the fact about a sum, with bounds if it is the lane of a token; None if the dtype does not hold it."""
+    fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
+    if value is None or fact is None:
+        return None
+    ids = [term for term, _ in value.terms if isinstance(term, SegmentIds)]
+    if len(ids) == len(value.terms) == 1 and value.below is None and (ids[0], 1) in value.terms:
+        return fact, (value.by, value.by + site.prover.bound.lanes - (ids[0].padding == "last"))
+    return fact, None
 
 
-def _has_full_length(site: Site, operand: int, axis: int | None) -> bool:
-    """True if an operand has the result's rank, and its length along an axis."""
-    shape = site.shapes[operand]
-    return len(shape) == len(site.shape) and (axis is None or shape[axis] == site.shape[axis])
+def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
+    """Return an operand as a sum that holds for all elements of the result; None for other operands."""
+    terms = sum_of(value)
+    if terms is None or terms.below is not None or not is_full(site, operand, index_sums.axes_of(terms)):
+        return None
+    return terms
 
 
-def _sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a sum of indices, constants, starts and lengths."""
-    for x, y in ((0, 1), (1, 0)):
-        by = constant_of(operands[y])
-        if by is not None and _same_shape(site, x):
-            return _plus(site, operands[x], by)
-        start, length = operands[x].fact, operands[y].fact
-        if isinstance(start, Offsets) and isinstance(length, Lengths) and _same_entries(site, start, length):
-            if start.first == length.first:
-                return replace(start, first=start.first + 1, plus=start.plus + length.plus), None
-        token = token_tiles.token_at(operands[x], operands[y])
+def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about a sum or difference."""
+    for x, y in (operands, operands[::-1]) if site.name == "add" else ():
+        token = token_tiles.token_at(x, y)
         if token is not None:
             return token, None
-        counted = _counted(operands[y])
-        if counted is not None and isinstance(start, Offsets) and _full_pair(site, (x, start.axis), (y, counted.axis)):
-            tile = token_tiles.places(site, operands[x], counted, 1)
-            if tile is not None:
-                return tile, None
-    longest = max(range(2), key=lambda operand: max(site.shapes[operand], default=0))
-    return _two_axes(site, operands[longest], operands[1 - longest], (longest, 1 - longest), 1)
-
-
-def _full_pair(site: Site, first: tuple[int, int | None], second: tuple[int, int | None]) -> bool:
-    """Whether two operands, as (operand, axis), have the result's rank and length there."""
-    return _has_full_length(site, *first) and _has_full_length(site, *second)
-
-
-def _same_entries(site: Site, x: Offsets | Lengths, y: Offsets | Lengths) -> bool:
-    """True if both operands have entries of one layout along one axis."""
-    full_length = _has_full_length(site, 0, x.axis) and _has_full_length(site, 1, y.axis)
-    return full_length and (x.layout, x.axis) == (y.layout, y.axis)
-
-
-def _two_axes(site: Site, x: Value, y: Value, positions: tuple[int, int], slope: int) -> _FactAndBounds | None:
-    """Return the fact about indices along two axes, x + `slope` * y.
-
-    Args:
-        positions: of x and y among the operands.
-    """
-    index, window = _counted(x), _counted(y)
-    if index is None or window is None or index.axis == window.axis:
+    x, y = (_operand(site, k, value) for k, value in enumerate(operands))
+    if x is None or y is None:
         return None
-    if not _has_full_length(site, positions[0], index.axis) or not _has_full_length(site, positions[1], window.axis):
-        return None
-    return IndexSum(index.axis, index.by + slope * window.by, window.axis, slope), None
-
-
-def _same_shape(site: Site, operand: int) -> bool:
-    """True if an operand has the shape of the result."""
-    return site.shapes[operand] == site.shape
-
-
-def _plus(site: Site, x: Value, by: int) -> _FactAndBounds | None:
-    """Return the fact about a value plus a constant."""
-    fact, lanes = x.fact, site.prover.bound.lanes
-    if by >= max(site.shape, default=0) and by != 1:
-        return None  # an index from the end of an axis, which `PlusConstant` follows
-    if isinstance(fact, NextLane) and by == -1:
-        return SegmentIds(fact.axis, fact.layout, fact.padding), (0, lanes - (fact.padding == "last"))
-    if isinstance(fact, SegmentIds) and by == 1:
-        return NextLane(fact.axis, fact.layout, fact.padding), (1, lanes + (fact.padding == "past"))
-    if isinstance(fact, Offsets | Lengths | TokenBound | LaneBound):
-        return replace(fact, plus=fact.plus + by), None
-    if isinstance(fact, TilePlaces):
-        return (replace(fact, plus=fact.plus + by), None) if fact.exact else None
-    index = _index(x)
-    return (replace(index, by=index.by + by), None) if index is not None and index.exact else None
-
-
-def _index(x: Value) -> IndexSum | None:
-    """Return the fact about indices along one or two axes."""
-    if isinstance(x.fact, Iota) and x.fact.div == 1:
-        return IndexSum(x.fact.axis, 0)
-    return x.fact if isinstance(x.fact, IndexSum) else None
-
-
-def _counted(x: Value) -> IndexSum | None:
-    """Return the fact about exact indices along one axis."""
-    index = _index(x)
-    return index if index is not None and index.exact and index.window is None else None
-
-
-def _difference(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a difference of indices, tokens, or entries of cu_seqlens."""
-    x, y = operands
-    by = constant_of(y)
-    if by is not None:
-        return _plus(site, x, -by) if _same_shape(site, 0) else None
-    if isinstance(x.fact, Offsets) and isinstance(y.fact, Offsets | Lengths) and _same_entries(site, x.fact, y.fact):
-        if x.fact.first != y.fact.first + 1:
-            return None
-        if isinstance(y.fact, Lengths):
-            return replace(x.fact, first=y.fact.first, plus=x.fact.plus - y.fact.plus), None
-        return Lengths(y.fact.layout, y.fact.axis, y.fact.first, x.fact.plus - y.fact.plus), None
-    length, counted = token_tiles.length_of(x, y), _counted(y)
-    if length is not None:
-        return length, None
-    if counted is not None and isinstance(x.fact, Offsets) and _full_pair(site, (0, x.fact.axis), (1, counted.axis)):
-        tile = token_tiles.places(site, x, counted, -1)
-        if tile is not None:
-            return tile, None
-    fact = _relative(site, operands)
-    return _two_axes(site, x, y, (0, 1), -1) if fact is None else (fact, None)
-
-
-def _relative(site: Site, operands: list[Value]) -> TokenBound | None:
-    """Return the difference of a token and a bound of its lane."""
-    x, y = operands
-    token, bound = _counted(x), y.fact
-    if token is not None and isinstance(bound, TokenBound) and bound.base == "start" and bound.axis == token.axis:
-        if _has_full_length(site, 0, token.axis) and _has_full_length(site, 1, token.axis):
-            return replace(bound, base="position", plus=token.by - bound.plus)
-    token, bound = _counted(y), x.fact
-    if token is not None and isinstance(bound, TokenBound) and bound.base == "stop" and bound.axis == token.axis:
-        if _has_full_length(site, 0, token.axis) and _has_full_length(site, 1, token.axis):
-            return replace(bound, base="left", plus=bound.plus - token.by)
-    return None
+    for constant in (x, y):
+        is_length = constant.by >= max(site.shape, default=0) and constant.by != 1
+        if not constant.terms and is_length and site.name == "add":
+            return None  # an index from the end of an axis, which `PlusConstant` follows
+    return _as_result(site, difference(x, y) if site.name == "sub" else total([*x.terms, *y.terms], x.by + y.by))
 
 
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of a comparison, with the operands in either order."""
-    fact = _comparison(site, site.name, operands, (0, 1)) or _comparison(
-        site, _FLIPPED[site.name], operands[::-1], (1, 0)
-    )
-    return None if fact is None else (fact, None)
-
-
-def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> Fact | None:
-    """Return the fact about `x name y`.
-
-    Args:
-        positions: of x and y among the operands of the equation.
-    """
-    x, y = operands
-    window = _windows(site, name, operands, positions)
-    if window is not None:
-        return window
-    if site.shape == () and isinstance(y.fact, Offsets) and y.fact.first == site.prover.bound.lanes:
-        tokens = site.prover.bound.layouts[y.fact.layout]
-        is_index = tokens is not None and constant_of(x) is None and x.range is not None and x.range[0] >= 0
-        return _before_padding(name, y.fact, 0, None, Symbol(x.number, tokens or 0)) if is_index else None
-    token = _counted(x)
-    own = _tile_masks(site, name, operands, positions)
-    if own is not None:
-        return own
-    if token is not None and isinstance(y.fact, Offsets) and _has_full_length(site, positions[0], token.axis):
-        return _token_and_offset(site, name, token, y.fact, positions[1])
-    if token is not None and token.by == 0 and isinstance(y.fact, Iota) and y.fact.div == 1:
-        is_full = _has_full_length(site, positions[0], token.axis) and _has_full_length(site, positions[1], y.fact.axis)
-        return _order(name, token.axis, y.fact.axis) if is_full else None
-    if isinstance(x.fact, SegmentIds | ShiftedIds) and isinstance(y.fact, SegmentIds | ShiftedIds):
-        return _same_ids(site, name, x.fact, y.fact)
-    number = constant_of(y)
-    if isinstance(x.fact, TokenBound) and number is not None and _has_full_length(site, positions[0], x.fact.axis):
-        return _within(name, replace(x.fact, plus=x.fact.plus - number))
-    if not isinstance(y.fact, TokenBound) or y.fact.axis is None:
+    """Return the mask of a comparison."""
+    x, y = (_operand(site, k, value) for k, value in enumerate(operands))
+    if site.shape == ():
+        x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
+    ids = [value.fact for value in operands if isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken)]
+    if ids:
+        mask = _same_ids(site, ids) or _real_lanes(site, operands)
+        return None if mask is None else (mask, None)
+    if x is None or y is None or not (x.terms or y.terms):
         return None
-    if not _has_full_length(site, positions[1], y.fact.axis):
-        return None
-    if token is None or not _has_full_length(site, positions[0], token.axis):
-        return None
-    if token.axis != y.fact.axis:
-        return _limit(name, token, y.fact)
-    if y.fact.base == "start":
-        return _within(name, replace(y.fact, base="position", plus=token.by - y.fact.plus))
-    if y.fact.base == "stop":
-        return _within(_FLIPPED[name], replace(y.fact, base="left", plus=y.fact.plus - token.by))
-    return None
+    mask = _conditions(site.name, difference(x, y))
+    for conditions, when in ((mask.if_true, True), (mask.if_false, False)):
+        for condition in sorted(conditions, key=str):
+            within = _within(site, condition, when)
+            if within is not None:
+                return within, None
+    return (mask, None) if x.terms and y.terms and difference(x, y).terms else None
 
 
-def _tile_masks(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> Fact | None:
-    """Return the mask of comparing tokens of lanes, or tokens, with the bounds of lanes."""
-    x, y = operands
-    token, axes = _counted(x), [getattr(value.fact, "axis", None) for value in operands]
-    if token is not None:
-        axes[0] = token.axis
-    window = getattr(x.fact, "window", None)
-    is_full = site.shapes[positions[1]] == () or _has_full_length(site, positions[1], axes[1])
-    if not is_full or not _has_full_length(site, positions[0], axes[0]):
-        return None
-    if isinstance(x.fact, TilePlaces) and not _has_full_length(site, positions[0], window):
-        return None
-    mask = token_tiles.length_mask(site, name, x, token, y)
-    if mask is not None or token is None or token.axis >= len(site.shape):
-        return mask
-    is_last = isinstance(y.fact, Offsets) and y.fact.first == site.prover.bound.lanes
-    return None if is_last else token_tiles.one_lane_mask(name, token, y)
+def _conditions(name: str, value: IndexSum) -> Mask:
+    """Return the mask of comparing a sum with 0."""
+    if name in ("eq", "ne"):
+        sides = value, difference(IndexSum(frozenset()), value)
+        equal = frozenset(map(Condition, sides))
+        positive = [total(side.terms, side.by - 1) for side in sides if index_sums.is_never_negative(side)]
+        unequal = frozenset(map(Condition, positive)) or frozenset({Condition(value, differs=True)})
+        return Mask(equal, unequal) if name == "eq" else Mask(unequal, equal)
+    least = replace(value, by=value.by - (name in ("gt", "le")))
+    sides = (frozenset({Condition(least)}), frozenset({Condition(difference(IndexSum(frozenset()), least, -1))}))
+    return Mask(*sides) if name in ("ge", "gt") else Mask(*sides[::-1])
 
 
-def _windows(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> WithinLane | None:
-    """Return the mask of comparing tokens along two axes with the start of a lane."""
-    index, y = _index(operands[0]), operands[1]
-    if index is not None and index.exact and index.window is not None and isinstance(y.fact, TokenBound):
-        full_shape = _has_full_length(site, positions[0], index.axis) and _has_full_length(
-            site, positions[0], index.window
-        )
-        if (
-            y.fact.base != "start"
-            or y.fact.axis != index.axis
-            or not full_shape
-            or not _has_full_length(site, positions[1], index.axis)
-        ):
+def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
+    """Return a shared index of a token as a sum; it is compared with the number of real tokens."""
+    ((term, _),) = bound.terms if bound is not None and len(bound.terms) == 1 else ((None, 0),)
+    if not isinstance(term, OffsetEntry) or (term.first, term.axis, term.symbol) != (
+        site.prover.bound.lanes,
+        None,
+        None,
+    ):
+        return None
+    tokens = site.prover.bound.layouts[term.layout]
+    # an index out of bounds is clamped to another token
+    inside = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
+    return single(Turn(Symbol(x.number, tokens))) if tokens is not None and inside else None
+
+
+def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
+    """Return the mask of tokens that a condition puts into the lane of a token; None for other conditions."""
+    factors = dict(condition.sum.terms)
+    bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
+    if len(bounds) != 1 or condition.differs:
+        return None
+    (bound,), by = bounds, condition.sum.by
+    token = index_sums.token_of(bound)
+    if bound.of_token != bound.layout:
+        return None  # tokens of another layout
+    windows = [term for term in factors if term not in (bound, token)]
+    if factors.get(token) != -factors[bound] or abs(factors[bound]) != 1 or len(windows) > 1:
+        return None
+    if factors[bound] == 1:  # stop - t + by >= 0
+        is_known = bound.first == 1 and by <= -2 and not windows
+        return WithinLane(bound.layout, bound.axis, 1 + by, when, token=bound.symbol) if is_known else None
+    window, slope = None, 0
+    if windows:
+        if not isinstance(windows[0], Iota) or bound.axis is None:
             return None
-        position, window, slope = index.by - y.fact.plus, index.window, index.slope
-        layout, axis = y.fact.layout, index.axis
-    else:
-        x, distance = operands[0].fact, _counted(y)
-        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or x.axis in (None, distance.axis):
-            return None
-        if not _has_full_length(site, positions[0], x.axis) or not _has_full_length(site, positions[1], distance.axis):
-            return None
-        position, window, slope, layout, axis = x.plus - distance.by, distance.axis, -1, x.layout, x.axis
-    # t - start + position + slope * k, compared with 0
-    minimum, when = _IMPLIED[name]
-    distances = minimum - position, minimum - position - slope * (site.shape[window] - 1)
-    if min(distances) < 0:
+        window, slope = windows[0].axis, -factors[windows[0]]
+    # t - back - slope * k >= start, for every index k of the window
+    ends = [-by] if window is None else [-by, -by + slope * (site.shape[window] - 1)]
+    if bound.first or min(ends) < 0 or (window is None and by == 0):
         return None
-    return WithinLane(layout, axis, distances[0], when, window=window, slope=-slope)
+    return WithinLane(bound.layout, bound.axis, -by, when, token=bound.symbol, window=window, slope=slope)
 
 
-def _limit(name: str, token: IndexSum, bound: TokenBound) -> LaneLimit | None:
-    """Return the mask of comparing a token with a bound of another token's lane.
-
-    It compares s + by with a bound of the lane of t, for tokens s and t along two axes.
-    """
-    lead = token.by - bound.plus
-    limits = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
-    if bound.axis is None or bound.base not in limits or name not in limits[bound.base]:
+def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
+    """Return the mask of comparing the lane of a token with the number of lanes, which is the lane of padding."""
+    ids, lanes = operands[0].fact, site.prover.bound.lanes
+    if not isinstance(ids, SegmentIds | LaneOfToken) or ids.padding != "past" or constant_of(operands[1]) != lanes:
         return None
-    # s + lead >= start implies s >= start if lead <= 0; s + lead < stop implies s < stop if lead >= 0
-    limit = limits[bound.base][name]
-    implied = lead <= limit if bound.base == "start" else lead >= limit
-    when = (name in ("ge", "gt")) == (bound.base == "start")
-    return LaneLimit(bound.layout, bound.axis, token.axis, bound.base, when) if implied else None
-
-
-def _order(name: str, x: int, y: int) -> NotLater | None:
-    """Return the mask of comparing indices along two axes; rows: the smaller axis."""
-    if x >= y:
+    if site.shapes[0] != site.shape or site.name not in ("lt", "ne", "ge", "eq"):
         return None
-    implied = {"ge": True, "gt": True, "lt": False, "le": False}
-    return NotLater(x, y, implied[name]) if name in implied else None
+    condition = real_tokens(site, ids.layout, Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token))
+    mask = _conditions("ge", condition.sum)
+    return mask if site.name in ("lt", "ne") else Mask(mask.if_false, mask.if_true)
 
 
-def _token_and_offset(site: Site, name: str, token: IndexSum, offset: Offsets, other: int) -> Fact | None:
-    """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
-    lead = token.by - offset.plus
-    if name in ("eq", "ne") and offset.axis is not None and _has_full_length(site, other, offset.axis):
-        is_all = offset.first == 0 and lead == 0 and site.shape[offset.axis] >= site.prover.bound.lanes
-        is_pair = is_all and offset.axis != token.axis
-        return AtStart(offset.layout, token.axis, offset.axis, name == "eq") if is_pair else None
-    if offset.axis is not None and offset.axis != token.axis and _has_full_length(site, other, offset.axis):
-        exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
-        when = exact.get((name, lead))
-        return None if when is None else LaneStarted(offset.layout, token.axis, offset.axis, offset.first, when)
-    if offset.axis is None and offset.first == site.prover.bound.lanes:
-        return _before_padding(name, offset, token.by, token.axis, None)
-    return None
-
-
-def _before_padding(name: str, end: Offsets, by: int, axis: int | None, token: Symbol | None) -> NonPadding | None:
-    """Return the mask of comparing a token, plus `by`, with the number of real tokens.
-
-    Args:
-        axis, token: as in `NonPadding`.
-    """
-    exact = {"lt": 0, "le": 1, "ge": 0, "gt": 1}.get(name)
-    if exact is None or by - end.plus < exact:
-        return None
-    return NonPadding(end.layout, axis, token, when=name in ("lt", "le"), exact=by - end.plus == exact)
-
-
-def _within(name: str, difference: TokenBound) -> WithinLane | None:
-    """Return the mask `base + plus name 0`, with the implied minimum of base."""
-    minimum = 0 if difference.base == "position" else 1
-    if difference.base not in ("position", "left"):
-        return None
-    zero = -difference.plus
-    bound, when = _IMPLIED[name]
-    number = zero + bound
-    if name in ("eq", "ne") and zero == minimum:
-        number, when = minimum + 1, not when
-    if number <= minimum:
-        return None
-    distance = number if difference.base == "position" else 1 - number
-    return WithinLane(difference.layout, difference.axis, distance, when, token=difference.token)
-
-
-def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
+def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
     """Return the mask of equal lanes for two tokens at a distance along one axis."""
+    x, y = (*ids, None, None)[:2]
+    if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
+        return None
     shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
-    if name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
+    if site.name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
-    is_full = all(_has_full_length(site, operand, x.axis) for operand in (0, 1))
-    if not is_full or shifts[0] == shifts[1]:
+    if not all(is_full(site, operand, (x.axis,)) for operand in (0, 1)) or shifts[0] == shifts[1]:
         return None
-    return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), name == "eq", max(shifts))
+    return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), site.name == "eq", max(shifts))
 
 
 def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a value within limits."""
     if site.name == "clamp":
         low, x, high = operands
-        limits, is_full = (constant_of(low), constant_of(high)), _same_shape(site, 1)
+        limits, is_full = (constant_of(low), constant_of(high)), site.shapes[1] == site.shape
     else:
         numbers = [constant_of(value) for value in operands]
         operand = 0 if numbers[0] is None else 1
-        x, number, is_full = operands[operand], numbers[1 - operand], _same_shape(site, operand)
+        x, number, is_full = operands[operand], numbers[1 - operand], site.shapes[operand] == site.shape
         if number is None:
             return None
         limits = (number, None) if site.name == "max" else (None, number)
@@ -441,32 +245,32 @@ def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAndBounds | None:
     """Return the fact about ids, tokens or indices within constant limits."""
     fact, lanes = x.fact, site.prover.bound.lanes
-    if isinstance(fact, SegmentIds) and (low is None or low <= 0) and high == lanes - 1:
-        return replace(fact, padding="last"), (0, lanes - 1)
+    if low is not None and low > 0:
+        return None
+    if isinstance(fact, SegmentIds):
+        return (replace(fact, padding="last"), (0, lanes - 1)) if high == lanes - 1 else None
     token_of = token_of_lane(fact)
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
-    if token_of is not None and tokens is not None and (low or 0) <= 0 and (high is None or high >= tokens - 1):
+    if token_of is not None and tokens is not None and (high is None or high >= tokens - 1):
         return token_of, None
-    if isinstance(fact, TilePlaces) and (low or 0) <= 0:
-        tokens = site.prover.bound.layouts[fact.layout]
-        is_high = high is None or (tokens is not None and high >= tokens - 1)
-        return (replace(fact, exact=False), None) if is_high else None
-    index = _index(x)
-    if index is None or (low is not None and low > 0):
+    index = sum_of(x)
+    if index is None or not index.terms:
         return None
-    return (replace(index, exact=False), None) if high is None or high >= site.shape[index.axis] - 1 else None
+    limits = (index.below, index_sums.NON_NEGATIVE if high is None else high + 1)
+    return replace(index, below=min(limit for limit in limits if limit is not None)), None
 
 
 def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
     """Return the fact about the first or last token of one or each lane."""
     if isinstance(fact, TokenOfLane):
         return fact
-    if not isinstance(fact, Offsets) or fact.plus not in (0, -1):
+    entry, by = entry_of(fact) or (None, 0)
+    if entry is None or by not in (0, -1) or entry.symbol is not None or entry.of_token:
         return None
-    lane = fact.first + fact.plus
-    if fact.axis is None:
-        return TokenOfLane(fact.layout, lane) if lane >= 0 else None
-    return TokenOfLane(fact.layout) if fact.axis == 0 and lane == 0 else None
+    lane = entry.first + by
+    if entry.axis is None:
+        return TokenOfLane(entry.layout, lane) if lane >= 0 else None
+    return TokenOfLane(entry.layout) if entry.axis == 0 and lane == 0 else None
 
 
 def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -476,45 +280,80 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
-    mask, x, other = operands
-    own = token_tiles.masked_places(site, mask, [x, other])
+    mask, x, _ = operands
+    own = token_tiles.masked_places(site, mask, operands[1:])
     if own is not None:
         return own, None
-    if isinstance(mask.fact, NonPadding) and mask.fact.exact:
-        ids, filler = operands[1 + mask.fact.when].fact, operands[2 - mask.fact.when]
-        lanes = site.prover.bound.lanes
-        if not isinstance(ids, SegmentIds) or constant_of(filler) != lanes:
-            return None
-        same_tokens = (ids.axis, ids.layout) == (mask.fact.axis, mask.fact.layout)
-        return (replace(ids, padding="past"), (0, lanes)) if same_tokens else None
-    if mask.fact != Negative(x.number):
-        return None
-    token_of = token_of_lane(x.fact)
-    if token_of is not None:
-        return token_of, None  # negative only for a lane without tokens
-    if isinstance(x.fact, OwnTokens | TokenOf):
-        return x.fact, None  # never negative
-    if isinstance(x.fact, IndexSum | TilePlaces) and isinstance(other.fact, PlusConstant | IndexSum | TilePlaces):
-        return replace(x.fact, exact=False), None
+    if mask.fact == Negative(x.number):
+        token_of, index = token_of_lane(x.fact), sum_of(x)
+        if token_of is not None:
+            return token_of, None  # negative only for a lane without tokens
+        if isinstance(x.fact, OwnTokens | TokenOf):
+            return x.fact, None  # never negative
+        is_sum = index is not None and index.terms and not isinstance(x.fact, SegmentIds)
+        below = None if index is None else index.below
+        return (replace(index, below=below or index_sums.NON_NEGATIVE), None) if index is not None and is_sum else None
+    for when in (False, True):
+        ids, filler = operands[1 + when].fact, operands[2 - when]
+        if isinstance(ids, SegmentIds) and constant_of(filler) == site.prover.bound.lanes:
+            real = padding_of(site, mask.fact, when, ids.layout, Iota(ids.axis))
+            if real == "exact":
+                return (replace(ids, padding="past"), (0, site.prover.bound.lanes))
     return None
+
+
+def token_of_owner(owner: Owner) -> Iota | Turn | None:
+    """Return the token that each element of an array depends on; None for other owners."""
+    if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
+        return Iota(owner.axis)
+    if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
+        return Turn(owner.lane) if isinstance(owner.lane, Symbol) else None
+    return None
+
+
+def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Iota | Turn) -> str:
+    """Return how a mask that is `when` tells real tokens from padding.
+
+    Returns:
+        "excluded" if the token is no padding; "exact" if it is padding, too, where the mask is not `when`; else "".
+    """
+    condition = real_tokens(site, layout, index)
+    if not index_sums.is_implied(condition.sum, index_sums.conditions_of(fact, when)):
+        return ""
+    is_padding = difference(IndexSum(frozenset()), condition.sum, -1)
+    return "exact" if index_sums.is_implied(is_padding, index_sums.conditions_of(fact, not when)) else "excluded"
 
 
 def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a conjunction or disjunction of masks."""
-    masks = [value.fact for k, value in enumerate(operands) if _has_full_shape(site, k, value.fact)]
-    when = site.name == "and"
-    one_lane = token_tiles.both_sides(site, masks, when)
-    if one_lane is not None:
-        return one_lane, None
-    lengths = [fact for fact in masks if isinstance(fact, WithinLength) and fact.when == when]
-    if lengths:
-        return max(lengths, key=lambda fact: fact.reach), None
-    lane_masks = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
+    when, masks = site.name == "and", [value.fact for value in operands]
+    lane_masks = [
+        fact
+        for k, fact in enumerate(masks)
+        if isinstance(fact, WithinLane) and fact.when == when and is_full(site, k, _mask_axes(fact))
+    ]
     if lane_masks:
+        if not all(isinstance(value.owner, Common) for value in operands):
+            return None
         united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
         return united or max(lane_masks, key=lambda fact: abs(fact.back)), None
-    real = [fact for fact in masks if isinstance(fact, NonPadding) and fact.when == when]
-    return (replace(real[0], exact=False), None) if real else None
+    sides = [
+        [
+            frozenset(
+                condition
+                for condition in index_sums.conditions_of(fact, value)
+                if is_full(site, k, index_sums.axes_of(condition.sum))
+            )
+            for k, fact in enumerate(masks)
+        ]
+        for value in (True, False)
+    ]
+    if_true, if_false = (x | y if value == when else x & y for value, (x, y) in zip((True, False), sides, strict=True))
+    return (Mask(if_true, if_false), None) if if_true or if_false else None
+
+
+def _mask_axes(fact: WithinLane) -> list[int]:
+    return [axis for axis in (fact.axis, fact.window) if axis is not None]
 
 
 def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
@@ -535,65 +374,90 @@ def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
     return replace(first, back=first.shift - high) if second.shift <= first.shift - first.back else None
 
 
-def _has_full_shape(site: Site, operand: int, fact: Fact | None) -> bool:
-    """True if a mask has the result's length along each of its axes."""
-    if not isinstance(fact, WithinLane | NonPadding | OneLaneMask | WithinLength):
-        return False
-    axes = (fact.axis, getattr(fact, "window", None))
-    return all(axis is None or _has_full_length(site, operand, axis) for axis in axes)
-
-
 def _negated(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the mask of a negation."""
     fact = operands[0].fact
-    return (replace(fact, when=not fact.when), None) if isinstance(fact, _FLAGS) else None
+    if site.eqn.outvars[0].aval.dtype != bool:
+        return None
+    if isinstance(fact, WithinLane):
+        return replace(fact, when=not fact.when), None
+    return (Mask(fact.if_false, fact.if_true), None) if isinstance(fact, Mask) else None
 
 
 def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the ids from a sum over lanes that have started."""
-    fact = operands[0].fact
-    if not isinstance(fact, LaneStarted) or not fact.when or tuple(site.params["axes"]) != (fact.lanes,):
-        return None
-    count = site.shapes[0][fact.lanes]
-    axis = fact.tokens - (fact.lanes < fact.tokens)
-    return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _dtype_holds(site, count) else None
+    for condition in index_sums.conditions_of(operands[0].fact, True):
+        starts = [term for term, factor in condition.sum.terms if isinstance(term, OffsetEntry) and factor == -1]
+        tokens = [term for term, factor in condition.sum.terms if isinstance(term, Iota) and factor == 1]
+        if (
+            len(starts) != 1
+            or len(tokens) != 1
+            or condition != Condition(difference(single(tokens[0]), single(starts[0])))
+        ):
+            continue
+        (start,), (token,) = starts, tokens
+        not_started = Condition(difference(single(start), single(token), -1))
+        is_exact = not_started in index_sums.conditions_of(operands[0].fact, False) and not start.of_token
+        if is_exact and start.axis is not None and tuple(site.params["axes"]) == (start.axis,) != (token.axis,):
+            count, axis = site.shapes[0][start.axis], token.axis - (start.axis < token.axis)
+            fact = lane_of_token(start.layout, start.first, count, axis, site.prover.bound.lanes)
+            return fact if _dtype_holds(site, count) else None
+    return None
 
 
 def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the mask of tokens at starts of lanes; others follow a token of their lane."""
-    fact = operands[0].fact
-    if not isinstance(fact, AtStart) or fact.when != (site.name == "reduce_or"):
-        return None
-    if tuple(site.params["axes"]) != (fact.lanes,):
-        return None
-    return WithinLane(fact.layout, fact.tokens - (fact.lanes < fact.tokens), 1, not fact.when), None
+    when = site.name == "reduce_and"
+    for condition in index_sums.conditions_of(operands[0].fact, when):
+        for start, factor in condition.sum.terms if condition.differs else ():
+            if not isinstance(start, OffsetEntry) or start.first or start.of_token or start.axis is None:
+                continue
+            rest = dict(condition.sum.terms).items() - {(start, factor)}
+            ((token, opposite),) = rest if len(rest) == 1 and not condition.sum.by else ((None, 0),)
+            if not isinstance(token, Iota) or abs(factor) != 1 or opposite != -factor:
+                continue
+            if tuple(site.params["axes"]) == (start.axis,) and site.shapes[0][start.axis] >= site.prover.bound.lanes:
+                return WithinLane(start.layout, token.axis - (start.axis < token.axis), 1, when), None
+    return None
 
 
 def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the mask of tokens at starts of lanes, written at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
-    column = access.columns.get(0)
-    fact = None if column is None else column.fact
-    if not isinstance(fact, Offsets) or fact.axis != 0 or fact.first or fact.plus or len(access.full) != 1:
+    entry = _places_of_entries(access.columns.get(0))
+    if entry is None or entry.first or len(access.full) != 1:
         return None
-    tokens, marks = site.prover.bound.layouts[fact.layout], (operand.range, updates.range)
+    tokens, marks = site.prover.bound.layouts[entry.layout], (operand.range, updates.range)
     is_marked = marks in (((0, 0), (1, 1)), ((1, 1), (0, 0))) and site.eqn.outvars[0].aval.dtype == bool
     is_whole = access.sizes == (1,) and access.full[0] == tokens and access.index_shape[0] >= site.prover.bound.lanes
     # a clamped entry marks another token, and marks only separate tokens
     is_replaced = site.params["update_jaxpr"] is None
-    return (WithinLane(fact.layout, 0, 1, marks[0] == (1, 1)), None) if is_marked and is_whole and is_replaced else None
+    mask = WithinLane(entry.layout, 0, 1, marks[0] == (1, 1))
+    return (mask, None) if is_marked and is_whole and is_replaced else None
+
+
+def _places_of_entries(index: Value | None) -> OffsetEntry | None:
+    """Return the first entry of an index with entries of cu_seqlens along axis 0."""
+    entry, by = entry_of(None if index is None else index.fact) or (None, 0)
+    return entry if entry is not None and entry.axis == 0 and not by and not entry.of_token else None
 
 
 def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the entries of cu_seqlens from lengths, or the ids from counted entries."""
-    fact = operands[0].fact
-    if isinstance(fact, Lengths) and (fact.axis, fact.first, fact.plus) == (site.params["axis"], 0, 0):
-        # cu_seqlens begins with 0
-        return None if site.params["reverse"] else (Offsets(fact.layout, fact.axis, 1), None)
-    if not isinstance(fact, OffsetCounts) or site.params["reverse"] or not _dtype_holds(site, fact.count):
+    fact, axis = operands[0].fact, site.params["axis"]
+    if site.params["reverse"]:
         return None
-    return lane_of_token(fact, fact.count, 0, site.prover.bound.lanes)
+    if isinstance(fact, OffsetCounts):
+        holds = _dtype_holds(site, fact.count)
+        return lane_of_token(fact.layout, fact.first, fact.count, 0, site.prover.bound.lanes) if holds else None
+    for entry in (
+        [term for term, _ in fact.terms if isinstance(term, OffsetEntry)] if isinstance(fact, IndexSum) else ()
+    ):
+        stop = OffsetEntry(entry.layout, 1, axis)
+        if fact == difference(single(stop), single(replace(stop, first=0))):
+            return _as_result(site, single(stop))  # cu_seqlens begins with 0
+    return None
 
 
 def _dtype_holds(site: Site, count: int) -> bool:
@@ -605,54 +469,68 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
     """Return the fact about zeros with ones added at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
-    column = access.columns.get(0)
-    fact = None if column is None else column.fact
+    entry = _places_of_entries(access.columns.get(0))
     counts = operand.range == (0, 0) and updates.range == (1, 1) and access.sizes == (1,) and len(access.full) == 1
-    if not counts or not isinstance(fact, Offsets) or fact.axis != 0 or fact.plus:
+    if not counts or entry is None:
         return None
-    tokens = site.prover.bound.layouts[fact.layout]
-    drops_end = access.drops and access.full[0] == tokens
+    drops_end = access.drops and access.full[0] == site.prover.bound.layouts[entry.layout]
     count = access.index_shape[0]
-    return (
-        (OffsetCounts(fact.layout, fact.first, count), (0, count)) if drops_end and _dtype_holds(site, count) else None
-    )
+    fact = OffsetCounts(entry.layout, entry.first, count)
+    return (fact, (0, count)) if drops_end and _dtype_holds(site, count) else None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about cu_seqlens at the lanes of tokens, or at one constant."""
+    """Return the fact about cu_seqlens at the lanes of tokens, at counted lanes, or at one lane."""
     fact, access = operands[0].fact, of_gather(site, operands[1])
     index = access.columns.get(0)
     if index is None or len(access.full) != 1 or access.sizes != (1,):
         return None
-    if isinstance(fact, Iota) and fact.div == 1 and access.inside(0):
-        lane = index.fact
-        if not isinstance(lane, SegmentIds) or lane.axis >= len(access.index_axes):
-            return None
-        return replace(lane, axis=access.index_axes[lane.axis]), index.range
-    if not isinstance(fact, Offsets) or fact.axis != 0:
+    places = sum_of(index)
+    if places is None or not places.terms:
+        return _entry_at(site, fact, index, access.full[0]) if access.scalar or places is not None else None
+    if places.below is not None or any(axis >= len(access.index_axes) for axis in index_sums.axes_of(places)):
+        return None
+    places = index_sums.with_axes(lambda axis: access.index_axes[axis])(places)
+    ((term, factor),) = places.terms if places is not None and len(places.terms) == 1 else ((None, 0),)
+    if places is None or factor != 1:
+        return None
+    if isinstance(fact, Iota) and fact.div == 1 and access.inside(0) and isinstance(term, SegmentIds):
+        return (term, index.range) if not places.by else None
+    entry, by = entry_of(fact) or (None, 0)
+    if entry is None or entry.axis != 0 or entry.of_token:
+        return None
+    first = entry.first + places.by
+    if isinstance(term, SegmentIds):
+        # the index of a real token is in bounds
+        inside = places.by >= 0 and site.prover.bound.lanes - 1 + places.by < access.full[0]
+        bound = OffsetEntry(entry.layout, first, term.axis, of_token=term.layout)
+        return _as_result(site, single(bound, by)) if inside and first in (0, 1) else None
+    if not isinstance(term, Iota) or not access.inside(0):
+        return None
+    return _as_result(site, single(replace(entry, first=first, axis=term.axis), by))
+
+
+def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:
+    """Return the fact about an entry of cu_seqlens at a constant, or at a loop's lane or the next one.
+
+    Args:
+        fact: about the entries along axis 0.
+        index: in bounds, or clamped.
+        length: number of entries.
+    """
+    entry, by = entry_of(fact) or (None, 0)
+    if entry is None or entry.axis != 0 or entry.of_token:
         return None
     number = constant_of(index)
-    if number is not None and access.inside(0):
-        return replace(fact, axis=None, first=fact.first + number), None
-    counted = token_tiles.entries(fact, index, access.index_axes) if access.inside(0) else None
-    if counted is not None:
-        return counted, None
-    at_lane = token_tiles.bound_at(site, fact, index) if access.scalar and access.inside(0) else None
-    if at_lane is not None:
-        return at_lane, None
-    lane = index.fact
-    if not isinstance(lane, SegmentIds | NextLane) or lane.axis >= len(access.index_axes):
-        return None
-    offset = fact.first + isinstance(lane, NextLane)
-    last = site.prover.bound.lanes - 1 + isinstance(lane, NextLane)
-    if offset not in (0, 1) or last >= access.full[0]:
-        return None
-    axis = access.index_axes[lane.axis]
-    return TokenBound(fact.layout, axis, "stop" if offset else "start", fact.plus), None
+    if number is not None:
+        inside = 0 <= number < length
+        return _as_result(site, single(replace(entry, axis=None, first=entry.first + number), by)) if inside else None
+    bound = token_tiles.bound_at(site, entry, index, length)
+    return None if bound is None else _as_result(site, single(bound, by))
 
 
 def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a slice; only masks may have a stride."""
+    """Return the fact about a slice; only masks of neighbours may have a stride."""
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
@@ -660,7 +538,17 @@ def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
             return None
         fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
         return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
-    return _slice_from(site, fact, starts)
+    if isinstance(fact, SegmentIds | ShiftedIds):
+        shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
+        return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
+    if isinstance(fact, WithinLane) and fact.axis is not None and fact.window is None:
+        stride = 1 if site.shape[fact.axis] == 1 else fact.stride
+        return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
+    if isinstance(fact, Mask):
+        mask = mapped(fact, sliced(site.shape, starts))
+        return None if mask is None else (mask, None)
+    index = sum_of(operands[0])
+    return None if index is None else _as_result(site, sliced(site.shape, starts)(index))
 
 
 def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -674,35 +562,14 @@ def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return replace(fact, shift=fact.shift + fact.stride * last, stride=-fact.stride if last else 1), None
 
 
-def _slice_from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _FactAndBounds | None:
-    """Return the fact about a slice of an array that begins at `starts`."""
-    if isinstance(fact, Offsets | Lengths):
-        if fact.axis is None:
-            return fact, None
-        first = fact.first + int(starts[fact.axis])
-        is_single = site.shape[fact.axis] == 1
-        return replace(fact, axis=None if is_single else fact.axis, first=first), None
-    if isinstance(fact, SegmentIds | ShiftedIds):
-        shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
-        return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
-    if isinstance(fact, WithinLane) and fact.axis is not None and fact.window is None:
-        stride = 1 if site.shape[fact.axis] == 1 else fact.stride
-        return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
-    if isinstance(fact, TokenBound | NonPadding) and not starts[fact.axis or 0]:
-        return fact, None
-    return None
-
-
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about an entry of cu_seqlens at a constant or a loop's lane."""
-    fact, starts = operands[0].fact, [constant_of(value) for value in operands[1:]]
-    if not isinstance(fact, Offsets) or len(starts) != 1 or site.shape != (1,):
+    if len(operands) != 2 or site.shape != (1,):
         return None
-    if starts[0] is None:
-        inside = operands[1].range is not None and operands[1].range[1] < site.shapes[0][0]
-        bound = token_tiles.bound_at(site, fact, operands[1]) if inside else None
-        return None if bound is None else (bound, None)
-    return _slice_from(site, fact, (min(max(starts[0], 0), site.shapes[0][0] - 1),))
+    index, length = operands[1], site.shapes[0][0]
+    number = constant_of(index)
+    clamped = index if number is None else index.replace(range=(min(max(number, 0), length - 1),) * 2)
+    return _entry_at(site, operands[0].fact, clamped, length)
 
 
 def _padded(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -740,9 +607,9 @@ def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: 
 
 
 _RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
-    "add": _sum,
-    "sub": _difference,
-    **dict.fromkeys(_FLIPPED, _compared),
+    "add": _combined,
+    "sub": _combined,
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), _compared),
     "max": _limited,
     "min": _limited,
     "clamp": _limited,

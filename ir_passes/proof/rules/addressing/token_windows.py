@@ -16,11 +16,12 @@ from dataclasses import replace
 
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
-from ir_passes.proof.rules.addressing import token_tiles
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.rules.addressing import token_layout, token_tiles
 from ir_passes.proof.rules.addressing.access import of_gather
+from ir_passes.proof.rules.addressing.index_sums import sum_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import IndexSum, NonPadding, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
+from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -47,28 +48,44 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
         return result
-    if not isinstance(fact, WithinLane | NonPadding):
+    if isinstance(fact, Mask):
+        return _by_padding(site, mask, cases, result)
+    if not isinstance(fact, WithinLane) or (fact.axis is not None and site.shapes[0] != site.shape):
         return result
-    if fact.axis is not None and site.shapes[0] != site.shape:
-        return result
-    if isinstance(fact, WithinLane) and fact.axis is not None:
+    if fact.axis is not None:
         return _within(site, fact, mask, cases, result)
-    row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
-    if isinstance(fact, NonPadding):
-        is_shared = isinstance(owners[not fact.when], Common)
-        if fact.exact:
-            owners[not fact.when] = row_owner  # padding is unspecified
-        owner = site.join(mask.owner, *owners)
-        if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
-            return result.replace(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
-    elif fact.token and owners[fact.when] == OneLane(neighbour(site, fact.token, fact.back < 0), packed=fact.layout):
-        owners[fact.when] = row_owner
-    else:
+    if not fact.token or owners[fact.when] != OneLane(neighbour(site, fact.token, fact.back < 0), packed=fact.layout):
         return result
+    owners[fact.when] = OneLane(fact.token, packed=fact.layout)
+    return _joined(site, mask, owners, result)
+
+
+def _joined(site: Site, mask: Value, owners: list[Owner], result: Value) -> Value:
+    """Return the result of a select with better owners of its cases."""
     owner = site.join(mask.owner, *owners)
     changed = not isinstance(owner, Mixed) and owner != result.owner
     return result.replace(owner=owner, fact=None) if changed else result
+
+
+def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> Value:
+    """Return the result of a select by a padding mask: elements of padding are unspecified, or shared."""
+    for when, case in enumerate(cases):
+        owner = case.owner
+        if not isinstance(owner, LaneRows | OneLane) or not owner.packed:
+            continue
+        index = token_layout.token_of_owner(owner)
+        is_aligned = isinstance(owner, OneLane) or site.shapes[0] == site.shape
+        real = is_aligned and index and token_layout.padding_of(site, mask.fact, bool(when), owner.packed, index)
+        if not real:
+            continue
+        other = cases[not when].owner
+        owners = [owner, owner if real == "exact" else other]
+        if isinstance(other, Common) and isinstance(owner, LaneRows) and result.fact is None:
+            if site.join(mask.owner, *owners) == owner:
+                return result.replace(owner=owner, fact=SharedPadding(owner.packed, owner.axis))
+        return _joined(site, mask, owners, result)
+    return result
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
@@ -156,17 +173,23 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
     if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
         return result
     (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]
-    fact, places = index.fact, access.index_axes
-    if not isinstance(fact, IndexSum) or not isinstance(index.owner, Common) or access.sizes[axis] != 1:
+    index_sum, places = sum_of(index), access.index_axes
+    axes = sorted(
+        ((term.axis, factor) for term, factor in index_sum.terms if isinstance(term, Iota)) if index_sum else (),
+        key=lambda pair: (pair[1] != 1, -access.index_shape[pair[0]], pair[0]),
+    )
+    if index_sum is None or not isinstance(index.owner, Common) or access.sizes[axis] != 1 or access.paired:
         return result
-    if access.paired or max(fact.axis, fact.window or 0) >= len(places) or (span.stride, span.back) != (1, 0):
+    if len(axes) != len(index_sum.terms) or len(axes) not in (1, 2) or axes[0][1] != 1:
         return result
-    length = access.full[axis] if fact.exact else min(access.full[axis], access.index_shape[fact.axis])
-    if tokens is None or span.ahead or span.start > 0 or span.start + length < tokens:
+    if max(axis for axis, _ in axes) >= len(places) or (span.stride, span.back, span.ahead) != (1, 0, 0):
         return result
-    window = None if fact.window is None else places[fact.window]
-    span = replace(span, axis=places[fact.axis], start=span.start + fact.by, window=window, slope=fact.slope)
-    return result.replace(fact=span)
+    length = min(access.full[axis], access.full[axis] if index_sum.below is None else index_sum.below)
+    if tokens is None or span.start > 0 or span.start + length < tokens:
+        return result
+    window, slope = (None, 0) if len(axes) == 1 else (places[axes[1][0]], axes[1][1])
+    start = span.start + index_sum.by
+    return result.replace(fact=replace(span, axis=places[axes[0][0]], start=start, window=window, slope=slope))
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:

@@ -7,29 +7,32 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from facts.dtype_values import FLOATS, every, limits
-from facts.fact_world import ACTIVE, CLASSES, DEVICE, ORDER, SEGMENTS, SLOTS, TABLE, N, World, same, whole
+from facts.fact_sums import evaluated
+from facts.fact_world import ACTIVE, CLASSES, CU, DEVICE, ORDER, SEGMENTS, SLOTS, TABLE, N, World, same, whole
 
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, LaneRows, Order, Symbol
 from ir_passes.proof.rules.addressing import packed_tokens
+from ir_passes.proof.rules.addressing.index_sums import difference, single, total
 from ir_passes.proof.values import (
     ActiveCount,
     BroadcastVector,
     Columns,
+    Condition,
     Counts,
     DeviceOffset,
     Fact,
     Finite,
     HasRow,
     Implies,
+    IndexSum,
     Iota,
     IsFinite,
-    LaneLimit,
     LaneOfToken,
+    Mask,
     MaskedOut,
     Negative,
-    NonPadding,
-    NotLater,
+    OffsetEntry,
     OneHot,
     PageEntry,
     Permuted,
@@ -46,6 +49,15 @@ from ir_passes.proof.values import (
 LAYOUT = "tokens"
 SHAPES = ((N,), (N, N), (), (1, N), (N, 1))
 Named = tuple[str, Value, np.ndarray]
+_STARTS, _STOPS = (OffsetEntry(LAYOUT, first, axis=0) for first in (0, 1))
+_OWN_START, _OWN_STOP = (OffsetEntry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
+SUMS = (
+    single(_STARTS), single(_STOPS, 1), difference(single(_STOPS), single(_STARTS)), single(_OWN_START),
+    difference(single(Iota(0)), single(_OWN_START), 1), difference(single(_OWN_STOP), single(Iota(0))),
+    single(Iota(0), 2), total([(Iota(0), 1)], -1, below=N), single(OffsetEntry(LAYOUT, 2), -1),
+    single(SegmentIds(0, LAYOUT), 1),
+)  # fmt: skip
+"""Sums along one axis."""
 Elements = Iterator[tuple[Fact, Any, Any]]
 """Fact, owner and elements of an array; left out where the dtype lacks an element."""
 
@@ -86,6 +98,7 @@ class Dtype:
         kinds = [self._masks(shape)]
         if not self.is_float:
             kinds += [self._conditions(shape)] if self.dtype == "bool" else []
+            kinds += [self._sums(shape)] if self.dtype != "bool" else []
             kinds += [self._counting(shape), self._ordered(shape), self._derived(shape), self._rows(shape)]
         elif len(shape) == 2:
             kinds += [self._counting(shape)]
@@ -142,9 +155,14 @@ class Dtype:
                 starts, stops = (np.searchsorted(SEGMENTS, SEGMENTS, side)[:, None] for side in ("left", "right"))
                 for when in (True, False):
                     yield SameLane(rows, columns, when=when), COMMON, (mask & one_lane) == when
-                    yield NotLater(0, 1, when), COMMON, (mask & ~second) == when
-                    yield LaneLimit(LAYOUT, 0, 1, "start", when), COMMON, (mask & (np.arange(N) >= starts)) == when
-                    yield LaneLimit(LAYOUT, 0, 1, "stop", when), COMMON, (mask & (np.arange(N) < stops)) == when
+                    bounds = (OffsetEntry(LAYOUT, first, axis=0, of_token=LAYOUT) for first in (0, 1))
+                    start, stop = map(single, bounds)
+                    for sum_of_terms, holds in (
+                        (difference(single(Iota(0)), single(Iota(1))), ~second),
+                        (difference(single(Iota(1)), start), np.arange(N) >= starts),
+                        (difference(stop, single(Iota(1)), -1), np.arange(N) < stops),
+                    ):
+                        yield _mask(sum_of_terms, when), COMMON, (mask & holds) == when
         if self.is_float:
             yield Finite(), COMMON, np.where(np.isfinite(values), values, 1)
 
@@ -162,7 +180,13 @@ class Dtype:
         yield IsFinite(infinite), COMMON, ~random
         yield HasRow(row), LaneRows(0), some != 0
         for when in (True, False):
-            yield NonPadding(LAYOUT, 0, when=when), COMMON, ((SEGMENTS < N) & random) == when
+            real = difference(single(OffsetEntry(LAYOUT, N)), single(Iota(0)), -1)
+            yield _mask(real, when), COMMON, ((SEGMENTS < N) & random) == when
+
+    def _sums(self, shape: tuple[int, ...]) -> Elements:
+        for value in SUMS if shape == (N,) else ():
+            elements, is_known = evaluated(value, shape, {LAYOUT: (CU, SEGMENTS)}, {})
+            yield value, COMMON, np.where(is_known, elements, self.rng.integers(0, 4, N))
 
     def _counting(self, shape: tuple[int, ...]) -> Elements:
         for axis, size in enumerate(shape):
@@ -232,3 +256,9 @@ class Dtype:
             if kind != "null":
                 rows = np.where(off, other, pages * stride + integers) if kind else pages * stride + integers
                 yield PageEntry(TABLE, stride, spare, frozenset({kind} - {""})), LaneRows(0), rows
+
+
+def _mask(value: IndexSum, when: bool) -> Mask:
+    """Return a mask with one condition, of elements that are `when`."""
+    sides = frozenset({Condition(value)}), frozenset[Condition]()
+    return Mask(*sides) if when else Mask(*sides[::-1])

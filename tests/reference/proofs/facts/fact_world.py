@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from facts.dtype_values import FLOATS, limits, numbers
+from facts.fact_sums import sum_or_mask_holds
 from predicted_owners import is_one_of
 
 from ir_passes import LaneContract, Packed, PageTable, Pool, SlotMap
@@ -28,14 +29,13 @@ from ir_passes.proof.values import (
     Finite,
     HasRow,
     Implies,
+    IndexSum,
     Iota,
     IsFinite,
-    LaneLimit,
     LaneOfToken,
+    Mask,
     MaskedOut,
     Negative,
-    NonPadding,
-    NotLater,
     OneHot,
     PageEntry,
     Permuted,
@@ -184,28 +184,18 @@ class World:
                 lanes = np.minimum(SEGMENTS, N - (padding == "last"))[: shape[axis]]
                 return bool((np.moveaxis(elements, axis, -1) == lanes).all())
             case LaneOfToken(token, _, padding):
-                number = token.number
-                lane = min(SEGMENTS[int(self.arrays[number])], N - (padding == "last")) if number in self.arrays else 0
-                return number not in self.arrays or bool((elements == lane).all())
+                if token.number not in self.arrays:
+                    return True
+                index = min(max(int(self.arrays[token.number]), 0), token.size - 1)  # the symbol of a clamped index
+                return bool((elements == min(SEGMENTS[index], N - (padding == "last"))).all())
             case RealToken():
                 return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():
                 return shape[0] == N and all(
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
                 )
-            case NonPadding(_, axis, _, when):
-                padding = (
-                    np.moveaxis(elements, axis or 0, -1)[..., SEGMENTS[: shape[axis or 0]] == N] if shape else elements
-                )
-                return axis is None or not (padding == when).any()
-            case NotLater(rows, columns, when):
-                pairs = np.moveaxis(elements == when, (rows, columns), (0, 1))
-                return not np.triu(pairs.reshape(*pairs.shape[:2], -1).any(-1), 1).any()
-            case LaneLimit(_, rows, columns, side, when) if shape[rows] == shape[columns] == N:
-                pairs = np.moveaxis(elements == when, (rows, columns), (0, 1))
-                bounds = np.searchsorted(SEGMENTS, SEGMENTS, "left" if side == "start" else "right")[:, None]
-                outer = np.arange(N) < bounds if side == "start" else np.arange(N) >= bounds
-                return not (pairs.reshape(N, N, -1).any(-1) & outer & (SEGMENTS < N)[:, None]).any()
+            case IndexSum() | Mask():
+                return sum_or_mask_holds(fact, elements, {"tokens": (CU, SEGMENTS)})
             case SameLane(rows, columns) | MaskedOut(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite(excluded):

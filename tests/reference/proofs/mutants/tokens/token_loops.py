@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
 from zoo.program import LANES
-from zoo.tokens.token_loops import begun_anew, rows_of_a_pool, rows_of_lanes
+from zoo.tokens.token_loops import begun_anew, rows_of_a_pool, rows_of_lanes, rows_under_a_condition, total_at_padding
 from zoo.tokens.token_neighbours import index, start, stop
 from zoo.tokens.token_sums import TOKENS
 
@@ -19,7 +19,11 @@ def _of(base: str, prefix: str) -> Any:
     return made
 
 
-_lanes, _pool, _state = map(_of, ("rows of lanes", "rows of a pool", "a state begun anew"), ("lane", "pool", "state"))
+_lanes, _pool, _state, _total, _guarded = map(
+    _of,
+    ("rows of lanes", "rows of a pool", "a state begun anew", "a sum at padding", "rows under a condition"),
+    ("lane", "pool", "state", "sum", "guarded"),
+)
 
 
 def _last(ids: Any, t: Any) -> Any:
@@ -44,4 +48,12 @@ MUTANTS = (
     _state("last", "a reset at the last token", begun_anew(lambda cu: index() == stop(cu) - 1)),
     _state("exchanged", "the cases are exchanged", begun_anew(exchanged=True)),
     _state("two", "every second token", begun_anew(by=2)),
+    _guarded("always", "padding writes to the last lane", rows_under_a_condition(lambda t, cu: t >= 0)),
+    _guarded("one-more", "the token after the last", rows_under_a_condition(lambda t, cu: t <= cu[-1])),
+    _guarded("exchanged", "padding writes, and real tokens do not", rows_under_a_condition(exchanged=True)),
+    _guarded("next-lane", "the row of the next lane", rows_under_a_condition(lane=lambda i: (i + 1) % LANES)),
+    _guarded("of-lanes", "the number of lanes for that of tokens", rows_under_a_condition(lambda t, cu: t >= cu[0])),
+    _total("past", "clamped slices past the last token", total_at_padding(TOKENS + 1)),
+    _total("early", "the last token is taken for padding", total_at_padding(is_real=lambda t, cu: t < cu[-1] - 1)),
+    _total("not", "the cases are exchanged", total_at_padding(is_real=lambda t, cu: t >= cu[-1])),
 )  # fmt: skip

@@ -10,16 +10,20 @@ from zoo.tokens.token_tiles import (
     TOKENS,
     WIDTH,
     and_back,
+    between_bounds,
     by_position,
     filled,
     from_the_last,
     gathered_back,
     lane_by_lane,
     masked_sums,
+    of_one_lane,
     places,
     pool_rows,
+    previous,
     scanned_lanes,
     sliced,
+    spread,
     tiles,
     within_length,
 )
@@ -38,6 +42,7 @@ def _of(base: str, prefix: str) -> Any:
 _tiles, _last, _filled, _sliced = map(
     _of, ("before the end", "from the last", "filled", "sliced"), ("read", "last", "fill", "slice")
 )
+_spread, _one, _two = map(_of, ("spread", "of one lane", "two layouts"), ("spread", "one", "two"))
 _written_back, _gathered = map(_of, ("written back", "gathered back"), ("back", "gather"))
 _loop, _position, _scan, _pool, _sums = map(
     _of,
@@ -65,6 +70,22 @@ def _rolled_rows(rows):
 
 
 MUTANTS = (
+    _two("queries", "the bounds of a query's lane", previous(queries=True)),
+    _spread("start", "the start alone", spread(lambda cu: index()[None] >= cu[:-1, None])),
+    _spread("stop", "the end alone", spread(lambda cu: index()[None] < cu[1:, None])),
+    _spread("more", "one token more", spread(
+        lambda cu: (index()[None] >= cu[:-1, None]) & (index()[None] <= cu[1:, None]))),
+    _spread("before", "one token before", spread(
+        lambda cu: (index()[None] + 1 >= cu[:-1, None]) & (index()[None] < cu[1:, None]))),
+    _spread("or", "one bound of two", spread(
+        lambda cu: (index()[None] >= cu[:-1, None]) | (index()[None] < cu[1:, None]))),
+    _spread("not", "the mask is negated", spread(lambda cu: ~between_bounds(cu))),
+    _spread("rolled", "the mask of the next lane", spread(lambda cu: jnp.roll(between_bounds(cu), 1, 0))),
+    _spread("product", "the product of two differences", spread(
+        lambda cu: (index()[None] - cu[:-1, None]) * (cu[1:, None] - 1 - index()[None]) <= 0)),
+    _one("two", "tokens of two lanes", of_one_lane(1)),
+    _one("other", "another lane", of_one_lane(1, 2)),
+    _one("before", "one token before", of_one_lane(by=1)),
     _tiles("one-more", "one token more", tiles(lambda cu: places(cu) <= cu[1:, None])),
     _tiles("end-plus", "the end is one later", tiles(lambda cu: places(cu) < cu[1:, None] + 1)),
     _tiles("length-plus", "the length is one more",

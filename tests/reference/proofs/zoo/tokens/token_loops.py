@@ -14,6 +14,8 @@ from zoo.tokens.token_sums import draw_rows as draw_pool
 from ir_passes import Lane, LaneContract, Packed, Pool, SlotMap
 
 Array = Any
+GUARDED = LaneContract((Packed(), CU, Pool("s"), SlotMap("s", SLOTS)), Pool("s"))
+SUMS = LaneContract((Packed(), CU), Packed())
 STATES = LaneContract((Packed(), CU, Lane()), (Packed(), Lane()))
 ROWS = LaneContract((Packed(), CU, Pool("s"), SlotMap("s", SLOTS)), (Packed(), Pool("s")))
 
@@ -89,6 +91,50 @@ def begun_anew(
     return step
 
 
+def total_at_padding(
+    count: int = TOKENS, is_real: Callable[[Array, Array], Array] = lambda t, cu: t < cu[-1], total: Any = jnp.sum
+) -> Any:
+    """Return a loop by slices that copies real tokens and gives padding the sum of all tokens.
+
+    A slice past the end is clamped to the last token.
+    """
+
+    def step(x, cu):
+        def token(t, out):
+            row = lax.dynamic_slice(x, (t, 0), (1, HIDDEN))
+            new = jnp.where(is_real(t, cu), row, total(x, axis=0, keepdims=True))
+            return lax.dynamic_update_slice(out, new, (t, 0))
+
+        return lax.fori_loop(0, count, token, jnp.zeros_like(x))
+
+    return step
+
+
+def rows_under_a_condition(
+    is_real: Callable[[Array, Array], Array] = lambda t, cu: t < cu[-1],
+    exchanged: bool = False,
+    lane: Any = lambda i: i,
+) -> Any:
+    """Return a loop over all places that writes the row of a token's lane in a branch for real tokens."""
+
+    def step(x, cu, pool, slots):
+        ids = jnp.clip(ends_passed(cu), 0, LANES - 1)
+
+        def token(t, pool):
+            write, keep = lambda pool: pool.at[slots[lane(ids[t])]].set(x[t]), lambda pool: pool
+            return lax.cond(is_real(t, cu), *((keep, write) if exchanged else (write, keep)), pool)
+
+        return lax.fori_loop(0, TOKENS, token, pool)
+
+    return step
+
+
+def draw_full(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Draw tokens without padding."""
+    x, cu = draw_pool(rng)[:2]
+    return x, np.append(cu[:-1], TOKENS).astype(np.int32)
+
+
 PROGRAMS = (
     Program("token loops: rows of lanes", rows_of_lanes(), STATES, draw),
     Program("token loops: rows of lanes, clipped", rows_of_lanes(lambda ids, t: jnp.clip(ids[t], 0, LANES - 1)),
@@ -97,4 +143,6 @@ PROGRAMS = (
     Program("token loops: rows of a pool, clamped", rows_of_a_pool(
         lambda slots, ids, t: slots[lax.clamp(0, ids[t], LANES - 1)]), ROWS, draw_pool),
     Program("token loops: a state begun anew", begun_anew(), STATES, draw),
+    Program("token loops: rows under a condition", rows_under_a_condition(), GUARDED, draw_pool),
+    Program("token loops: a sum at padding", total_at_padding(), SUMS, draw_full),
 )  # fmt: skip

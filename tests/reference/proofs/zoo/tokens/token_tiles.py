@@ -18,6 +18,8 @@ Array = Any
 WIDTH = 6
 TILES = LaneContract((Packed(), CU), Lane())
 BACK = LaneContract((Packed(), CU), Packed())
+_QUERIES = Packed(layout="q"), Packed(role="cu_seqlens", layout="q")
+TWO = LaneContract((*_QUERIES, Packed(layout="k"), Packed(role="cu_seqlens", layout="k")), Packed(layout="k"))
 STATES = LaneContract((Packed(), CU, Lane()), (Packed(), Lane()))
 ROWS = LaneContract((Packed(), CU, Pool("s"), SlotMap("s", SLOTS)), Pool("s"))
 
@@ -79,6 +81,29 @@ def sliced(length: int = WIDTH) -> Any:
         padded = jnp.pad(x, ((0, length), (0, 0)))
         rows = jax.vmap(lambda first: lax.dynamic_slice(padded, (first, 0), (WIDTH, HIDDEN)))(cu[:-1])
         return jnp.where(within_length(cu)[..., None], rows, 0.0)
+
+    return step
+
+
+def spread(mask: Callable[[Array], Array]) -> Any:
+    """Return a step that gives each lane all tokens, and zeros under a mask [lanes, tokens]."""
+
+    def step(x, cu):
+        return jnp.where(mask(cu)[..., None], x[None], 0.0)
+
+    return step
+
+
+def between_bounds(cu: Array) -> Array:
+    return (index()[None] >= cu[:-1, None]) & (index()[None] < cu[1:, None])
+
+
+def of_one_lane(low: int = 2, high: int = 3, by: int = 0) -> Any:
+    """Return a step that sums the tokens from the start of a lane to the start of another one."""
+
+    def step(x, cu):
+        mask = (index() + by >= cu[low]) & (index() < cu[high])
+        return jnp.zeros((LANES, HIDDEN)).at[2].set(jnp.where(mask[:, None], x, 0.0).sum(0))
 
     return step
 
@@ -202,7 +227,29 @@ def unrolled_sums(x, cu):
     return jnp.stack([jnp.where(mask[:, None], x, 0.0).sum(0) for mask in masks])
 
 
+def previous(queries: bool = False) -> Any:
+    """Return a step that gives each key the key before it, of one lane by its bounds.
+
+    Args:
+        queries: take the lane of the query at the same place instead.
+    """
+
+    def step(x, cu, keys, cu_keys):
+        bounds = cu_keys[jnp.clip(ends_passed(cu if queries else cu_keys), 0, LANES - 1)]
+        mask = index() - bounds >= 1
+        return jnp.where(mask[:, None], jnp.pad(keys, ((1, 0), (0, 0)))[:-1], 0.0)
+
+    return step
+
+
+def draw_two(rng: np.random.Generator) -> tuple[Any, ...]:
+    return *draw(rng), *draw(rng)
+
+
 PROGRAMS = (
+    Program("token tiles: two layouts", previous(), TWO, draw_two),
+    Program("token tiles: spread", spread(between_bounds), TILES, draw),
+    Program("token tiles: of one lane", of_one_lane(), TILES, draw),
     Program("token tiles: before the end", tiles(), TILES, draw),
     Program("token tiles: within the length", tiles(within_length), TILES, draw),
     Program("token tiles: from the last", tiles(within_length, from_the_last), TILES, draw),

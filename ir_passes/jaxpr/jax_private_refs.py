@@ -1,0 +1,25 @@
+"""The adapter to JAX's private conversion of mutable arrays, which a proof trusts; others are in `jax_private`."""
+
+import importlib
+from typing import Any
+
+import jax
+
+
+def without_refs(program: Any) -> Any:
+    """Return a program with values instead of its mutable arrays (`jax.new_ref`).
+
+    As JAX does before compilation, reads and writes become slices, gathers and scatters.
+
+    Raises:
+        TypeError: a mutable argument or captured array.
+    """
+    avals = [*program.in_avals, *(jax.typeof(const) for const in program.consts)]
+    if any(type(aval).__name__ == "AbstractRef" for aval in avals):
+        raise TypeError(
+            "expected arrays, got a mutable array (jax.new_ref) as an argument or captured value; pass its content, "
+            "make the reference inside the step, and return jax.freeze(ref)"
+        )
+    if all(type(effect).__name__ != "InternalMutableArrayEffect" for effect in program.effects):
+        return program
+    return importlib.import_module("jax._src.state.discharge").discharge_state(program)

@@ -1,0 +1,174 @@
+"""Memory of a kernel: content, unwritten places, and changes by loops and branches."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ir_passes.kernels import index_terms
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
+from ir_passes.kernels.copies import Key, Semaphores
+from ir_passes.kernels.memory import UnreadableKernel, uninitialized
+from ir_passes.kernels.places import Places, is_static, read_at, write_at
+
+
+class Ref:
+    """Memory of a kernel.
+
+    Attributes:
+        value: the content; anything at unwritten places.
+        holes: bool, of the shape of the memory: unwritten places; None for no such place.
+        private: False if other steps may write meanwhile, so that the content of a read is unknown.
+        part: the part of an array that this memory is, if the kernel indexes the whole array.
+        copies_only: True if only copies write to it.
+        assumed_new: True if it is unwritten in each step by assumption, because every step writes before it reads.
+        operand: True for an operand without an aliased result: it is not written.
+        written: places with computed indices that have been written.
+    """
+
+    def __init__(
+        self, value: Any, holes: np.ndarray | None = None, private: bool = True, part: StepPart | None = None,
+        *, copies_only: bool = False, assumed_new: bool = False, operand: bool = False,
+    ):  # fmt: skip
+        self._value, self.holes, self.private, self.part = value, holes, private, part
+        self.copies_only, self.assumed_new, self.operand = copies_only, assumed_new, operand
+        self._pieces: list[tuple[Places, Any]] = []
+        self.written: set[Key] = set()
+
+    @property
+    def value(self) -> Any:
+        """The content, with all stores."""
+        for places, new in self._pieces:
+            self._value = write_at(self._value, places, new)
+        self._pieces = []
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._value, self._pieces = value, []
+
+    @classmethod
+    def fresh(cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None) -> "Ref":
+        """Return unwritten memory.
+
+        Args:
+            shape, dtype: of the memory.
+            private: as in `Ref`.
+            like: an array for the unwritten places, never read: memory that is written piece by piece then has its
+                order of dimensions. None: zeros.
+        """
+        return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._value.shape)
+
+    @property
+    def has_holes(self) -> bool:
+        return self.holes is not None and bool(self.holes.any())
+
+    def content(self) -> Any:
+        return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
+
+    def load(self, places: Places, key: Key | None = None) -> Any:
+        """Return the elements at a place; anything if one is unwritten."""
+        if self.private and (self._is_written(key) or not self._open(places)):
+            return read_at(self.value, places)
+        if self.assumed_new:
+            raise BlockGuessFailed(SCRATCH)
+        elements = read_at(self._value, places)
+        return uninitialized(elements.shape, elements.dtype)
+
+    def _is_written(self, key: Key | None) -> bool:
+        """Whether a place is in one that has been written."""
+        bounds = [(index_terms.constant(0), size, 1) for size in self.shape]
+        return bool(key) and any(
+            len(place) == 1
+            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], bounds, strict=True))
+            for place in self.written
+        )
+
+    def store(self, places: Places, new: Any, mask: Any = None, key: Key | None = None) -> None:
+        """Write to a place, to the elements with a true mask."""
+        if mask is not None:
+            new = jnp.where(mask, new, read_at(self.value, places))
+        elif key is not None and not all(map(is_static, places)):
+            self.written.add(key)
+        elif self.holes is not None and all(map(is_static, places)):
+            numbers = read_at(np.arange(self.holes.size).reshape(self.holes.shape), places)
+            self.holes = self.holes.copy()
+            self.holes.reshape(-1)[numbers] = False
+            # assembled by the next read: until then the array for unwritten places may be read
+            self._pieces.append((places, new))
+            return
+        self.value = write_at(self.value, places, new)
+
+    def _open(self, places: Places) -> bool:
+        if not self.has_holes:
+            return False
+        return not all(map(is_static, places)) or bool(np.any(read_at(self.holes, places)))
+
+
+class HeldMemory:
+    """The memory of a loop or a branch."""
+
+    def __init__(self, refs: Sequence[Ref]):
+        self.refs = refs
+
+    @classmethod
+    def of(cls, operands: Sequence[Any]) -> "HeldMemory":
+        """Return the references of some operands, each once."""
+        return cls(list({id(ref): ref for ref in operands if isinstance(ref, Ref)}.values()))
+
+    def contents(self) -> list[Any]:
+        return [ref.value for ref in self.refs]
+
+    def holes(self) -> list[Any]:
+        return [ref.holes for ref in self.refs]
+
+    def set(self, contents: Sequence[Any], holes: Sequence[Any]) -> None:
+        for ref, content, hole in zip(self.refs, contents, holes, strict=True):
+            ref.value, ref.holes = content, hole
+
+    @contextmanager
+    def holding(self, contents: Sequence[Any]) -> Iterator[None]:
+        """Run a block with other contents; undo its writes."""
+        contents_outside, holes, written = self.contents(), self.holes(), [set(ref.written) for ref in self.refs]
+        self.set(contents, holes)
+        yield
+        self.set(contents_outside, holes)
+        for ref, places in zip(self.refs, written, strict=True):
+            ref.written = places
+
+
+def union(*holes: np.ndarray | None) -> np.ndarray | None:
+    """Return the union of masks; None for only empty ones."""
+    masks = [mask for mask in holes if mask is not None]
+    return np.logical_or.reduce(masks) if masks else None
+
+
+def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
+    """Return shape and dtype of memory; dtype None for semaphores of copies.
+
+    Raises:
+        UnreadableKernel: no array of numbers, for example another semaphore or a barrier.
+    """
+    dtype = getattr(aval, "dtype", None)
+    if str(dtype) == "dma_sem":
+        return tuple(int(size) for size in aval.shape), None
+    if dtype is None or not isinstance(dtype, np.dtype) or "semaphore" in str(aval).lower():
+        raise UnreadableKernel(f"it has memory of another kind than arrays: {aval}")
+    return tuple(int(size) for size in aval.shape), dtype
+
+
+def memory_for(kind: tuple[tuple[int, ...], Any]) -> Any:
+    """Return new memory of a shape and dtype from `memory_of`."""
+    shape, dtype = kind
+    return Semaphores(shape) if dtype is None else Ref.fresh(shape, dtype)
+
+
+def split_reference(ref: Any) -> tuple[Any, list[Any]]:
+    return (ref.ref, list(ref.transforms)) if hasattr(ref, "transforms") else (ref, [])

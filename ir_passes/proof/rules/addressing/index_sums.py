@@ -1,0 +1,263 @@
+"""Sums of indices and entries of `cu_seqlens`, and conditions that comparisons of such sums give.
+
+A place p is in lane i if cu_seqlens[i] <= p < cu_seqlens[i + 1]. `in_lane` derives both inequalities from the
+conditions of a mask and from every layout: entries never fall, and a real token lies within its lane.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ir_passes.proof.intervals import fits
+from ir_passes.proof.owners import Symbol
+from ir_passes.proof.rules.addressing.access import constant_of
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
+
+Lane = tuple[OffsetEntry, OffsetEntry]
+"""Entries with the first token of a lane, and with the token after its last one."""
+NON_NEGATIVE = 1 << 62
+"""`IndexSum.below` of elements that are unspecified where the sum is negative only."""
+
+
+def total(terms: Iterable[tuple[Term, int]], by: int = 0, below: int | None = None) -> IndexSum:
+    """Return a sum of terms with factors, and of a constant; equal terms are united."""
+    factors = Counter[Term]()
+    for term, factor in terms:
+        factors[term] += factor
+    return IndexSum(frozenset((term, factor) for term, factor in factors.items() if factor), by, below)
+
+
+def single(term: Term, by: int = 0) -> IndexSum:
+    """Return a term plus a constant."""
+    return IndexSum(frozenset({(term, 1)}), by)
+
+
+def difference(x: IndexSum, y: IndexSum, by: int = 0) -> IndexSum:
+    """Return x - y + `by`; both are specified everywhere."""
+    return total([*x.terms, *((term, -factor) for term, factor in y.terms)], x.by - y.by + by)
+
+
+def sum_of(value: Value) -> IndexSum | None:
+    """Return an array as a sum; None for other arrays."""
+    fact, constant = value.fact, constant_of(value)
+    if isinstance(fact, IndexSum):
+        return fact
+    if constant is not None:
+        return IndexSum(frozenset(), constant)
+    return single(fact) if isinstance(fact, SegmentIds) or (isinstance(fact, Iota) and fact.div == 1) else None
+
+
+def as_fact(value: IndexSum) -> Fact | None:
+    """Return the simplest fact about elements of a sum; None for a constant."""
+    ((term, _),) = value.terms if len(value.terms) == 1 else ((None, 0),)
+    if isinstance(term, Iota | SegmentIds) and value == single(term):
+        return term
+    return value if value.terms else None
+
+
+def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
+    """Return the entry of cu_seqlens, and the constant, that an array is the sum of; None for other arrays."""
+    if not isinstance(fact, IndexSum) or fact.below is not None or len(fact.terms) != 1:
+        return None
+    ((term, factor),) = fact.terms
+    return (term, fact.by) if isinstance(term, OffsetEntry) and factor == 1 else None
+
+
+def axes_of(value: IndexSum) -> set[int]:
+    """Return the axes of all terms."""
+    return {axis for term, _ in value.terms if (axis := getattr(term, "axis", None)) is not None}
+
+
+def is_full(site: Site, operand: int, axes: Iterable[int]) -> bool:
+    """True if an operand has the result's rank, and its length along some axes."""
+    shape = site.shapes[operand]
+    if shape == ():
+        return not [*axes]
+    return len(shape) == len(site.shape) and all(shape[axis] == site.shape[axis] for axis in axes)
+
+
+def is_representable(site: Site, value: IndexSum) -> bool:
+    """True if the dtype of the result holds the sum, whatever the layout is."""
+    low = high = value.by
+    for term, factor in value.terms:
+        match term:
+            case Iota(axis):
+                most: int | None = max(site.shape[axis] - 1, 0)
+            case Turn(symbol):
+                most = symbol.size
+            case SegmentIds():
+                most = site.prover.bound.lanes
+            case OffsetEntry(layout):
+                most = site.prover.bound.layouts[layout]
+        if most is None:
+            return False
+        low, high = low + min(factor * most, 0), high + max(factor * most, 0)
+    return fits(site.eqn.outvars[0].aval, low, high)
+
+
+def mapped(fact: IndexSum | Mask, change: Callable[[IndexSum], IndexSum | None]) -> IndexSum | Mask | None:
+    """Return a sum, or the sums of a mask's conditions, after a change; conditions whose sum is lost are dropped."""
+    if isinstance(fact, IndexSum):
+        return change(fact)
+    sides = []
+    for conditions in (fact.if_true, fact.if_false):
+        pairs = ((condition, change(condition.sum)) for condition in conditions)
+        sides.append(frozenset(replace(condition, sum=new) for condition, new in pairs if new is not None))
+    return Mask(*sides) if any(sides) else None
+
+
+def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Callable[[IndexSum], IndexSum | None]:
+    """Return the change of a sum that replaces its terms.
+
+    Args:
+        term_of: term -> the new term (None for 0) and a constant to add; None if the sum is lost.
+    """
+
+    def change(value: IndexSum) -> IndexSum | None:
+        terms, by = [], value.by
+        for term, factor in value.terms:
+            new = term_of(term)
+            if new is None:
+                return None
+            by += factor * new[1]
+            terms += [] if new[0] is None else [(new[0], factor)]
+        return total(terms, by, value.below)
+
+    return change
+
+
+def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
+    """Return the change of a sum after its axes moved; it is lost with one of its axes."""
+
+    def term_of(term: Term) -> tuple[Term, int] | None:
+        if isinstance(term, Turn) or term.axis is None:
+            return term, 0
+        axis = new_axis_of(term.axis)
+        return None if axis is None else (replace(term, axis=axis), 0)
+
+    return substituted(term_of)
+
+
+def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], IndexSum | None]:
+    """Return the change of a sum by a slice with this shape and these starts."""
+
+    def term_of(term: Term) -> tuple[Term | None, int] | None:
+        axis = getattr(term, "axis", None)
+        if axis is None:
+            return term, 0
+        start, is_single = int(starts[axis]), shape[axis] == 1
+        match term:
+            case Iota():
+                return None if is_single else term, start
+            case OffsetEntry(of_token=""):
+                return replace(term, axis=None if is_single else axis, first=term.first + start), 0
+        return (term, 0) if not start else None
+
+    return substituted(term_of)
+
+
+def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[[IndexSum], IndexSum | None]:
+    """Return the change of a sum if one index along an axis is selected, and the axis is removed.
+
+    Args:
+        axis: of the index.
+        symbol_of: layout whose tokens are along the axis, "" for lanes -> the number of the index; None if unknown.
+    """
+
+    def change(value: IndexSum) -> IndexSum | None:
+        entries = [term for term, _ in value.terms if isinstance(term, OffsetEntry)]
+        lanes = any(term.axis == axis and not term.of_token for term in entries)
+        layouts = {term.of_token or term.layout for term in entries if term.of_token or not lanes}
+        symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
+
+        def term_of(term: Term) -> tuple[Term, int] | None:
+            if isinstance(term, Turn) or term.axis is None:
+                return term, 0
+            if term.axis != axis:
+                return replace(term, axis=term.axis - (term.axis > axis)), 0
+            if symbol is None or isinstance(term, SegmentIds):
+                return None
+            return (Turn(symbol) if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
+
+        return substituted(term_of)(value)
+
+    return change
+
+
+def _least_difference(x: Term, y: Term) -> int | None:
+    """Return a number that x - y is never below, for real tokens; None if unknown."""
+    match x, y:
+        case OffsetEntry(), OffsetEntry() if replace(x, first=y.first) == y and x.first >= y.first:
+            return int(x.of_token == x.layout and x.first > 0 >= y.first)
+        case index, OffsetEntry(layout, first, of_token=of_token) if of_token == layout and index == token_of(y):
+            return 0 if first <= 0 else None
+        case OffsetEntry(layout, first, of_token=of_token), index if of_token == layout and index == token_of(x):
+            return 1 if first >= 1 else None
+    return None
+
+
+def token_of(bound: OffsetEntry) -> Term:
+    """Return the token of a bound of its lane."""
+    return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
+
+
+def is_never_negative(value: IndexSum) -> bool:
+    """True if a sum is 0 or greater in every layout; elements of padding are unspecified."""
+    for x, positive in value.terms:
+        for y, negative in value.terms:
+            least = _least_difference(x, y) if positive > 0 > negative else None
+            if least is not None:
+                return is_never_negative(total([*value.terms, (x, -1), (y, 1)], value.by + least))
+    return value.by >= 0 and all(factor > 0 for _, factor in value.terms)
+
+
+def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
+    """True if a sum is 0 or greater under all these conditions."""
+    known_sums = [condition.sum for condition in conditions if not condition.differs]
+    # a condition with the lane of another token does not hold for padding
+    known_sums = [known for known in known_sums if _lanes_of_tokens(known) <= _lanes_of_tokens(value)]
+    return any(is_never_negative(difference(value, known)) for known in (IndexSum(frozenset()), *known_sums))
+
+
+def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
+    """Return the first tokens of the lanes of tokens in a sum."""
+    return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
+
+
+def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> bool:
+    """True if conditions put a place between the bounds of a lane."""
+    start, stop = map(single, lane)
+    return is_implied(difference(place, start), conditions) and is_implied(difference(stop, place, -1), conditions)
+
+
+def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
+    """Yield the lanes with a bound in some conditions."""
+    entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
+    firsts = {
+        replace(entry, first=entry.first - before if entry.axis is None and entry.symbol is None else 0)
+        for entry in entries
+        for before in (0, 1)
+    }
+    for start in sorted(firsts, key=str):
+        if start.first >= 0:
+            yield start, replace(start, first=start.first + 1)
+
+
+def lane_number(start: OffsetEntry) -> int | Symbol | None:
+    """Return the lane that begins at an entry, as in `OneLane`; None for the lanes of an axis or of tokens."""
+    if start.axis is not None or start.of_token or (start.symbol is not None and start.first):
+        return None
+    return start.first if start.symbol is None else start.symbol
+
+
+def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
+    """Return the conditions of elements with a truth value."""
+    if not isinstance(fact, Mask):
+        return frozenset()
+    return fact.if_true if when else fact.if_false
+
+
+def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
+    """Return the condition that a token is no padding."""
+    return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

@@ -67,7 +67,13 @@ MESHES: list[tuple[str, Axes]] = [
     *(
         (name, (1, 4, 1))
         for name in (
-            "sparse_base", "mamba2_base", "bamba_one_group", "nemotron_latent", "olmo_grouped", "lfm3_base", "lara_base"
+            "sparse_base",
+            "mamba2_base",
+            "bamba_one_group",
+            "nemotron_latent",
+            "olmo_grouped",
+            "lfm3_base",
+            "lara_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
     """Swap the states of rows 0 and 1, 2 and 3, ... once per batch.
 
-    The swap follows the step that consumes the first sampled token. Sequences keep rows, tokens and positions. It is
-    meant for batches that begin together.
+    The swap follows the step that consumes the first sampled token. Sequences keep rows, tokens, positions and the pages
+    of their KV caches. It is meant for batches that begin together.
 
     Args:
         lm: with at least two lanes.
-        recurrent_only: leave convolution states and KV caches in place.
+        recurrent_only: leave convolution states in place.
     """
 
     def swap(pools: "Rows", owners: list[Any]) -> "Rows":
@@ -33,7 +33,8 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
         order = np.where(order < len(owners), order, np.arange(len(owners)))  # the last of an odd number stays
 
         def rows(array: StateArray, pool: jax.Array) -> jax.Array:
-            return pool if recurrent_only and array.role != "recurrent" else pool[order]
+            stays = array.grows or (recurrent_only and array.role != "recurrent")
+            return pool if stays else pool[order]
 
         arrays = lm.engine.programs.structure.arrays.layers
         return pools._replace(layers=jax.tree.map(rows, arrays, pools.layers))

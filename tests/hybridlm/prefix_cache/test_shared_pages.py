@@ -23,6 +23,7 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 from models import KV_BLOCK
 
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off"}
+CERTIFIED: dict[str, Any] = SETTINGS | {"certify": "error"}
 FREE: dict[str, Any] = {"ignore_eos": True}
 PAGES = 5
 """Pages of the model with few pages, for four rows of up to four pages."""
@@ -371,7 +372,7 @@ def test_on_a_mesh_a_row_shares_the_pages_of_its_device(cold: hybridlm.LM) -> No
 @pytest.mark.slow
 def test_a_step_is_certified_for_shared_pages(cold: hybridlm.LM) -> None:
     """The certificate states what the host promises about them."""
-    lm = hybridlm.load(cold.path, prefix_cache="4MB", **SETTINGS | {"certify": "error"})
+    lm = hybridlm.load(cold.path, prefix_cache="4MB", **CERTIFIED)
     prompts = [FIRST, SECOND]
     assert [alone(lm, prompt, 4) for prompt in prompts] == [alone(cold, prompt, 4) for prompt in prompts]
     certificate = lm.engine.program(lm.engine.generating(1, 1)).certificate.report()
@@ -381,7 +382,7 @@ def test_a_step_is_certified_for_shared_pages(cold: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_the_sanitizer_finds_nothing_wrong(cold: hybridlm.LM) -> None:
-    sanitized = hybridlm.load(cold.path, sanitize=True, prefix_cache="4MB", **SETTINGS | {"certify": "error"})
+    sanitized = hybridlm.load(cold.path, sanitize=True, prefix_cache="4MB", **CERTIFIED)
     with sanitized.session() as session:
         for prompt in (FIRST, SECOND):
             session.submit(prompt, max_tokens=12, **FREE)

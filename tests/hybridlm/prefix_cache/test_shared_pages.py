@@ -23,6 +23,7 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 from models import KV_BLOCK
 
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off"}
+CERTIFIED: dict[str, Any] = SETTINGS | {"certify": "error"}
 FREE: dict[str, Any] = {"ignore_eos": True}
 PAGES = 5
 """Pages of the model with few pages, for four rows of up to four pages."""
@@ -93,6 +94,13 @@ def pages_of(session: hybridlm.Session, index: int) -> list[int]:
     return [page for page in table[0].tolist() if page]
 
 
+def numbers_in(session: hybridlm.Session, pages: list[int]) -> list[bytes]:
+    """The bytes of some pages, of every KV cache."""
+    arrays = jax.tree.leaves(session._engine.programs.structure.arrays)
+    leaves = zip(jax.tree.leaves(pool_of(session).look()), arrays, strict=True)
+    return [np.asarray(leaf)[pages].tobytes() for leaf, array in leaves if array.grows]
+
+
 def decodes(session: hybridlm.Session, index: int) -> bool:
     return any(sequence.request.index == index for sequence in session._scheduler.decoding)
 
@@ -139,14 +147,16 @@ def test_two_sequences_have_the_pages_of_their_common_prefix(
         session.submit(FIRST, max_tokens=counts[0], **FREE)
         while not decodes(session, 0):
             session.step()
-        moves = moves_of_pages(monkeypatch)
+        moves, shared = moves_of_pages(monkeypatch), pages_of(session, 0)[:2]
+        numbers = numbers_in(session, shared)
         session.submit(SECOND, max_tokens=counts[1], **FREE)
         while not decodes(session, 1):
             session.step()
         first, second = pages_of(session, 0), pages_of(session, 1)
-        assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
+        assert first[:2] == second[:2] == shared and not set(first[2:]) & set(second[2:])
         assert [int(move.maps[2][0]) for move in moves if not move.shape.kept] == [32], "full pages are not copied"
         completions = finish(session)
+        assert numbers_in(session, shared) == numbers, "no step has written them"
     assert [completions[index].token_ids for index in (0, 1)] == want
     assert lm.stats["prefix_hits"] >= 1
 
@@ -346,8 +356,19 @@ def test_on_a_mesh_a_row_shares_the_pages_of_its_device(cold: hybridlm.LM) -> No
 
 
 @pytest.mark.slow
+def test_a_step_is_certified_for_shared_pages(cold: hybridlm.LM) -> None:
+    """The certificate states what the host promises about them."""
+    lm = hybridlm.load(cold.path, prefix_cache="4MB", **CERTIFIED)
+    prompts = [FIRST, SECOND]
+    assert [alone(lm, prompt, 4) for prompt in prompts] == [alone(cold, prompt, 4) for prompt in prompts]
+    certificate = lm.engine.program(lm.engine.generating(1, 1)).certificate.report()
+    assert "Pages that several lanes name are read only" in " ".join(certificate.split())
+    assert lm.stats["prefix_hits"] == 1
+
+
+@pytest.mark.slow
 def test_the_sanitizer_finds_nothing_wrong(cold: hybridlm.LM) -> None:
-    sanitized = hybridlm.load(cold.path, sanitize=True, prefix_cache="4MB", **SETTINGS | {"certify": "error"})
+    sanitized = hybridlm.load(cold.path, sanitize=True, prefix_cache="4MB", **CERTIFIED)
     with sanitized.session() as session:
         for prompt in (FIRST, SECOND):
             session.submit(prompt, max_tokens=12, **FREE)

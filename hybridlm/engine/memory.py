@@ -96,8 +96,9 @@ class Demand:
         cache = f" + KV cache of {pages} pages x {format_bytes(self.page)} at a context of {self.context}{limit}"
         raise InsufficientMemory(
             f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} lanes and "
-            f"{self.states} states while scoring x {format_bytes(self.row)}{cache if self.page else ''}{scratch}{cached}"
-            f" = {format_bytes(self.total)}, available are {format_bytes(available)}; {self._would_fit(available)}"
+            f"{self.states} states while scoring x {format_bytes(self.row)}{cache if self.page else ''}{scratch}"
+            f"{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
+            f"{self._would_fit(available)}"
         )
 
     def _would_fit(self, available: int) -> str:

@@ -87,7 +87,8 @@ class Scheduler:
         self._pool: RowPool | None = None
         self._decode_lanes = 0
         engine.queues.add(self)
-        weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading)).atexit = False
+        self._finalizer = weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading))
+        self._finalizer.atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
         """Enable reads and changes inside the model; raise ValueError if the session drafts."""
@@ -202,6 +203,7 @@ class Scheduler:
 
     def close(self) -> None:
         """End every sequence and text."""
+        self._finalizer.detach()
         self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)

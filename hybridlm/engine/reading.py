@@ -1,6 +1,8 @@
 """Texts that are read: for scores, residual streams or a state. They have rows as requests have, and sample nothing.
 
 The number of a text's tokens determines its step widths, so its numbers depend neither on other texts nor on requests.
+
+More than 300 lines: a text and its steps refer to one another.
 """
 
 from collections.abc import Callable, Sequence
@@ -200,7 +202,7 @@ class Reading(Generic[T]):
         self.states = 0
 
     def has_lane(self, text: T, joined: Sequence[QueuedText]) -> bool:
-        """Whether a text may begin beside the texts with a row, of any reading."""
+        """Whether a text may begin next to the texts with a row, of any reading."""
         room = self.max_states - (text.parent is None)  # one state is reserved for nested prefixes
         free = sum(other.reading is self for other in joined) < self.lanes
         return free and (text.index is not None or self.states < room)

@@ -7,11 +7,12 @@ More than 300 lines: a text and its steps refer to one another.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import StepReads, TextProbing
 from hybridlm.engine.widths import next_width
 from hybridlm.programs.shapes import Shape
@@ -22,9 +23,6 @@ from hybridlm.rows.pool import LaneMap
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from ir_passes.host.slot_owner import Slot
-
-if TYPE_CHECKING:
-    from hybridlm.engine.prefix import Prefix
 
 
 @dataclass(eq=False)
@@ -48,7 +46,7 @@ class QueuedText:
 
     index: int | None
     tokens: tuple[int, ...]
-    prefix: "Prefix | None" = None
+    prefix: Prefix | None = None
     parent: Self | None = None
     consumed: int = 0
     slot: Slot | None = None

@@ -16,8 +16,9 @@ import numpy as np
 
 from hybridlm.decision_models.questions import Answer
 from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings, folder_for
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up

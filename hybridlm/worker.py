@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError

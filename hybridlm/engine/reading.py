@@ -1,27 +1,28 @@
 """Texts that are read: for scores, residual streams or a state. They have rows as requests have, and sample nothing.
 
 The number of a text's tokens determines its step widths, so its numbers depend neither on other texts nor on requests.
+
+More than 300 lines: a text and its steps refer to one another.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import StepReads, TextProbing
 from hybridlm.engine.widths import next_width
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
+from hybridlm.rows.pool import LaneMap
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from ir_passes.host.slot_owner import Slot
-
-if TYPE_CHECKING:
-    from hybridlm.engine.prefix import Prefix
 
 
 @dataclass(eq=False)
@@ -38,14 +39,14 @@ class QueuedText:
         snapshot: state after its last step; of a shared prefix while texts wait for it.
         children: texts and prefixes that wait for a shared prefix.
         first_wrong: first token with results that are not finite, or None.
-        begun: number of times that it has begun: once, and once more after each preemption.
+        restarts: number of preemptions.
         reading: the call's texts.
         order: its place in the queue, as `ActiveSequence.order`.
     """
 
     index: int | None
     tokens: tuple[int, ...]
-    prefix: "Prefix | None" = None
+    prefix: Prefix | None = None
     parent: Self | None = None
     consumed: int = 0
     slot: Slot | None = None
@@ -55,7 +56,7 @@ class QueuedText:
     probe: Probe | None = None
     recorder: Recorder | None = None
     first_wrong: int | None = None
-    begun: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
     reading: "Reading[Any]" = field(init=False)
     order: tuple[int, ...] = field(init=False)
 
@@ -97,6 +98,7 @@ class QueuedText:
     def begin_again(self) -> None:
         """Drop the results: the text is read from its first token on, since the state of its prefix may be gone."""
         self.parent, self.consumed, self.recorder, self.first_wrong = None, 0, None, None
+        self.restarts += 1
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -139,6 +141,7 @@ class QueuedText:
 
 
 T = TypeVar("T", bound=QueuedText)
+V = TypeVar("V")
 
 
 class TextPart(NamedTuple, Generic[T]):
@@ -154,7 +157,7 @@ class TextPart(NamedTuple, Generic[T]):
     count: int
     reads: StepReads | None
     last: bool
-    begun: int
+    restarts: int
 
 
 class Reading(Generic[T]):
@@ -197,7 +200,7 @@ class Reading(Generic[T]):
         self.states = 0
 
     def has_lane(self, text: T, joined: Sequence[QueuedText]) -> bool:
-        """Whether a text may begin beside the texts with a row, of any reading."""
+        """Whether a text may begin next to the texts with a row, of any reading."""
         room = self.max_states - (text.parent is None)  # one state is reserved for nested prefixes
         free = sum(other.reading is self for other in joined) < self.lanes
         return free and (text.index is not None or self.states < room)
@@ -211,7 +214,7 @@ class Reading(Generic[T]):
             joined: texts with a row, of any reading.
         """
         pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
-        used = [pool.device_of(other.slot) for other in joined if other.reading is self and other.slot is not None]
+        used = [pool.device_of(slot) for slot in slots_of([other for other in joined if other.reading is self])]
         pairs = list(zip(self.engines, text.copies, strict=True))
         for engine, copy in pairs:
             engine.make_room(copy.end)
@@ -225,7 +228,6 @@ class Reading(Generic[T]):
             SlotsExhausted: a row or pages are missing.
         """
         self.states += text.index is None
-        text.begun += 1
         for engine, copy in zip(self.engines, text.copies, strict=True):
             copy.slot = engine.pool.acquire(copy.end, device)
             if copy.start is not None:
@@ -273,47 +275,40 @@ class Reading(Generic[T]):
             texts: with probes or without: texts without have the bits of the plain step.
             width: tokens of a lane.
         """
-        outputs, places, lane_map = [], None, None
-        lanes: list[T | None] = [None] * self.lanes
+        feeds, places, maps, outputs = [text.feed(width) for text in texts], None, list[LaneMap](), list[Any]()
+        probing = None if texts[0].probe is None else self._probing
+
+        def by_lane(values: Sequence[V]) -> list[V | None]:
+            value_of = dict(zip(places or (), values, strict=True))
+            return [value_of.get(lane) for lane in range(self.lanes)]
+
         for i, engine in enumerate(self.engines):
-            slots = [slot for text in texts if (slot := text.copies[i].slot) is not None]
-            places, rows = engine.pool.arrange(slots, self.lanes, places)
-            if lane_map is None:
-                lane_map = rows
-                for lane, text in zip(places, texts, strict=True):
-                    lanes[lane] = text
-                feeds = [None if text is None else text.feed(width) for text in lanes]
-                inputs = self._inputs(Batch.of(feeds, width, rows.slots, rows.pages), lanes, feeds)
-                if self._probing is not None and texts[0].probe is not None:
-                    inputs = inputs._replace(probes=self._probing.text_inputs(lanes, feeds, width))
-            inputs = inputs._replace(batch=inputs.batch._replace(slots=rows.slots, pages=rows.pages))
+            places, lane_map = engine.pool.arrange(slots_of([text.copies[i] for text in texts]), self.lanes, places)
+            batch = Batch.of(by_lane(feeds), width, lane_map.slots, lane_map.pages)
+            inputs = self._inputs(batch, by_lane(texts), by_lane(feeds))
+            if probing is not None:
+                inputs = inputs._replace(probes=probing.text_inputs(by_lane(texts), by_lane(feeds), width))
             shape = Shape.of(inputs, engine.pool.size, engine.pool.pages, self._top)
-            owners = [None if text is None else text.copies[i] for text in lanes]
-            counts = np.asarray(inputs.batch.lengths)
-            outputs.append(engine.run(shape, engine.pool, rows.rows, inputs, owners=owners, counts=counts))
-        stepped = [
-            (lane, text, feed)
-            for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True))
-            if text is not None and feed is not None
-        ]
-        for _, text, feed in stepped:
+            owners, counts = by_lane([text.copies[i] for text in texts]), np.asarray(batch.lengths)
+            outputs.append(engine.run(shape, engine.pool, lane_map.rows, inputs, owners=owners, counts=counts))
+            maps.append(lane_map)
+        stepped = [(lane, text, len(feed.tokens)) for lane, text, feed in zip(places or (), texts, feeds, strict=True)]
+        for _, text, count in stepped:
             for copy in text.copies:
-                copy.consumed += len(feed.tokens)
-        reads = {}
-        if self._probing is not None and texts[0].probe is not None and lane_map is not None:
-            consumed = [(lane, text, len(feed.tokens)) for lane, text, feed in stepped]
-            reads = self._probing.after_step(self.engines[0].pool, lane_map, consumed)
+                copy.consumed += count
+        reads = {} if probing is None else probing.after_step(self.engines[0].pool, maps[0], stepped)
         parts: list[TextPart[T]] = []
-        for lane, text, feed in stepped:
-            count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
-            parts.append(TextPart(lane, text, feed.position + 1, count, reads.get(lane), text.done, text.begun))
+        for lane, text, count in stepped:
+            first = text.consumed - count + 1
+            count = min(count, len(text.tokens) - first)
+            parts.append(TextPart(lane, text, first, count, reads.get(lane), text.done, text.restarts))
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
         """Store a step's results, NumPy arrays; return the texts that are finished."""
         finished = list[T]()
-        for lane, text, first, count, reads, last, begun in parts:
-            if begun != text.begun:
+        for lane, text, first, count, reads, last, restarts in parts:
+            if restarts != text.restarts:
                 continue  # it was preempted
             text.take(results, lane, first, count)
             if self._probing is not None:
@@ -324,6 +319,11 @@ class Reading(Generic[T]):
                 if text.index is not None:
                     finished.append(text)
         return finished
+
+
+def slots_of(sequences: Sequence[Any]) -> list[Slot]:
+    """Return the slots of sequences or texts with a row."""
+    return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def max_states(lanes: int) -> int:

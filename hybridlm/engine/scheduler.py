@@ -25,7 +25,7 @@ from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing
-from hybridlm.engine.reading import QueuedText, Reading
+from hybridlm.engine.reading import QueuedText, Reading, slots_of
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -37,7 +37,7 @@ from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault
+from ir_passes.host.slot_owner import SlotError, SlotFault
 
 MAX_PREFILL_RUN = 8
 """Consecutive prefill steps after which decoding sequences get a step."""
@@ -89,7 +89,8 @@ class Scheduler:
         self._pool: RowPool | None = None
         self._decode_lanes = 0
         engine.queues.add(self)
-        weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading)).atexit = False
+        self._finalizer = weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading))
+        self._finalizer.atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
         """Enable reads and changes inside the model; raise ValueError if the session drafts."""
@@ -204,6 +205,7 @@ class Scheduler:
 
     def close(self) -> None:
         """End every sequence and text."""
+        self._finalizer.detach()
         self.waiting.clear()
         for sequence in self.joined:
             self._release(sequence)
@@ -225,7 +227,7 @@ class Scheduler:
             faults.append(SlotFault.NO_ROW.fault("", message))
         elif pool is not None:
             pool.check_integrity()
-            pool.rows_of(_slots(joined))
+            pool.rows_of(slots_of(joined))
             count = sum(len(queue.joined) for queue in self._engine.queues)
             if len(pool.owner.held) != count:
                 message = f"{len(pool.owner.held)} of {pool.size} rows are held by {count} sequences"
@@ -423,7 +425,7 @@ class Scheduler:
     def _next_prefill(self, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
         """Return sequences in order of joining, lanes and width of the next prefill step."""
         engine, candidates = self._engine, self._one_kind(self.prefilling)
-        slots = _slots(candidates)
+        slots = slots_of(candidates)
 
         def fitting(order: Sequence[int], lanes: int) -> list[int]:
             fits = pool.fitting([slots[index] for index in order], lanes)
@@ -488,7 +490,7 @@ class Scheduler:
         These are the needed lanes, or the lanes of the step before if fewer lanes save little.
         """
         engine, lanes = self._engine, self._decode_lanes
-        needed = engine.bucket(pool.lanes_for(_slots(self.decoding)), engine.lanes)
+        needed = engine.bucket(pool.lanes_for(slots_of(self.decoding)), engine.lanes)
         if needed >= lanes:
             return needed
         steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
@@ -514,7 +516,7 @@ class Scheduler:
     ) -> tuple[list[ActiveSequence | None], LaneMap]:
         """Return the sequences by lane in a step of `count` lanes, and their rows."""
         lanes: list[ActiveSequence | None] = [None] * count
-        places, lane_map = pool.arrange(_slots(sequences), count)
+        places, lane_map = pool.arrange(slots_of(sequences), count)
         for lane, sequence in zip(places, sequences, strict=True):
             lanes[lane] = sequence
         return lanes, lane_map
@@ -529,10 +531,6 @@ class Scheduler:
 def _in_use(engines: Sequence[Engine]) -> bool:
     """Whether a sequence or text has a row of these engines."""
     return any(queue.joined for engine in engines for queue in engine.queues)
-
-
-def _slots(sequences: Sequence[Queued]) -> list[Slot]:
-    return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def _give_up(engine: Engine, groups: Sequence[Sequence[Queued]]) -> None:

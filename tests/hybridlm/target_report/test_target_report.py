@@ -153,10 +153,10 @@ def test_fit_at_the_last_byte() -> None:
     base = engine()
     weights, row = base.parameters_on_a_device[1], base.row_bytes_on_a_device
     page = base.row_arrays.model.state_size(base.row_arrays.dtype).token * KV_BLOCK
-    nulls = 2 * page  # of the pool of a run and of one that scores
-    need = weights + (4 + 4) * row + nulls + 1000
+    nulls = 2 * page  # of the pool, and of the states of common beginnings
+    need = weights + (4 + 5) * row + nulls + 1000
     fit = fit_of(base, need, "gpu", 1000, None)
-    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row + nulls)
+    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 9 * row + nulls)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in fit.lines[-1]
     assert not fit_of(base, need - 1, "gpu", 1000, None).fits
     assert fit_of(base, need - 1, "gpu", 1000, None).most_lanes == 3
@@ -164,7 +164,7 @@ def test_fit_at_the_last_byte() -> None:
     assert fit_of(base, need + row + 250, "gpu", 1000, None).most_lanes == 5
     assert fit_of(base, need + row + 249, "gpu", 1000, None).most_lanes == 4
     assert fit_of(base, weights, "gpu", None, None).most_lanes == 0
-    padded = fit_of(base, need, "gpu", 1000, weights + 8 * row + nulls + 7)
+    padded = fit_of(base, need, "gpu", 1000, weights + 4 * row + page + 7)
     assert (padded.padding, padded.left) == (7, -7)
 
 
@@ -176,7 +176,7 @@ def test_longest_context() -> None:
         return engine("sparse_base", context=context).row_bytes_on_a_device
 
     page = short.row_arrays.model.state_size(short.row_arrays.dtype).token * KV_BLOCK
-    need = weights + 8 * row(384) + 2 * page
+    need = weights + 9 * row(384) + 2 * page
     fit = fit_of(short, need, "gpu", 0, None)
     assert (fit.longest_context, fit.context) == (384, 128)
     assert fit_of(short, need - 1, "gpu", 0, None).longest_context == 256
@@ -184,11 +184,11 @@ def test_longest_context() -> None:
 
 
 def test_largest_cache() -> None:
-    """The KV cache that fits, without a null page in each of the two pools."""
+    """The KV cache that fits, without the null pages of the pool and of states."""
     roomy = engine("sparse_base", context=512)
     weights, arrays = roomy.parameters_on_a_device[1], roomy.row_arrays
     size = arrays.model.state_size(arrays.dtype)
-    page, rows = size.token * KV_BLOCK, 8 * (size.fixed + 4)  # and the last token of each row
+    page, rows = size.token * KV_BLOCK, 9 * (size.fixed + 4)  # and the last token of each row
     fit = fit_of(roomy, weights + rows + 2 * (1 + 7) * page, "gpu", 0, None)
     assert (fit.fits, fit.positions, fit.most_positions) == (False, 4 * 512, 7 * KV_BLOCK)
     assert "KV cache of 2,048 positions, at most 896 with 4 lanes" in fit.lines[1]

@@ -67,8 +67,14 @@ MESHES: list[tuple[str, Axes]] = [
     *(
         (name, (1, 4, 1))
         for name in (
-            "sparse_base", "mamba2_base", "bamba_one_group", "nemotron_latent", "olmo_grouped", "lfm3_base", "lara_base"
-        )  # fmt: skip
+            "sparse_base",
+            "mamba2_base",
+            "bamba_one_group",
+            "nemotron_latent",
+            "olmo_grouped",
+            "lfm3_base",
+            "lara_base",
+        )
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),
     ("sparse_base", (1, 2, 1)),

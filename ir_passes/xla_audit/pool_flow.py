@@ -177,14 +177,11 @@ class PoolFlow:
         opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
             # The output of a call is unknown; a result of the pool's type may be the pool. A result in an operand's
-            # memory is made of that operand; of others only if they are of the pool's type, and hold elements of it:
-            # queries and keys of a recurrence may have its type.
+            # memory is made of that operand: others are new rows or another pool, even if they have the pool's type.
             aliased = [number for output, number, _ in instruction.aliasing if output == index]
-            if operand in aliased:
-                return elements
-            same_type = pool.is_like(instruction.arrays[index])
             if aliased:
-                same_type &= pool.is_like(arrays[operand]) and not self.whole_writes
+                return elements if operand in aliased else NOTHING
+            same_type = pool.is_like(instruction.arrays[index])
             return Held(0, max(elements)) if same_type and max(elements) >= pool.least else NOTHING
         if opcode in ENDING:
             return NOTHING

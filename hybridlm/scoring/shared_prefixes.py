@@ -16,7 +16,7 @@ Questions = Any
 
 
 def texts_to_read(
-    reading: Reading[T],
+    reading: Reading[Any],
     texts: Mapping[int, tuple[int, ...]],
     make: Callable[..., T],
     prefix: Prefix | None = None,

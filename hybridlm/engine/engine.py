@@ -4,6 +4,7 @@ More than 300 lines: one class with parts that share its parameters and its pool
 """
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -57,6 +58,8 @@ MAX_PREFILL_LANES = 4
 P = TypeVar("P", Shape, EditShape)
 """A shape with pages."""
 
+TURN_LOCK = threading.RLock()
+"""Held while queues or a pool change: sessions and calls of several threads take turns."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner in the step of each row) -> rows; for tests that inject faults."""
 
@@ -366,8 +369,9 @@ class Engine:
         try:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:
-            if self._pool is not None and self._pool.whole:
-                self._pool.take()
+            with TURN_LOCK:
+                if self._pool is not None and self._pool.whole:
+                    self._pool.take()
             raise
 
     def run(

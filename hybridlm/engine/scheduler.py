@@ -11,19 +11,20 @@ sampled last is in its row.
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
 
+import functools
 import heapq
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
-from hybridlm.engine.engine import Engine
+from hybridlm.engine.engine import TURN_LOCK, Engine
 from hybridlm.engine.probing import Probing
 from hybridlm.engine.reading import QueuedText, Reading, slots_of
 from hybridlm.engine.speculation import Speculation
@@ -50,6 +51,18 @@ IDLE_TURNS = 8
 _ARRIVALS, _TURNS = itertools.count(), itertools.count(1)
 
 Queued = ActiveSequence | QueuedText
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_turn(method: Method) -> Method:
+    """Let a method of a scheduler run while no other thread changes a queue or a pool."""
+
+    @functools.wraps(method)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with TURN_LOCK:
+            return method(*args, **kwargs)
+
+    return cast(Method, locked)
 
 
 class Scheduler:
@@ -88,7 +101,8 @@ class Scheduler:
         self._probed_turn, self._prefill_run = False, 0
         self._pool: RowPool | None = None
         self._decode_lanes = 0
-        engine.queues.add(self)
+        with TURN_LOCK:
+            engine.queues.add(self)
         self._finalizer = weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading))
         self._finalizer.atexit = False
 
@@ -111,6 +125,7 @@ class Scheduler:
         """Give a sequence its place in the order of arrival."""
         sequence.arrival = next(_ARRIVALS)
 
+    @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
         """Add a sequence to the queue; one without a place arrives now."""
         self._decoding.begin(sequence)
@@ -118,6 +133,7 @@ class Scheduler:
             self.arrive(sequence)
         self._wait(sequence)
 
+    @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
         """Add the texts of a reading to the queue, each behind its shared prefix."""
         arrival = next(_ARRIVALS)
@@ -146,6 +162,7 @@ class Scheduler:
         """Put a sequence or text into its place of the queue."""
         heapq.heappush(self.waiting, (sequence.order, sequence))
 
+    @_in_turn
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text that ends; a step in flight may still write its row."""
         self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
@@ -160,6 +177,7 @@ class Scheduler:
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
+    @_in_turn
     def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None if no sequence has anything left to compute, or others have the pool."""
         self.turn = next(_TURNS)
@@ -187,11 +205,13 @@ class Scheduler:
         """Whether the next step depends on tokens that are not read yet."""
         return not self._prefills_next and self._decoding.needs_tokens(self.decoding)
 
+    @_in_turn
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the number of accepted tokens per lane of a step that verified."""
         self._decoding.settle(self._engine.pool, dispatched, accepted)
         self._release_finished(dispatched)
 
+    @_in_turn
     def invalidate(self, sequence: ActiveSequence) -> None:
         """Remove the cached states of a sequence with wrong results."""
         if self._engine.prefix_cache is not None:
@@ -203,6 +223,7 @@ class Scheduler:
             self._requeue(sequence)
         self._pool = None
 
+    @_in_turn
     def close(self) -> None:
         """End every sequence and text."""
         self._finalizer.detach()
@@ -211,6 +232,7 @@ class Scheduler:
             self._release(sequence)
         self._pool = None
 
+    @_in_turn
     def check_integrity(self) -> None:
         """Check that each row has at most one sequence and each sequence one queue.
 
@@ -535,8 +557,9 @@ def _in_use(engines: Sequence[Engine]) -> bool:
 
 def _give_up(engine: Engine, groups: Sequence[Sequence[Queued]]) -> None:
     """Release the rows of a scheduler that was not closed."""
-    for sequence in itertools.chain(*groups):
-        if isinstance(sequence, QueuedText):
-            sequence.reading.release(sequence)
-        elif sequence.slot is not None:
-            engine.release(sequence.slot)
+    with TURN_LOCK:
+        for sequence in itertools.chain(*groups):
+            if isinstance(sequence, QueuedText):
+                sequence.reading.release(sequence)
+            elif sequence.slot is not None:
+                engine.release(sequence.slot)

@@ -76,12 +76,14 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of its Pallas kernels on an absent GPU, by ptxas.
+        """Threads, registers and spills of its Pallas kernels on an absent GPU, by ptxas; () for other targets.
 
         Raises:
             TargetError: ptxas is not installed.
         """
-        return () if self.target is None else kernel_resources(self._kernel_programs, self.target.name)
+        if self.target is None or self.target.is_local or self.target.platform != "gpu":
+            return ()
+        return kernel_resources(self._kernel_programs, self.target.name)
 
     def __repr__(self) -> str:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"

@@ -3,6 +3,8 @@
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
 names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged. The KV
 cache of a row is in pages, which it gets as its sequence grows.
+
+More than 300 lines: the holders, lanes and contents of rows change together.
 """
 
 from collections.abc import Container, Sequence

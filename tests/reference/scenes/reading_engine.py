@@ -57,6 +57,10 @@ class ReadingEngine:
         self.places += shape.lanes * shape.tokens
         self.computed += int((counts > 0).sum()) * shape.tokens
 
+    def make_room(self, positions: int) -> bool:
+        """Return whether a row and pages are free."""
+        return bool(self.pool.devices_for(positions))
+
     def read(self, outputs: None) -> None:
         """Return nothing."""
 

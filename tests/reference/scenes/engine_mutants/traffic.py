@@ -197,6 +197,10 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.ARRAYS
     except (NeverEnded, hybridlm.NumericalError):
         return Finder.ALONE
+    finally:
+        pool = lm.engine._pool
+        if pool is not None and pool.whole:
+            pool.take()  # the next run has another pool: a fault may keep rows of this one
     return None if all(_agree(results[index], expected) for index, expected in enumerate(want)) else Finder.ALONE
 
 

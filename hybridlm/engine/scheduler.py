@@ -14,6 +14,8 @@ More than 300 lines: one class moves each sequence from waiting over prefilling 
 import functools
 import heapq
 import itertools
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +48,11 @@ SHRINK_PLACES = 256
 """A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
 compiling the smaller step costs more time."""
 IDLE_TURNS = 8
-"""A session is idle for another one, or a call, that has had so many turns since its last turn."""
+"""A session is idle for another one, or a call, of its thread that has had so many turns since its last turn."""
+IDLE_SECONDS = 10.0
+"""A session is idle for those of other threads after so long without a turn."""
+WAIT_SECONDS = 0.001
+"""Pause of a turn without a row, while others have all rows."""
 
 _ARRIVALS, _TURNS = itertools.count(), itertools.count(1)
 
@@ -68,7 +74,7 @@ def _in_turn(method: Method) -> Method:
 class Scheduler:
     """The sequences of one session, or the texts of one call, in the pool of the engine.
 
-    For a row or pages, sequences of sessions are preempted that are idle (`IDLE_TURNS`).
+    For a row or pages, sequences of sessions are preempted that are idle (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
         engine: runs the steps.
@@ -81,6 +87,8 @@ class Scheduler:
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
         turn: number of the last call of `next`, among all schedulers.
+        thread: thread of that call.
+        seconds: time of that call.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class Scheduler:
         self.decoding: list[ActiveSequence] = []
         self.reading: list[QueuedText] = []
         self.turn, self._turns = 0, deque([0] * IDLE_TURNS, IDLE_TURNS)
+        self.thread, self.seconds = threading.get_ident(), time.monotonic()
         self._probed_turn, self._prefill_run = False, 0
         self._pool: RowPool | None = None
         self._decode_lanes = 0
@@ -177,10 +186,16 @@ class Scheduler:
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
-    @_in_turn
     def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None if no sequence has anything left to compute, or others have the pool."""
-        self.turn = next(_TURNS)
+        dispatched = self._next()
+        if dispatched is None and self.waiting and not self.joined:
+            time.sleep(WAIT_SECONDS)
+        return dispatched
+
+    @_in_turn
+    def _next(self) -> DispatchedStep | None:
+        self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
         if self.unfinished:
             self._pool = self._engine.pool
         self._admit()
@@ -318,7 +333,7 @@ class Scheduler:
             (joined.order, queue, joined)
             for engine in engines
             for queue in engine.queues
-            if queue.turn < self._turns[0]
+            if self._sees_idle(queue)
             for joined in queue.joined
         ]
         if idle:
@@ -326,6 +341,12 @@ class Scheduler:
             queue._preempt(joined, queue._engine.pool)
             self._engine.stats["preemptions"] += 1
         return bool(idle)
+
+    def _sees_idle(self, queue: "Scheduler") -> bool:
+        """Whether another session or call is idle for this one."""
+        if queue.thread == self.thread:
+            return queue.turn < self._turns[0]
+        return self.seconds - queue.seconds > IDLE_SECONDS
 
     def _cache_of(self, sequence: ActiveSequence) -> PrefixCache | None:
         """Return the prefix cache for a sequence that shares its states."""

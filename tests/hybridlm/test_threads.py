@@ -31,7 +31,9 @@ def test_threads_take_turns(lm: hybridlm.LM) -> None:
     """Generation and scoring in six threads give the numbers of one thread, with few pages and shared ones."""
     jobs = [(function, number) for _ in range(4) for number in range(len(PROMPTS)) for function in (generated, scored)]
     expected = [function(lm, number) for function, number in jobs]
+    preemptions = lm.stats["preemptions"]
     with ThreadPoolExecutor(6) as threads:
         results = list(threads.map(lambda job: job[0](lm, job[1]), jobs))
     assert results == expected
+    assert lm.stats["preemptions"] == preemptions, "a thread that waits for rows takes none from threads that compute"
     assert not lm.engine.pool.owner.held

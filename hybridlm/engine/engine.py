@@ -346,13 +346,15 @@ class Engine:
             self._pool = self.new_pool(self.rows)
         return self._pool
 
-    def make_room(self, positions: int, shared: Sequence[Page] = ()) -> bool:
-        """Evict cached states until `RowPool.acquire` with these arguments finds pages; return whether it does."""
+    def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
+        """Return the devices of `RowPool.devices_for`; evict cached states if there are none."""
         pool, cache = self.pool, self.prefix_cache
-        if pool.devices_for(positions, shared) or cache is None:
-            return bool(pool.devices_for(positions, shared))
-        devices = filter(pool.owner.free_in, range(pool.devices))
-        return any(cache.make_room(pool, device, pool.needed(positions, device, shared)) for device in devices)
+        devices = pool.devices_for(positions, shared)
+        if not devices and cache is not None:
+            free = filter(pool.owner.free_in, range(pool.devices))
+            if any(cache.make_room(pool, device, pool.needed(positions, device, shared)) for device in free):
+                devices = pool.devices_for(positions, shared)
+        return devices
 
     def release(self, slot: Slot) -> None:
         """Give a row of the pool back; a pool without arrays is given up with all its rows.

@@ -130,10 +130,7 @@ class PrefixCache:
     def lose_pages(self, pool: RowPool) -> None:
         """Drop the states with pages of a pool; its arrays are lost."""
         with self._lock:
-            pages = {node: [buffers.page for buffers in _arrays(node)] for node in self._nodes.values()}
-            self._drop_all(
-                node for node, kept in pages.items() if any(page is not None and page.pool is pool for page in kept)
-            )
+            self._drop_all(node for node in self._nodes.values() if any(_is_in(pool, page) for page in _arrays(node)))
 
     def clear(self) -> None:
         """Drop all states, and give back their pages."""
@@ -256,6 +253,10 @@ def _drop(
         raise TreeError(f"a state at position {buffers.position} cannot be dropped while it is in use")
     del places[buffers]
     return [buffers, *tree.remove(node)]
+
+
+def _is_in(pool: RowPool, buffers: CachedBuffers) -> bool:
+    return buffers.page is not None and buffers.page.pool is pool
 
 
 def _arrays(node: CacheNode) -> list[CachedBuffers]:

@@ -57,9 +57,9 @@ class ReadingEngine:
         self.places += shape.lanes * shape.tokens
         self.computed += int((counts > 0).sum()) * shape.tokens
 
-    def make_room(self, positions: int) -> bool:
-        """Return whether a row and pages are free."""
-        return bool(self.pool.devices_for(positions))
+    def make_room(self, positions: int) -> list[int]:
+        """Return the devices with a free row; there are no cached states."""
+        return self.pool.devices_for(positions)
 
     def read(self, outputs: None) -> None:
         """Return nothing."""

@@ -1,4 +1,6 @@
-"""Texts that are read: for scores, residual streams or a state. They have rows as requests have, and sample nothing.
+"""Texts to score, or to read residual streams or a state from.
+
+A text has a row as a request has, and samples no token.
 
 The number of a text's tokens determines its step widths, so its numbers depend neither on other texts nor on requests.
 
@@ -96,7 +98,10 @@ class QueuedText:
         return None if self.prefix is None else self.prefix.snapshot
 
     def begin_again(self) -> None:
-        """Drop the results: the text is read from its first token on, since the state of its prefix may be gone."""
+        """Drop the results, and read the text again from its first token.
+
+        The state of its shared prefix may be released already.
+        """
         self.parent, self.consumed, self.recorder, self.first_wrong = None, 0, None, None
         self.restarts += 1
         self.__post_init__()
@@ -206,9 +211,9 @@ class Reading(Generic[T]):
         return free and (text.index is not None or self.states < room)
 
     def devices(self, text: T, joined: Sequence[QueuedText]) -> list[int]:
-        """Return the devices with a row, pages and a lane for a text in each model, most free rows first.
+        """Return the devices with room for a text in each model, most free rows first.
 
-        Cached states are evicted if no device has the pages.
+        Room is a free row, pages and a lane. Cached states are evicted if no device has the pages.
 
         Args:
             joined: texts with a row, of any reading.
@@ -236,7 +241,7 @@ class Reading(Generic[T]):
         self.detach(text)
 
     def detach(self, text: T) -> None:
-        """Let a text wait for its shared prefix no longer; the last one releases the state."""
+        """Remove a text from those that wait for its prefix; the last releases the state."""
         parent = text.parent
         if parent is not None and text in parent.children:
             parent.children.remove(text)
@@ -246,7 +251,7 @@ class Reading(Generic[T]):
                 self.states -= 1
 
     def end(self, text: T) -> None:
-        """Release the rows of a text after its last step; keep its state for those that wait for it."""
+        """Release the rows of a text after its last step; keep the state of a prefix."""
         for engine, copy in zip(self.engines, text.copies, strict=True):
             if copy.slot is not None and (text.children or text.keeps_state):
                 spans = () if copy.start is None else copy.start.spans
@@ -303,7 +308,11 @@ class Reading(Generic[T]):
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
-        """Store a step's results, NumPy arrays; return the texts that are finished."""
+        """Store the results of a step in its texts, and return the finished texts.
+
+        Args:
+            results: NumPy arrays.
+        """
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:
@@ -325,7 +334,9 @@ def slots_of(sequences: Sequence[Any]) -> list[Slot]:
 
 
 def max_states(lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes: one for each lane and one for a nested prefix.
+    """Return the maximum number of states of shared prefixes.
+
+    One for each lane, and one for a nested prefix.
 
     Free memory does not count, so that the steps of a text depend on texts and settings alone.
     """

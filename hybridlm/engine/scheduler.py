@@ -48,9 +48,9 @@ SHRINK_PLACES = 256
 """A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
 compiling the smaller step costs more time."""
 IDLE_TURNS = 8
-"""A session is idle for another one, or a call, of its thread that has had so many turns since its last turn."""
+"""After so many turns of another session or call of the same thread, a session without a turn is idle."""
 IDLE_SECONDS = 10.0
-"""A session is idle for those of other threads after so long without a turn."""
+"""After so long without a turn, a session is idle for sessions and calls of other threads."""
 WAIT_SECONDS = 0.001
 """Pause of a turn without a row, while others have all rows."""
 
@@ -61,7 +61,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _in_turn(method: Method) -> Method:
-    """Let a method of a scheduler run while no other thread changes a queue or a pool."""
+    """Run a method of a scheduler while no other thread changes queues or pools."""
 
     @functools.wraps(method)
     def locked(*args: Any, **kwargs: Any) -> Any:
@@ -72,9 +72,9 @@ def _in_turn(method: Method) -> Method:
 
 
 class Scheduler:
-    """The sequences of one session, or the texts of one call, in the pool of the engine.
+    """Scheduler of one session's sequences, or one call's texts, in the engine's pool.
 
-    For a row or pages, sequences of sessions are preempted that are idle (`IDLE_TURNS`, `IDLE_SECONDS`).
+    If no row or too few pages are free, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
         engine: runs the steps.
@@ -127,7 +127,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences and texts, with a row and without; texts of an unread prefix count as one."""
+        """Number of sequences and texts; texts behind an unread prefix count as one."""
         return len(self.waiting) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
 
     @_in_turn
     def leave(self, sequence: Queued) -> None:
-        """Remove a sequence or text that ends; a step in flight may still write its row."""
+        """Remove a sequence or text at its end; a step in flight may write its row."""
         self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
         heapq.heapify(self.waiting)
         if isinstance(sequence, QueuedText):
@@ -187,7 +187,7 @@ class Scheduler:
         self._engine.runner.forget(sequence)
 
     def next(self) -> DispatchedStep | None:
-        """Dispatch the next step; None if no sequence has anything left to compute, or others have the pool."""
+        """Dispatch the next step; None without work, or while others have all rows."""
         dispatched = self._next()
         if dispatched is None and self.waiting and not self.joined:
             time.sleep(WAIT_SECONDS)
@@ -233,7 +233,7 @@ class Scheduler:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def lose_rows(self) -> None:
-        """Let all sequences and texts with a row wait for another one: the pool's arrays are lost."""
+        """Requeue all sequences and texts with a row after the loss of the pool's arrays."""
         for sequence in self.joined:
             self._requeue(sequence)
         self._pool = None
@@ -317,9 +317,9 @@ class Scheduler:
             self._wait(sequence)
 
     def _device_for(self, text: QueuedText) -> int | None:
-        """Return a device with a row and pages for a waiting text; None if there is none.
+        """Return a device with a free row and pages for a waiting text, or None.
 
-        If nobody has a row, it is the first device: longer texts have been refused.
+        While no row is in use, this is the first device: texts without room in an empty pool are refused earlier.
         """
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
@@ -353,7 +353,7 @@ class Scheduler:
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Let a sequence join, from the deepest cached state of its prompt on; False without pages for its prompt."""
+        """Let a sequence join at its deepest cached state; False without enough pages."""
         cache, start = self._cache_of(sequence), sequence.request.start
         while True:
             with nullcontext(start) if cache is None else cache.pinned(sequence.prompt, start) as snapshot:
@@ -361,7 +361,7 @@ class Scheduler:
                     return True
             if not self._preempt_idle([self._engine]):
                 break
-        # A pinned page, of which a part is copied, may take the last room.
+        # A pinned page that is only copied in part may take the last free page.
         return not _in_use([self._engine]) and self._enter(sequence, start, pool)
 
     def _enter(self, sequence: ActiveSequence, snapshot: Snapshot | None, pool: RowPool) -> bool:
@@ -415,7 +415,10 @@ class Scheduler:
         self._wait(sequence)
 
     def _read_texts(self) -> DispatchedStep:
-        """Dispatch the widest next step of texts of one reading, with probes or without."""
+        """Dispatch the next step of texts of one call, those with the widest step first.
+
+        Texts with probes and texts without have separate steps.
+        """
 
         def kind(text: QueuedText) -> tuple[Reading[Any], bool]:
             return text.reading, text.probe is None

@@ -243,7 +243,7 @@ def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
 
 
 def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
-    """A single field differs, as in two models with equal fingerprints."""
+    """Refuse a snapshot if one field of its label differs from the model."""
     kind = text_lm.engine.kind
     first = kind.layout[0]
     differences: dict[str, dict[str, Any]] = {

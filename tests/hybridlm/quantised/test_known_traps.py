@@ -126,7 +126,7 @@ SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_pr
 
 
 @pytest.mark.parametrize(("golden", "pattern", "layout", "lists"), [
-    # The plain parts of what an engine multiplies at once are listed by their own names.
+    # Engines fuse matrices into one product; the config lists each unquantised part by its name.
     ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
     # The list has the names of parts, the files have the fused projection: plain, and quantised.
     ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),

@@ -184,7 +184,7 @@ def test_longest_context() -> None:
 
 
 def test_largest_cache() -> None:
-    """The KV cache that fits, without the null pages of the pool and of states."""
+    """Report the largest KV cache that fits; null pages hold no positions."""
     roomy = engine("sparse_base", context=512)
     weights, arrays = roomy.parameters_on_a_device[1], roomy.row_arrays
     size = arrays.model.state_size(arrays.dtype)

@@ -1,7 +1,7 @@
-"""Sums of indices and entries of `cu_seqlens`, and conditions that comparisons of such sums give.
+"""Sums of indices and entries of `cu_seqlens`, and conditions from comparisons of such sums.
 
 A place p is in lane i if cu_seqlens[i] <= p < cu_seqlens[i + 1]. `in_lane` derives both inequalities from the
-conditions of a mask and from every layout: entries never fall, and a real token lies within its lane.
+conditions of a mask and from every layout: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ def as_fact(value: IndexSum) -> Fact | None:
 
 
 def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
-    """Return the entry of cu_seqlens, and the constant, that an array is the sum of; None for other arrays."""
+    """Return an array as an entry of cu_seqlens plus a constant; None for other arrays."""
     if not isinstance(fact, IndexSum) or fact.below is not None or len(fact.terms) != 1:
         return None
     ((term, factor),) = fact.terms
@@ -83,21 +83,21 @@ def is_representable(site: Site, value: IndexSum) -> bool:
     for term, factor in value.terms:
         match term:
             case Iota(axis):
-                most: int | None = max(site.shape[axis] - 1, 0)
+                limit: int | None = max(site.shape[axis] - 1, 0)
             case Turn(symbol):
-                most = symbol.size
+                limit = symbol.size
             case SegmentIds():
-                most = site.prover.bound.lanes
+                limit = site.prover.bound.lanes
             case OffsetEntry(layout):
-                most = site.prover.bound.layouts[layout]
-        if most is None:
+                limit = site.prover.bound.layouts[layout]
+        if limit is None:
             return False
-        low, high = low + min(factor * most, 0), high + max(factor * most, 0)
+        low, high = low + min(factor * limit, 0), high + max(factor * limit, 0)
     return fits(site.eqn.outvars[0].aval, low, high)
 
 
 def mapped(fact: IndexSum | Mask, change: Callable[[IndexSum], IndexSum | None]) -> IndexSum | Mask | None:
-    """Return a sum, or the sums of a mask's conditions, after a change; conditions whose sum is lost are dropped."""
+    """Change a sum, or the sums of a mask's conditions; drop conditions without a new sum."""
     if isinstance(fact, IndexSum):
         return change(fact)
     sides = []
@@ -128,7 +128,7 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
 
 
 def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum after its axes moved; it is lost with one of its axes."""
+    """Return the change of a sum after its axes moved; None without one of them."""
 
     def term_of(term: Term) -> tuple[Term, int] | None:
         if isinstance(term, Turn) or term.axis is None:
@@ -158,10 +158,10 @@ def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], 
 
 
 def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum if one index along an axis is selected, and the axis is removed.
+    """Return the change of a sum after one index along an axis is selected.
 
     Args:
-        axis: of the index.
+        axis: of the index; it is removed.
         symbol_of: layout whose tokens are along the axis, "" for lanes -> the number of the index; None if unknown.
     """
 
@@ -186,7 +186,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
 
 
 def _least_difference(x: Term, y: Term) -> int | None:
-    """Return a number that x - y is never below, for real tokens; None if unknown."""
+    """Return a lower bound of x - y for real tokens; None if unknown."""
     match x, y:
         case OffsetEntry(), OffsetEntry() if replace(x, first=y.first) == y and x.first >= y.first:
             return int(x.of_token == x.layout and x.first > 0 >= y.first)

@@ -89,7 +89,10 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
-    """Return the fact about a sum, with bounds if it is the lane of a token; None if the dtype does not hold it."""
+    """Return the fact about a sum, with bounds of the lane of a token.
+
+    None if the dtype of the result does not hold the sum.
+    """
     fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
     if value is None or fact is None:
         return None
@@ -100,7 +103,7 @@ def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
 
 
 def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
-    """Return an operand as a sum that holds for all elements of the result; None for other operands."""
+    """Return an operand as a sum for all elements of the result; None without one."""
     terms = sum_of(value)
     if terms is None or terms.below is not None or not is_full(site, operand, index_sums.axes_of(terms)):
         return None
@@ -137,9 +140,9 @@ def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     mask = _conditions(site.name, difference(x, y))
     for conditions, when in ((mask.if_true, True), (mask.if_false, False)):
         for condition in sorted(conditions, key=str):
-            within = _within(site, condition, when)
-            if within is not None:
-                return within, None
+            lane_mask = _within(site, condition, when)
+            if lane_mask is not None:
+                return lane_mask, None
     return (mask, None) if x.terms and y.terms and difference(x, y).terms else None
 
 
@@ -151,13 +154,13 @@ def _conditions(name: str, value: IndexSum) -> Mask:
         positive = [total(side.terms, side.by - 1) for side in sides if index_sums.is_never_negative(side)]
         unequal = frozenset(map(Condition, positive)) or frozenset({Condition(value, differs=True)})
         return Mask(equal, unequal) if name == "eq" else Mask(unequal, equal)
-    least = replace(value, by=value.by - (name in ("gt", "le")))
-    sides = (frozenset({Condition(least)}), frozenset({Condition(difference(IndexSum(frozenset()), least, -1))}))
+    lower = replace(value, by=value.by - (name in ("gt", "le")))
+    sides = (frozenset({Condition(lower)}), frozenset({Condition(difference(IndexSum(frozenset()), lower, -1))}))
     return Mask(*sides) if name in ("ge", "gt") else Mask(*sides[::-1])
 
 
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
-    """Return a shared index of a token as a sum; it is compared with the number of real tokens."""
+    """Return a shared token index, compared with the number of real tokens, as a sum."""
     ((term, _),) = bound.terms if bound is not None and len(bound.terms) == 1 else ((None, 0),)
     if not isinstance(term, OffsetEntry) or (term.first, term.axis, term.symbol) != (
         site.prover.bound.lanes,
@@ -167,12 +170,12 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
         return None
     tokens = site.prover.bound.layouts[term.layout]
     # an index out of bounds is clamped to another token
-    inside = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
-    return single(Turn(Symbol(x.number, tokens))) if tokens is not None and inside else None
+    in_bounds = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
+    return single(Turn(Symbol(x.number, tokens))) if tokens is not None and in_bounds else None
 
 
 def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
-    """Return the mask of tokens that a condition puts into the lane of a token; None for other conditions."""
+    """Return the mask of the tokens in a token's lane by a condition; None for others."""
     factors = dict(condition.sum.terms)
     bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
     if len(bounds) != 1 or condition.differs:
@@ -200,7 +203,7 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
-    """Return the mask of comparing the lane of a token with the number of lanes, which is the lane of padding."""
+    """Return the mask of comparing the lane of a token with the lane of padding."""
     ids, lanes = operands[0].fact, site.prover.bound.lanes
     if not isinstance(ids, SegmentIds | LaneOfToken) or ids.padding != "past" or constant_of(operands[1]) != lanes:
         return None
@@ -281,9 +284,9 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     mask, x, _ = operands
-    own = token_tiles.masked_places(site, mask, operands[1:])
-    if own is not None:
-        return own, None
+    tokens = token_tiles.masked_places(site, mask, operands[1:])
+    if tokens is not None:
+        return tokens, None
     if mask.fact == Negative(x.number):
         token_of, index = token_of_lane(x.fact), sum_of(x)
         if token_of is not None:
@@ -406,7 +409,7 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of tokens at starts of lanes; others follow a token of their lane."""
+    """Return the mask of first tokens of lanes; others follow a token of their lane."""
     when = site.name == "reduce_and"
     for condition in index_sums.conditions_of(operands[0].fact, when):
         for start, factor in condition.sum.terms if condition.differs else ():
@@ -480,7 +483,7 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about cu_seqlens at the lanes of tokens, at counted lanes, or at one lane."""
+    """Return the fact about cu_seqlens at lanes of tokens, counted lanes, or one lane."""
     fact, access = operands[0].fact, of_gather(site, operands[1])
     index = access.columns.get(0)
     if index is None or len(access.full) != 1 or access.sizes != (1,):
@@ -502,9 +505,9 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     first = entry.first + places.by
     if isinstance(term, SegmentIds):
         # the index of a real token is in bounds
-        inside = places.by >= 0 and site.prover.bound.lanes - 1 + places.by < access.full[0]
+        in_bounds = places.by >= 0 and site.prover.bound.lanes - 1 + places.by < access.full[0]
         bound = OffsetEntry(entry.layout, first, term.axis, of_token=term.layout)
-        return _as_result(site, single(bound, by)) if inside and first in (0, 1) else None
+        return _as_result(site, single(bound, by)) if in_bounds and first in (0, 1) else None
     if not isinstance(term, Iota) or not access.inside(0):
         return None
     return _as_result(site, single(replace(entry, first=first, axis=term.axis), by))

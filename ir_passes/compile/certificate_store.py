@@ -1,4 +1,4 @@
-"""Certificates by program, contract, passes and versions: a proof is made once."""
+"""Certificates by program, contract, rewrites and versions, so that each proof is made once."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 
 @dataclass(frozen=True)
 class Key:
-    """Fingerprints of program, contract and rewrites, and versions without XLA options."""
+    """Fingerprints of a step before XLA; `versions` are without XLA options."""
 
     traced: str
     contract: str
@@ -22,10 +22,10 @@ class Key:
 
 
 class CertificateStore(FileStore):
-    """A directory of certificates."""
+    """A directory of certificates, one file each."""
 
     def find(self, key: Key) -> Certificate | None:
-        """Return the proof of a key, if a complete and trusted one is stored."""
+        """Return the trusted certificate of a proof for a key, or None."""
         certificate = self.read_record(key.name, Certificate.from_json)
         if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
             return None
@@ -37,6 +37,6 @@ class CertificateStore(FileStore):
 
         Raises:
             OSError: the directory cannot be written.
-            UntrustedError: somebody else may write to the directory.
+            UntrustedError: another user may write to the directory.
         """
         self.write_file(key.name, certificate.to_json().encode())

@@ -1,8 +1,8 @@
 """A compiled step in one file with its certificate: portable StableHLO or XLA's executable.
 
-A zip archive of JSON and bytes, without pickle. StableHLO is for other compilers and later versions; it omits memory
-orders (`with_layout_constraint`), which JAX does not promise to keep. An executable is machine code, for the versions
-and device of its certificate: load only trusted files.
+A zip archive of JSON and bytes, without pickle. StableHLO is for other compilers and later versions; it omits
+`with_layout_constraint`, because JAX does not promise to keep its orders. An executable is machine code for the
+versions and device of its certificate: load only trusted files.
 """
 
 import hashlib
@@ -34,20 +34,20 @@ FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
 MAX_BYTES = 4 << 30
 PLATFORMS = {"gpu": "cuda"}
-"""Platforms with another name in JAX's export."""
+"""Names of platforms in JAX's export, if different."""
 
 
 class ExportError(ValueError):
-    """A step that cannot be exported, or a file without a step for this machine."""
+    """A step cannot be exported, or a file has no step for this machine."""
 
 
 @dataclass(frozen=True)
 class ExportedArray:
-    """One array of a program's flat arguments or results.
+    """One flattened argument or result of a program.
 
     Attributes:
         entry: contract entry, as text.
-        donated: its bytes are taken by the result at the same place of the pools.
+        donated: consumed for a result.
     """
 
     path: str
@@ -59,14 +59,14 @@ class ExportedArray:
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments and results of an exported program, in order.
+    """Arguments and results of an exported program, in order.
 
     Attributes:
         form: "stablehlo" or "executable".
-        devices: devices; StableHLO contains the shards of each.
-        kept: arguments that the program reads.
+        devices: number; StableHLO contains the shards of each.
+        kept: numbers of the arguments that the program reads.
         sha256: of the program's bytes.
-        certificate: sha256 of the program's certificate, as JSON.
+        certificate: sha256 of the certificate's JSON.
     """
 
     form: str
@@ -104,7 +104,7 @@ class Exported:
         """Load the executable on the first device.
 
         Raises:
-            ExportError: no executable, other versions or another device.
+            ExportError: no executable, or other versions or device.
         """
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
@@ -122,7 +122,7 @@ class Exported:
 
 
 class LoadedStep:
-    """A loaded executable: flat lists of arrays in the order of its signature; consumes pools."""
+    """A loaded executable: takes and returns flat arrays in the order of its signature; consumes pools."""
 
     def __init__(self, loaded: Any, exported: Exported):
         self._loaded, self.exported = loaded, exported
@@ -153,8 +153,7 @@ def export(
     """Export a compiled step.
 
     Args:
-        form: "stablehlo" or "executable".
-        platform: of StableHLO: "cpu", "gpu" or "tpu"; None is this process's.
+        platform: of StableHLO, "cpu", "gpu" or "tpu"; None for this process's.
 
     Raises:
         ExportError: unknown form, or an executable over several devices.
@@ -194,8 +193,8 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     """Load a file of `Exported.save`.
 
     Raises:
-        ExportError: another file, or a changed program.
-        RecordError: a wrong certificate or signature.
+        ExportError: not such a file, or a changed program or certificate.
+        RecordError: malformed certificate or signature.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -32,7 +32,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
     """Read an executable's module and buffer assignment.
 
     Args:
-        dump: its HloProto, if it does not expose its buffer assignment.
+        dump: HloProto, if the executable does not expose its buffer assignment.
         placed: require the buffer assignment; otherwise a missing one is empty.
 
     Raises:
@@ -61,7 +61,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
 
 
 def only_module(compiled: jax.stages.Compiled) -> Any:
-    """Return the only HLO module of an executable; raises HloError."""
+    """Return the HLO module of an executable; raises HloError unless it has exactly one."""
     runtime: Any = compiled.runtime_executable()
     modules = [] if runtime is None else runtime.hlo_modules()
     if len(modules) != 1:
@@ -75,7 +75,7 @@ def given_assignment(compiled: jax.stages.Compiled) -> bytes:
 
 
 def platform_of(compiled: jax.stages.Compiled) -> str:
-    """Return the platform of an executable's devices; raises HloError."""
+    """Return the platform of an executable's devices; raises HloError for several."""
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for place in places for device in place.device_set}
     if len(platforms) != 1:
@@ -91,7 +91,7 @@ def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """Return the flattened arguments that a program reads, in parameter order; raises HloError."""
+    """Return the flattened arguments that a program reads, by parameter; raises HloError."""
     arguments = jax_private.kept_arguments(compiled)
     if arguments is None:
         raise HloError("the executable does not say which arguments it kept")
@@ -155,7 +155,7 @@ def read_buffers(data: bytes) -> Buffers:
 
 
 def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
-    """Return device addresses by array and local shard."""
+    """Return device addresses of each array and local shard."""
     return tuple(
         tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
         for leaf in jax.tree.leaves(arrays)
@@ -168,13 +168,12 @@ def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
 
 
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
-    """Return the shardings of a flattened argument and a result."""
     results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
     return argument_shardings(compiled)[argument], results[result]
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:
-    """Return `file:line` of each stack frame; id 0 is none."""
+    """Return `file:line` of each stack frame; id 0 is no frame."""
     names = [""]
     for frame in table["frames"] if table else ():
         location = table["locations"][frame["location"] - 1] if table and frame["location"] else None
@@ -183,7 +182,7 @@ def _frames(table: dict[str, Any] | None) -> list[str]:
 
 
 def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dict[Index, Array]:
-    """Return every part of a shape, with tables of tuples; tokens have 0 bytes."""
+    """Fill `arrays` with the types in a shape; tokens have 0 bytes."""
     if raw["element_type"] == hlo_schema.TUPLE:
         parts = raw["tuple_shapes"]
         arrays[index] = Array("tuple", (len(parts),), (0,), 64)
@@ -199,7 +198,7 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
 
 
 class _ModuleReader:
-    """Instructions of a module; equal shapes and lines are decoded once."""
+    """Decoder of a module's instructions that decodes equal shapes and lines once."""
 
     def __init__(self, stack_frames: dict[str, Any] | None):
         self._frames = _frames(stack_frames)
@@ -209,7 +208,7 @@ class _ModuleReader:
     def instructions(
         self, serialized: Sequence[bytes], computation: int, callees: frozenset[int]
     ) -> tuple[Instruction, ...]:
-        """Decode the instructions of one computation, which may call `callees`."""
+        """Decode the instructions of a computation that may call `callees`; raises HloError."""
         decoded: dict[int, Instruction] = {}
         for data in serialized:
             instruction = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)

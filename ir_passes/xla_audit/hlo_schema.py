@@ -1,7 +1,6 @@
-"""Field numbers of XLA's protobufs, in one table.
+"""Field numbers of XLA's protobufs (openxla/xla, xla/service/hlo.proto and xla/xla_data.proto).
 
-XLA does not promise stable numbers, so a test reads a known program through this table. Sources:
-https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
+XLA does not promise stable numbers, so a test reads a known program through this table.
 """
 
 from ir_passes.xla_audit.wire import Field, Kind, WireMessage
@@ -91,7 +90,7 @@ INSTRUCTION = WireMessage(
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
-        # Fields that do not affect the value: order, sharding, frontend attributes, statistics, origin.
+        # Skipped fields that do not affect the value; all others are in `attributes`.
         37: Field("control_predecessors", "skip"),
         40: Field("sharding", "skip"),
         68: Field("frontend_attributes", "skip"),
@@ -128,7 +127,7 @@ PRODUCT = WireMessage(
         30: _one("dot", WireMessage("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
     },
 )
-"""Contracted dimensions of products and convolutions, in `attributes`."""
+"""Contracted dimensions of products and convolutions, inside `attributes`."""
 COMPUTATION = WireMessage(
     "HloComputationProto",
     {
@@ -223,7 +222,7 @@ DTYPES: dict[int, tuple[str, int]] = {
     32: ("f4e2m1fn", 8),
     33: ("f8e8m0fnu", 8),
 }
-"""PrimitiveType: name and bits of an element; only layouts have elements below a byte."""
+"""PrimitiveType -> name and bits of an element; layouts may pack elements below a byte."""
 TUPLE = 13
 
 COLLECTIVES = (
@@ -237,4 +236,4 @@ COLLECTIVES = (
     "reduce-scatter",
     "send",
 )
-"""Prefixes of opcodes that move data between devices."""
+"""Prefixes of opcodes that communicate."""

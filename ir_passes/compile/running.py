@@ -8,7 +8,7 @@ import jax
 
 from ir_passes.compile.proving import warn
 from ir_passes.contract.contract import BoundContract
-from ir_passes.jaxpr.refused import ForkedProcessError, Process
+from ir_passes.jaxpr import refused
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import addresses
 
@@ -47,8 +47,8 @@ class Running:
         self._run = self._first_run if certify != "off" and successors else entry
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if Process.forked:
-            raise ForkedProcessError("a compiled step")
+        if refused.forked:
+            raise refused.ForkedProcessError("a compiled step")
         return self._run(*args, **kwargs)
 
     def _first_run(self, *args: Any, **kwargs: Any) -> Any:

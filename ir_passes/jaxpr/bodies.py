@@ -12,7 +12,7 @@ def map_equations(
     *,
     keep: Callable[[ir.JaxprEqn], bool],
 ) -> ir.ClosedJaxpr:
-    """Return a program with replaced equations; the same object if nothing changes.
+    """Replace equations, also in bodies; return the same object if nothing changes.
 
     Args:
         change: equation -> replacements.
@@ -22,7 +22,7 @@ def map_equations(
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return an equivalent program without constraints on memory order."""
+    """Remove constraints on memory order."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
@@ -56,7 +56,7 @@ def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
 _TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 """Calls with rules for JAX's transformations."""
 _UNUSED = frozenset({"ft_in", "ft_out", "policy"})
-"""Parameters without computation: a scan's argument trees, and saved residuals of derivatives."""
+"""Parameters without computation: argument trees of a scan, and saved residuals."""
 
 
 def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
@@ -75,9 +75,9 @@ def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
 
 
 def params_key(params: Mapping[str, Any]) -> Hashable:
-    """Return a key that is equal for equal parameters; None if they cannot be compared.
+    """Return a key that is equal for equal parameters, or None if they are unhashable.
 
-    Programs are equal with the same body and constants. Keep the key alive: it contains ids.
+    Programs are equal if they have the same body and constants. Keep the parameters alive: the key contains ids.
     """
     key = tuple((name, _key(value)) for name, value in params.items())
     try:
@@ -96,7 +96,7 @@ def _key(value: Any) -> Hashable:
 
 
 class _Mapped:
-    """A map that replaces equations, also in bodies; equal bodies once."""
+    """Map that replaces equations, also in bodies, and each body once."""
 
     def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
         self.change, self.keep = change, keep
@@ -131,7 +131,6 @@ class _Mapped:
         return replacements
 
     def value(self, value: Any) -> Any:
-        """Return a parameter with its bodies rewritten."""
         if isinstance(value, ir.ClosedJaxpr):
             return self.closed(value)
         if isinstance(value, ir.Jaxpr):

@@ -1,6 +1,7 @@
-"""Collectives of a step's program: mesh axes, dtypes, bytes and order.
+"""Collectives of a program: mesh axes, dtypes, bytes and order.
 
-Those over axes of length 1 are not listed; equal ones of the same operands once, because XLA merges them.
+Collectives over axes of length 1 are not listed. Repeated collectives of the same operands count once, because XLA
+merges them.
 """
 
 import hashlib
@@ -27,22 +28,21 @@ OPERATIONS = {
     "pbroadcast": "pbroadcast",
     "ragged_all_to_all": "ragged_all_to_all",
 }
-"""Primitive -> operation in a schedule."""
+"""Primitive -> operation of a schedule."""
 VARYING = frozenset({"axis_index", "ppermute"})
-"""Primitives with results that depend on the device, even for a constant."""
+"""Primitives with results that differ between devices, even for a constant."""
 ORDERED = frozenset({"all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"})
 """Operations that split or join arrays in device order."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between devices.
+    """An exchange between devices.
 
     Attributes:
-        operation: in `jax.lax`.
+        operation: name in `jax.lax`.
         axes: mesh axes.
-        devices: in an exchange.
-        dtype: of the operand.
+        devices: number in each group.
         bytes: of the operand on each device, per run.
         times: runs per call; None for a data-dependent loop. Every branch counts.
         source: user's "file:line".
@@ -58,10 +58,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that each device sends per run, on a ring of devices.
-
-        No algorithm sends fewer. For a permutation: the bytes of a sender.
-        """
+        """Least bytes that each device sends per run, as on a ring; for a permutation, those of a sender."""
         numerator, denominator = _RING[self.operation](self.devices)
         return -(-numerator * self.bytes // denominator)
 
@@ -78,9 +75,8 @@ class Scheduled:
     """A collective that the compiled program must contain.
 
     Attributes:
-        collective: in the certificate.
         count: operand elements.
-        groups: device groups, as mesh positions: in order for `ORDERED`, otherwise sorted; for a permutation (sender,
+        groups: device groups, as mesh positions: in order for `ORDERED`, else sorted; for a permutation (sender,
             receiver).
         constant: the operand is constant, so XLA may compute the result at compile time.
     """
@@ -107,7 +103,7 @@ _RING: dict[str, Callable[[int], tuple[int, int]]] = {
     "ppermute": lambda devices: (1, 1),
     "pbroadcast": lambda devices: (1, 1),
 }
-"""Devices -> fraction of the operand that each sends, as (numerator, denominator)."""
+"""Number of devices -> fraction of the operand that each sends, as (numerator, denominator)."""
 
 
 def bytes_sent(collectives: Iterable[Collective]) -> int | None:
@@ -121,7 +117,7 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 class Exchanging:
-    """Mixin with properties of a step's collectives, in execution order."""
+    """Mixin for a step's collectives, in execution order."""
 
     collectives: tuple[Collective, ...]
 
@@ -132,7 +128,7 @@ class Exchanging:
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        """Descriptions of collectives; equal ones share a line."""
+        """Descriptions of collectives; equal collectives share a line."""
         counts: dict[Collective, int] = {}
         for collective in self.collectives:
             key = Collective(*astuple(collective)[:-1], source="")
@@ -141,9 +137,9 @@ class Exchanging:
 
 
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
-    """Return the collectives of a program, in execution order.
+    """Return the collectives of a program in execution order.
 
-    One of an unrolled scan occurs once per copy of the body.
+    A collective of an unrolled scan occurs once per copy of the body.
     """
     if all(eqn.primitive.name != "shard_map" for eqn in ir.all_eqns(program.jaxpr)):
         return ()
@@ -152,7 +148,7 @@ def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
 
 
 def schedule_hash(collectives: Iterable[Collective]) -> str:
-    """Return the sha256 of collectives in order, without source lines: equal for equal collectives."""
+    """Return the sha256 of collectives in order, without source lines."""
     rows = [astuple(collective)[:-1] for collective in collectives]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -252,12 +248,12 @@ class _Numbers:
         self._equations: dict[Hashable, ir.JaxprEqn] = {}
 
     def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
-        """Whether an earlier equation has the same results; call it for every equation in order."""
+        """True if an earlier equation has the same results; call it for every equation in order."""
         key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
         try:
             first = self._equations.setdefault(key, eqn)
         except TypeError:
-            return False  # its parameters are not hashable
+            return False  # unhashable parameters
         if first is eqn or (eqn.effects and eqn.primitive.name not in OPERATIONS):
             return False
         self._representatives.update(zip(eqn.outvars, map(self._number, first.outvars), strict=True))

@@ -18,11 +18,11 @@ Static = tuple[tuple[int | str, Any], ...]
 
 @dataclass(frozen=True)
 class FunctionSignature:
-    """Parameters of a function, from its signature.
+    """Parameters of a function.
 
     Attributes:
         positional: non-static positional parameters, in order.
-        optional: those with a default.
+        optional: positional parameters with a default.
         numbers, names: static arguments by position and name.
     """
 
@@ -41,7 +41,7 @@ class FunctionSignature:
         """Return a function's signature, with static parameters as for `jax.jit`.
 
         Raises:
-            ValueError: JAX reports that the function has no such parameter.
+            ValueError: the function has no such parameter.
         """
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
@@ -65,7 +65,7 @@ class FunctionSignature:
         )
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
-        """Return the other arguments, and the static ones."""
+        """Split arguments into dynamic and static ones."""
         static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]
         static += [(name, kwargs[name]) for name in sorted(self.names) if name in kwargs]
         dynamic = tuple(arg for k, arg in enumerate(args) if k not in self.numbers)
@@ -77,11 +77,9 @@ class Trace:
     """A traced function.
 
     Attributes:
-        name: function name.
         program: over flattened arguments and results, without mutable arrays.
-        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, without static ones.
-        results: likewise.
-        parameters: of the function.
+        args, kwargs: arrays or `jax.ShapeDtypeStruct`, without static ones.
+        results: as `jax.ShapeDtypeStruct`.
     """
 
     name: str
@@ -98,12 +96,11 @@ def trace_function(
     kwargs: Mapping[str, Any] | None = None,
     parameters: FunctionSignature | None = None,
 ) -> Trace:
-    """Trace `fn(*args, **kwargs)`; nothing runs.
+    """Trace `fn(*args, **kwargs)` with arrays or `jax.ShapeDtypeStruct`, and static arguments.
 
     Args:
         fn: perhaps jitted.
-        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static ones.
-        parameters: by default none is static.
+        parameters: without them, no argument is static.
 
     Raises:
         PlacementError: `shard_map` arguments are not on its mesh.
@@ -127,7 +124,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
     Raises:
         TypeError: neither.
-        ValueError: it holds values of another trace.
+        ValueError: the program captures values of another trace.
     """
     if isinstance(program, ir.ClosedJaxpr):
         args = tuple(map(_example, program.in_avals))
@@ -150,7 +147,7 @@ def name_of(fn: Any) -> str:
 
 
 def check_hashable(static: Static) -> None:
-    """Raise ValueError with the name of an unhashable static argument."""
+    """Raise ValueError for an unhashable static argument."""
     for where, value in static:
         try:
             hash(value)

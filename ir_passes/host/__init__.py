@@ -1,4 +1,1 @@
-"""The host's side of a step: one holder per row, and a ledger of labels.
-
-Imports `contract`. Begin with `slot_owner`.
-"""
+"""The host's side of a step: holders of rows and pages, and a ledger of labels. Begin with `slot_owner`."""

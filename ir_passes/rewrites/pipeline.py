@@ -31,6 +31,9 @@ class Rewritten:
     graph: Graph
     reports: tuple[PassReport, ...]
 
+    def report(self) -> str:
+        return "\n".join(map(str, self.reports))
+
 
 @dataclass(frozen=True)
 class PassPipeline:

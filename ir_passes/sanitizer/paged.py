@@ -1,11 +1,11 @@
 """Pools of pages: a lane may write only its own pages.
 
-A sequence's pages are written in many steps, and shared ones by another sequence, so labels cannot tell owners. The
-check compares the step's page tables with the promise of `PageTable`.
+Pages are written in many steps, and shared pages by another sequence, so labels cannot tell owners. The step's page
+tables are compared with the promise of `PageTable` instead.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,9 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, constant_row, nobody
 from ir_passes.sanitizer.verdict import FIELDS, Judge, LabelFault
-from ir_passes.sanitizer.walk import Walk
+
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
 
 
 def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
@@ -36,11 +38,7 @@ def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check the layout of packed tokens.
-
-    `cu_seqlens` begins with 0, never decreases, and ends at most at the last token; segment ids are lanes. A lane with
-    tokens in one layout has tokens in all.
-    """
+    """Check layouts of packed tokens: valid `cu_seqlens` or segment ids, with tokens of equal lanes."""
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
     mixed_label = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
@@ -73,10 +71,10 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class Named:
-    """Rows of a pool that lanes name.
+    """Rows of a pool in page tables.
 
     Attributes:
-        by: bool [N, rows].
+        by: bool [N, rows], by lane.
         null: bool [rows], of the null page.
     """
 
@@ -84,7 +82,7 @@ class Named:
     null: Array
 
     def along(self, length: int) -> "Named":
-        """Return the names for an axis whose length a reshape has changed."""
+        """Return the rows after a reshape changed their number to `length`."""
         rows = self.null.shape[0]
         if length >= rows:
             return Named(*(jnp.repeat(array, length // rows, axis=-1) for array in (self.by, self.null)))
@@ -92,7 +90,7 @@ class Named:
 
 
 def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
-    """Return input index -> rows that lanes name, for pools with page tables."""
+    """Return input index -> rows in page tables, for pools with page tables."""
     named = {}
     for i, pool_input in enumerate(bound.inputs):
         pool = pool_input.entry
@@ -115,8 +113,8 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
     return named
 
 
-def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
-    """Check that written rows are named by their lane alone (UNKNOWN: an unknown lane)."""
+def check_write(run: "Interpreter", eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
+    """Check that written rows are in the table of their lane alone, unless it is unknown."""
     named = run.named[pool].along(length)
     in_bounds = (rows >= 0) & (rows < length)
     clamped = jnp.where(in_bounds, rows, 0)

@@ -1,7 +1,4 @@
-"""Machines that steps are compiled for: local devices, or absent GPUs and TPUs by name.
-
-Imports none of our folders. Begin with `target`.
-"""
+"""Machines that steps are compiled for: local devices, or absent GPUs and TPUs by name. Begin with `target`."""
 
 from ir_passes.targets.target import Target, TargetError, as_target, local_target, named_targets, read_target
 

@@ -65,7 +65,7 @@ def test_reports(graph: Graph) -> None:
     process = PassPipeline((DropDead(),)).run(graph)
     (report,) = process.reports
     assert report.changed
-    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch"
+    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch" == process.report()
     assert_same(graph, process.graph)
     (repeat,) = PassPipeline((DropDead(),)).run(process.graph).reports
     assert (repeat.changed, repeat.summary) == (False, "nothing to do")

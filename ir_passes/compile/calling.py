@@ -47,7 +47,6 @@ class Calling:
         return cls(trace.name, *structures, donated, output_order(bound), argnums)
 
     def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.stages.Lowered:
-        """Lower a program over flattened arguments with their shardings."""
         jitted = self.jit(program)
         return jitted.lower(*args, **kwargs) if self.argnums is not None else jitted.lower(*self._leaves(args, kwargs))
 
@@ -98,7 +97,6 @@ class Calling:
         return tuple(outputs[i] for i in self.order)
 
     def restored(self, leaves: Sequence[Any]) -> Any:
-        """Return the function's results from the compiled ones."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
             outputs[place] = leaf

@@ -138,19 +138,16 @@ class Certificate(Exchanging):
 
     Attributes:
         format: version of this record.
-        step: function name.
-        certify: "error", "warn" or "off".
-        equations: equations of the compiled jaxpr, on one device.
+        equations: number in the compiled jaxpr, on one device.
         contract: entries; one line for equal entries of an argument or field.
         proved: `Claim`s on the compiled jaxpr.
         audited: `AuditClaim`s on XLA's schedule and buffer assignment.
         measured: `MeasuredClaim`s of runs of the step's layers.
         not_audited: reason for a missing audit.
-        assumed: `Assumption`s of proof and audit: declared operations, declassified values, slot maps.
+        assumed: `Assumption`s of proof and audit.
         not_covered: `NotCovered` properties.
         faults: `ViolationKind`, `FindingKind`, `MeasuredFault` or "not-audited"; empty unless `certify` is "warn".
         notes: `Note`s of the proof.
-        passes: rewrites, in order.
         copies: pool-sized copies with source lines.
         neighbours: values next to results of custom calls in memory; bodies of custom calls are unchecked.
         collectives: in the order of the audited program, else of the traced one; () on one device.
@@ -242,7 +239,6 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
-        """Return the certificate as text."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",

@@ -25,7 +25,7 @@ class CertificateStore(FileStore):
     """A directory of certificates, one file each."""
 
     def find(self, key: Key) -> Certificate | None:
-        """Return the trusted certificate of a proof for a key, or None."""
+        """Return the trusted proof of a key, or None."""
         certificate = self.read_record(key.name, Certificate.from_json)
         if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
             return None
@@ -33,10 +33,5 @@ class CertificateStore(FileStore):
         return certificate if Key(prints.traced, prints.contract, prints.rules, key.versions) == key else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
-        """Write a certificate atomically.
-
-        Raises:
-            OSError: the directory cannot be written.
-            UntrustedError: another user may write to the directory.
-        """
+        """Write a certificate atomically; raises OSError or UntrustedError."""
         self.write_file(key.name, certificate.to_json().encode())

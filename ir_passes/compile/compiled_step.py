@@ -64,21 +64,13 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Operations of XLA's program with bytes, arithmetic and pools, read on first access.
-
-        Raises:
-            HloError: this version of JAX or XLA does not expose the program.
-        """
+        """Operations of XLA's program, read on first access; raises HloError if JAX does not expose it."""
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of Pallas kernels by ptxas; () unless the target is an absent GPU.
-
-        Raises:
-            TargetError: ptxas is not installed.
-        """
+        """Threads, registers and spills of Pallas kernels for an absent GPU; raises TargetError without ptxas."""
         if self.target is None or self.target.is_local or self.target.platform != "gpu":
             return ()
         return kernel_resources(self._kernel_programs, self.target.name)
@@ -102,7 +94,7 @@ class CompiledStep(Running, Stage):
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
-        """Return the step and certificate in a form that outlives the process; see `Exported`."""
+        """Return the step and certificate in a form for other processes; see `Exported`."""
         platform = None if self.target is None else self.target.platform
         return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form, platform)
 
@@ -110,11 +102,9 @@ class CompiledStep(Running, Stage):
         return self.compiled.as_text()
 
     def cost_analysis(self) -> Any:
-        """XLA's cost, as in `jax.stages.Compiled`."""
         return self.compiled.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """Bytes of arguments, results and scratch, as in `jax.stages.Compiled`."""
         return self.compiled.memory_analysis()
 
     def runtime_executable(self) -> Any:
@@ -122,12 +112,10 @@ class CompiledStep(Running, Stage):
 
     @property
     def input_shardings(self) -> Any:
-        """Sharding of each argument, as a tree of (args, kwargs)."""
         placed = self.compiled.input_shardings
         return placed if self.calling.argnums is not None else jax.tree.unflatten(self.in_tree, placed[0])
 
     @property
     def output_shardings(self) -> Any:
-        """Tree of result shardings."""
         placed = self.compiled.output_shardings
         return placed if self.calling.in_order else self.calling.restored(placed)

@@ -43,12 +43,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class ExportedArray:
-    """One flattened argument or result of a program.
-
-    Attributes:
-        entry: contract entry, as text.
-        donated: consumed for a result.
-    """
+    """A flattened argument or result of a program; `entry` is its contract entry as text."""
 
     path: str
     entry: str
@@ -101,11 +96,7 @@ class Exported:
                 archive.writestr(name, content)
 
     def load(self) -> "LoadedStep":
-        """Load the executable on the first device.
-
-        Raises:
-            ExportError: no executable, or other versions or device.
-        """
+        """Load the executable on the first device; raises ExportError for other versions or devices."""
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
         local_versions, exported_versions = current_versions(None), self.certificate.versions
@@ -150,13 +141,10 @@ def export(
     form: Form,
     platform: str | None = None,
 ) -> Exported:
-    """Export a compiled step.
+    """Export a compiled step; raises ExportError for an executable over several devices.
 
     Args:
         platform: of StableHLO, "cpu", "gpu" or "tpu"; None for this process's.
-
-    Raises:
-        ExportError: unknown form, or an executable over several devices.
     """
     if form not in FORMS:
         raise ExportError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")

@@ -49,13 +49,7 @@ def plan_step(
     passes: tuple[Pass, ...] = DEFAULT_PASSES,
     target: Target | str | None = None,
 ) -> PlannedStep:
-    """Prove a step and plan its scratch without compilation; arguments as for `compile_step`.
-
-    Raises:
-        ContractError: the contract does not fit the function.
-        IsolationError: no proof; carries the user's source lines.
-        TargetError: unknown target or missing compiler, or arguments on other devices.
-    """
+    """Prove a step and plan its scratch without compilation; arguments and errors as for `compile_step`."""
     clock = Clock()
     args = args if target is None else as_target(target).place(args)
     proved = prove_graph(trace(fn, args, contract, clock), passes, "error", None, clock)
@@ -74,7 +68,6 @@ def plan_step(
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
-    """Trace a step, inline its calls, and bind its contract."""
     with paused():
         traced = clock.time("trace", trace_function, fn, args)
         bound = clock.time("trace", contract.bind_trace, traced)

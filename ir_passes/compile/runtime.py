@@ -27,7 +27,6 @@ def load(data: bytes, devices: Sequence[Any] | None = None) -> Any:
 
 
 def hlo_fingerprint(loaded: Any) -> str:
-    """Return the HLO hash named in certificates."""
     return fingerprint(loaded.hlo_modules()[0])
 
 

@@ -75,14 +75,12 @@ def prove(
     certify: Certify = "error",
     certificates: str | os.PathLike[str] | None = None,
 ) -> "ProvedStep":
-    """Prove a traced program; settings as for `compile_step`.
+    """Prove a traced program; settings and errors as for `compile_step`.
 
     Args:
         program: `jax.make_jaxpr(fn)(*args)`, with flat tuples, or `jax.jit(fn).trace(*args)`, with trees.
 
     Raises:
-        ContractError: the contract does not fit the program.
-        IsolationError: no proof; carries the user's source lines.
         TypeError: neither form.
         ValueError: the program captures values of another trace.
     """
@@ -107,11 +105,7 @@ class TracedStep(Stage):
     ) -> "ProvedStep":
         """Prove that lanes cannot reach each other, rewrite the program, and prove it again.
 
-        See `compile_step` for settings.
-
-        Raises:
-            IsolationError: no proof; carries the user's source lines.
-            ValueError: unknown `certify`.
+        Settings and errors are as for `compile_step`.
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -165,22 +159,19 @@ class ProvedStep(Stage):
 
 
 class LoweredStep(Stage):
-    """A step as StableHLO."""
+    """A step as StableHLO, with the attributes of `jax.stages.Lowered`."""
 
     def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
         super().__init__(step.trace, step.bound)
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """Return the program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """Return the program as a compiler object."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """Cost before XLA's optimizations, as in `jax.stages.Lowered`."""
         return self.lowered.cost_analysis()
 
     def compile(
@@ -234,7 +225,6 @@ class LoweredStep(Stage):
     def _certified(
         self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
     ) -> CompiledStep:
-        """Make and store the certificate."""
         clock, step = self._clock, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
         name, executable = self._calling.name, program.compiled

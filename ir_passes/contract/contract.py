@@ -88,10 +88,7 @@ class LaneContract:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Assign entries to the arrays of `fn(*args)`, by a trace.
-
-        Args:
-            args: arrays or `jax.ShapeDtypeStruct`.
+        """Assign entries to the arrays of `fn(*args)`, by a trace; `args` may be `jax.ShapeDtypeStruct`.
 
         Raises:
             ContractError: an entry is missing or does not fit; the message names the pytree path.

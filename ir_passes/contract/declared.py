@@ -129,7 +129,6 @@ def _same(first: ir.ClosedJaxpr, second: ir.ClosedJaxpr) -> bool:
 
 
 def declarations() -> tuple[RowWise, ...]:
-    """Return all declarations of this process, in a fixed order."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))
 
 

@@ -75,7 +75,6 @@ def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list
 
 
 def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], Any]]:
-    """Yield entry, shape and dtype of each array with an entry."""
     pairs = _pairs(entries, value)
     for entry, part in (pairs or {}).values():
         yield from _placed(entry, part)
@@ -84,7 +83,6 @@ def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], An
 
 
 def _lane_axis(entry: Any) -> int:
-    """Return the axis of an entry along lanes, or -1."""
     return entry.axis if isinstance(entry, Lane) else 0 if isinstance(entry, SlotMap) else -1
 
 

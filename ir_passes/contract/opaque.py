@@ -104,14 +104,12 @@ def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:
-    """Yield the indices of operands with lengths of lanes."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, Lane) and entry.role == "length":
             yield k
 
 
 def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap | PageTable]]:
-    """Yield index and entry of each row map of a group."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, SlotMap | PageTable) and group in entry.names:
             yield k, entry

@@ -97,7 +97,6 @@ def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
 
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
-    """Yield custom calls, kernels and callbacks, also in bodies."""
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 

@@ -15,7 +15,6 @@ _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
-    """Record the code of packages after import."""
     _noted.update(_code_of(packages))
 
 

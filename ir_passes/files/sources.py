@@ -22,7 +22,6 @@ _noted: dict[Path, dict[str, Stamp]] = {}
 
 
 def note_sources(*folders: Path) -> None:
-    """Record the stamps of packages' sources, before import."""
     for folder in folders:
         _noted.setdefault(folder, stamps(folder))
 
@@ -74,7 +73,6 @@ def other_bytecode(path: Path) -> bytes | None:
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """Return path -> stamp of each Python file below a folder."""
     return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
 
 

@@ -117,11 +117,7 @@ class FileStore:
         return sorted(files, key=lambda file: (file.used, file.name))
 
     def forget(self, max_bytes: int = 0, but: str | None = None) -> tuple[int, int]:
-        """Delete least recently used files except `but` down to `max_bytes`; return number and bytes.
-
-        Raises:
-            UntrustedError, ValueError: see `files`.
-        """
+        """Delete least recently used files except `but` down to `max_bytes`; return number and bytes."""
         count = size = 0
         files = self.files()
         total = sum(file.bytes for file in files)

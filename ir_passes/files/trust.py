@@ -39,8 +39,7 @@ def open_own_folder(folder: Path) -> int:
     """Open a folder that no other user can write or replace; return its descriptor.
 
     Raises:
-        UntrustedError: another user can write or replace it.
-        OSError: it cannot be opened, or as `require_own_path`.
+        UntrustedError, OSError: as `require_own_path`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

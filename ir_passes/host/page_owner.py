@@ -63,12 +63,10 @@ class PageOwner:
 
     @classmethod
     def of(cls, table: PageTable) -> "PageOwner":
-        """Return the owner of a page table's pages."""
         return cls(table.size, ", ".join(table.names), table.null)
 
     @property
     def free(self) -> int:
-        """Number of free pages, in all parts."""
         with self._lock:
             return sum(map(len, self._free))
 
@@ -91,21 +89,13 @@ class PageOwner:
             return [self._issue(free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Return another right to a page; a page with several holders is read-only.
-
-        Raises:
-            SlotError: a released or foreign page.
-        """
+        """Return another right to a page; raises SlotError for a released or foreign page."""
         with self._lock:
             self._raise(f"share of {page!r}", self._faults("page", page))
             return self._issue(page._number)
 
     def release(self, page: Page) -> None:
-        """Give a page up; it becomes free without holders.
-
-        Raises:
-            SlotError: a released or foreign page.
-        """
+        """Give a page up; raises SlotError for a released or foreign page."""
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
@@ -117,7 +107,6 @@ class PageOwner:
                 self._free[page._number // self._each].append(page._number)
 
     def holders(self, page: Page) -> int:
-        """Return the number of holders of a page; raises `SlotError` if it is released or foreign."""
         with self._lock:
             self._raise(f"holders of {page!r}", self._faults("page", page))
             return int(self._counts[page._number])

@@ -48,7 +48,6 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
 
 
 def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[Statement]:
-    """Return the faults that `check_page_tables` raises."""
     faults, names, writes = list[Statement](), [], []
     unit = math.gcd(*(entry.page_size for entry, _, _ in tables))
     for k, (entry, array, written) in enumerate(tables):

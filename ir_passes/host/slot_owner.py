@@ -126,18 +126,15 @@ class SlotOwner:
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
-        """Return the owner of a slot map's rows."""
         return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
 
     @property
     def free(self) -> int:
-        """Number of free rows."""
         with self._lock:
             return sum(map(len, self._free))
 
     @property
     def held(self) -> list[int]:
-        """Numbers of the rows that have a holder."""
         with self._lock:
             return sorted(self._held)
 
@@ -163,22 +160,14 @@ class SlotOwner:
             return self._issue(part.popleft())
 
     def release(self, slot: Slot) -> None:
-        """Give a row back.
-
-        Raises:
-            SlotError: a released, moved or foreign slot.
-        """
+        """Give a row back; raises SlotError for a released, moved or foreign slot."""
         with self._lock:
             self._raise(f"release of {slot!r}", self._faults("slot", slot))
             del self._held[slot._row]
             self._free[slot._row // self._each].append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
-        """Return a new slot of the row and invalidate the old one.
-
-        Raises:
-            SlotError: a released, moved or foreign slot.
-        """
+        """Return a new slot of the row and invalidate the old one; raises as `release`."""
         with self._lock:
             self._raise(f"move of {slot!r}", self._faults("slot", slot))
             return self._issue(slot._row)

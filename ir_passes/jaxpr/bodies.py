@@ -22,7 +22,6 @@ def map_equations(
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Remove constraints on memory order."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]

@@ -123,12 +123,10 @@ class Exchanging:
 
     @property
     def sent(self) -> int | None:
-        """Bytes that each device sends per call; None for a data-dependent loop."""
         return bytes_sent(self.collectives)
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        """Descriptions of collectives; equal collectives share a line."""
         counts: dict[Collective, int] = {}
         for collective in self.collectives:
             key = Collective(*astuple(collective)[:-1], source="")
@@ -194,7 +192,6 @@ def _scheduled(
 
 
 def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
-    """Yield (body input, operand) for loop-invariant inputs."""
     name, atoms = eqn.primitive.name, eqn.invars
     if name == "while":
         return
@@ -213,7 +210,6 @@ def _scan_copies(length: int, unroll: int, times: int | None) -> list[tuple[int,
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """Return device groups as mesh positions; for a permutation (sender, receiver)."""
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
     other_axes = [name for name in names if name not in axes]

@@ -44,7 +44,6 @@ def holds(dtype: Any, number: float) -> bool:
 
 
 def stays_finite(source: Any, target: Any) -> bool:
-    """True if a conversion keeps every finite number finite."""
     if source == target or is_whole(target):
         return True
     if not _is_number(source) or not _is_number(target):

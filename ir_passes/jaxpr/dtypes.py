@@ -20,7 +20,6 @@ def dtype_of(leaf: Any) -> Any:
 
 
 def is_integer(dtype: Any) -> bool:
-    """True for integers of any width, not for booleans."""
     return bool(jnp.issubdtype(dtype, np.integer))
 
 
@@ -43,7 +42,6 @@ def named(words: jax.Array, dtype: str) -> jax.Array:
 
 
 def limits(dtype: Any) -> tuple[int, int]:
-    """Return the least and greatest integer of a dtype."""
     info = jnp.iinfo(dtype)
     return int(info.min), int(info.max)
 

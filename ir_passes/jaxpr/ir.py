@@ -39,12 +39,7 @@ def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """Return a new primitive with one result.
-
-    Args:
-        types: operand types and parameters -> result type.
-        run: JAX function of the operands.
-    """
+    """Return a new primitive with result type `types(*avals, **params)` and JAX function `run`."""
     new = core.Primitive(name)
     new.def_abstract_eval(types)
     new.def_impl(run)
@@ -58,7 +53,6 @@ def sourced(eqn: JaxprEqn) -> Any:
 
 
 def is_traced(value: Any) -> bool:
-    """True for a value inside a transformation."""
     return isinstance(value, Tracer)
 
 
@@ -80,7 +74,7 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """Return a jaxpr with its constants; missing constants become inputs."""
+    """Return a jaxpr with constants; missing constants become inputs."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
@@ -248,7 +242,6 @@ _EMPTY = jax.make_jaxpr(lambda: ())()
 
 
 def check(program: ClosedJaxpr) -> None:
-    """Raise unless all operands and results have the types of their primitives."""
     core.check_jaxpr(program.jaxpr)
 
 
@@ -359,7 +352,6 @@ def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Return an array's shape; () for a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 

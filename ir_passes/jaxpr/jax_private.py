@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
 def backends_are_initialized() -> bool:
-    """True if JAX has started a backend, with its threads, in this process."""
+    """True if JAX has started a backend in this process."""
     return importlib.import_module("jax._src.xla_bridge").backends_are_initialized()
 
 
@@ -35,7 +35,6 @@ def text_without_sources(module: Any, settings: bool = True) -> str:
 
 
 def text_of_serialized(module: bytes, settings: bool = True) -> str:
-    """Return `text_without_sources` of a serialized module."""
     read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
     return text_without_sources(read, settings)
 
@@ -47,7 +46,6 @@ def platform_of(lowered: jax.stages.Lowered) -> str | None:
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Return devices as the client's type for loading an executable."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
@@ -208,7 +206,6 @@ def setting(name: str) -> Any:
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Return a context that changes a setting in this thread."""
     return _holder(name)(value)
 
 

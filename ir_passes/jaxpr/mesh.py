@@ -8,7 +8,6 @@ from ir_passes.jaxpr import ir
 
 
 def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """Return the mesh axes of a collective or an `axis_index`."""
     return tuple(str(name) for name in _axes(eqn) if not isinstance(name, int))
 
 
@@ -23,7 +22,6 @@ def _axes(eqn: ir.JaxprEqn) -> tuple[Any, ...]:
 
 
 def devices_of(mesh: Any) -> dict[str, int]:
-    """Return axis -> length of a mesh, fastest last."""
     return {str(name): int(size) for name, size in mesh.shape.items()}
 
 

@@ -108,7 +108,6 @@ def _code(spec: str) -> str:
 
 
 def _free_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> dict[int, Unplaced]:
-    """Return the arrays without a mesh by flattened index."""
     free = {}
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((tuple(args), dict(kwargs)))):
         if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding) or not hasattr(leaf, "dtype"):

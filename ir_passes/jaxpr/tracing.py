@@ -38,11 +38,7 @@ class FunctionSignature:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
     ) -> "FunctionSignature":
-        """Return a function's signature, with static parameters as for `jax.jit`.
-
-        Raises:
-            ValueError: the function has no such parameter.
-        """
+        """Return a function's signature; raises ValueError for an unknown static parameter."""
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
         if numbers or names:
@@ -65,7 +61,6 @@ class FunctionSignature:
         )
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
-        """Split arguments into dynamic and static ones."""
         static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]
         static += [(name, kwargs[name]) for name in sorted(self.names) if name in kwargs]
         dynamic = tuple(arg for k, arg in enumerate(args) if k not in self.numbers)
@@ -97,10 +92,6 @@ def trace_function(
     parameters: FunctionSignature | None = None,
 ) -> Trace:
     """Trace `fn(*args, **kwargs)` with arrays or `jax.ShapeDtypeStruct`, and static arguments.
-
-    Args:
-        fn: perhaps jitted.
-        parameters: without them, no argument is static.
 
     Raises:
         PlacementError: `shard_map` arguments are not on its mesh.
@@ -142,12 +133,10 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a function, or of a callable object's class."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def check_hashable(static: Static) -> None:
-    """Raise ValueError for an unhashable static argument."""
     for where, value in static:
         try:
             hash(value)

@@ -110,7 +110,6 @@ class BatchedWork:
         self.batched.update(zip(results, run(*values), strict=True))
 
     def _rows(self, box: Box) -> jax.Array:
-        """Return the row of each lane, [lanes]."""
         return self._slots(box.row.map) if isinstance(box.row, SlotIndex) else lax.iota(jnp.int32, self.lanes)
 
     def _window(self, box: Box, pool: jax.Array) -> tuple[jax.Array, tuple[int, ...], tuple[int, ...]]:

@@ -57,7 +57,6 @@ class Box:
 
     @property
     def row(self) -> IndexFact | None:
-        """The row, if the box has one row."""
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
 
@@ -165,7 +164,6 @@ class PoolAccesses:
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:
-    """Return the groups of input pools as text."""
     entries = [graph.bound.inputs[i].entry for i in positions]
     names = dict.fromkeys(repr(entry.group) for entry in entries if isinstance(entry, Pool))
     return ("pool " if len(names) == 1 else "pools ") + ", ".join(names)

@@ -53,7 +53,6 @@ class SameWork:
         return version
 
     def _match(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
-        """Record that results of `other` correspond to those of lane 0's `eqn`."""
         difference = self._difference(eqn, other, lane)
         if difference:
             place = f"{other.primitive.name} at {ir.source_of(other)}"
@@ -61,7 +60,6 @@ class SameWork:
         self.first.update(zip(other.outvars, eqn.outvars, strict=True))
 
     def _difference(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> str:
-        """Return the name of the first difference, or ""."""
         if eqn.primitive is not other.primitive:
             return f"{eqn.primitive.name} instead"
         if ir.types([*eqn.invars, *eqn.outvars]) != ir.types([*other.invars, *other.outvars]):

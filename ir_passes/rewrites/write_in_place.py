@@ -151,7 +151,6 @@ class _WriteOrder:
         return not isinstance(atom, ir.Literal) and atom in self._version
 
     def eqns(self) -> list[ir.JaxprEqn]:
-        """Return the equations with flags and selects."""
         eqns: list[ir.JaxprEqn] = []
         reads = {
             writes[0]: self._last_reads(version, writes[0])
@@ -245,7 +244,7 @@ class _WriteOrder:
         return min(sizes, key=lambda k: sizes[k]) if sizes else None
 
     def _sorted(self, eqns: list[ir.JaxprEqn]) -> list[ir.JaxprEqn]:
-        """Return equations with each after the definitions of its operands, else in order."""
+        """Move each equation after the definitions of its operands, else keep the order."""
         makers = {id(var): index for index, eqn in enumerate(eqns) for var in eqn.outvars}
         done, order = set[int](), list[ir.JaxprEqn]()
         for first in range(len(eqns)):
@@ -265,7 +264,6 @@ class _WriteOrder:
 
 
 def _is_array(atom: ir.Atom) -> bool:
-    """True for an array of numbers, not of keys."""
     aval: Any = atom.aval
     return hasattr(aval, "dtype") and not is_key(aval.dtype)
 

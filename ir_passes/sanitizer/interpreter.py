@@ -58,7 +58,6 @@ class Interpreter:
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        """Return a program's results, with tags."""
         jaxpr = program.jaxpr
         environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         environment |= dict(zip(jaxpr.invars, values, strict=True))
@@ -149,7 +148,7 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
     def _reading(self, eqn: ir.JaxprEqn, values: list[Any]) -> Ints | None:
-        """Return a mask [N] of lanes that read their rows in a declared operation; None for all."""
+        """Return a mask [N] of lanes that a declared operation reads; None for all."""
         declared = declared_name(eqn, self.opaque)
         fresh = None if declared is None else self.opaque[declared].fresh
         return None if fresh is None else ~values[fresh]
@@ -207,7 +206,6 @@ class Interpreter:
         return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
-        """Record that an equation loses a pool's labels."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
         one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
         fault = UntrackedFault.ONE_ROW if one_row else fault

@@ -54,7 +54,6 @@ def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], po
 
 
 def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a scan; pools are carried, or scanned along another axis than their rows."""
     body = ir.closed(eqn.params["jaxpr"])
     consts, carries = ir.scan_counts(eqn)
     split = consts + carries
@@ -109,7 +108,6 @@ def _agreed(stacked: Array) -> Array:
 
 
 def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a while loop; pools may be carried."""
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
     tags = _enter(run, eqn, tags)
@@ -132,7 +130,6 @@ def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Ta
 
 
 def cond(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a conditional; all branches return the same pools at the same places."""
     tags = _enter(run, eqn, tags)
     verdict = run.judge.verdict
     returned: list[Tagged] = []

@@ -56,13 +56,11 @@ def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
 
 
 def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
-    """True if a read takes only some rows of a pool."""
     axis = rows_axis(tags)
     return axis is not None and eqn.params["slice_sizes"][axis] < tags.shape[axis]
 
 
 def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
-    """Return the tags (lanes or rows, with columns) of a gather's result."""
     if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
         return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -141,7 +139,6 @@ def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Address
 
 
 def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
-    """Return the tags (lanes or rows, with columns) of a dynamic slice's result."""
     if set(array.shape[:-1]) <= {1}:
         return array
     sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
@@ -149,7 +146,6 @@ def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
 
 
 def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
-    """Return a pool's rows after a dynamic update slice."""
     updated = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
     return jnp.concatenate([array[..., :LABEL], updated], axis=-1)
 

@@ -156,7 +156,6 @@ class SanitizedStep:
 
 
 def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
-    """Yield each disjoint slot map with its index, and the index of another map of its pools."""
     maps = [(k, bound_input.entry) for k, bound_input in enumerate(inputs) if isinstance(bound_input.entry, SlotMap)]
     for k, entry in maps:
         for other, other_entry in maps:

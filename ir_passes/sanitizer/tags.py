@@ -59,7 +59,6 @@ class Tags:
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
-        """Return the tags after an operation on arrays with columns."""
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
@@ -92,14 +91,12 @@ def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
 
 
 def numbered(slots: Ints, labels: Ints) -> Ints:
-    """Return rows from numbers and labels, with broadcast shapes."""
     shape = np.broadcast_shapes(slots.shape, labels.shape[:-1])
     numbers = jnp.broadcast_to(slots, shape)[..., None]
     return jnp.concatenate([numbers, jnp.broadcast_to(labels, (*shape, 4))], axis=-1)
 
 
 def computed(lanes: Ints, derived: bool = False) -> Tags:
-    """Return tags of values computed for these lanes."""
     if isinstance(lanes, np.ndarray) and lanes.size:
         for axis, size in enumerate(lanes.shape):
             first = lanes[(slice(None),) * axis + (slice(0, 1),)]
@@ -166,7 +163,6 @@ def joins_places(eqn: JaxprEqn, tags: Tags) -> bool:
 
 
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
-    """Return the tags of results of an equation that only moves its first operand."""
     if eqn.primitive.name in ("split", "unstack"):
         return _split(eqn, tags)
     rule = _MOVES.get(eqn.primitive.name)

@@ -144,7 +144,6 @@ class Judge:
         self.verdict = Verdict.clean(self.expected.found.shape[0])
 
     def source_of(self, eqn: JaxprEqn) -> str:
-        """Return the user's line of an equation."""
         source = source_of(eqn)
         return self.caller if source == "unknown" else source
 

@@ -128,7 +128,6 @@ def is_view(eqn: ir.JaxprEqn) -> bool:
 
 
 def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
-    """Return an equation's bodies; of a while, condition and body."""
     if eqn.primitive.name == "while":
         return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     body = ir.body_of(eqn)

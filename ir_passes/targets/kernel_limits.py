@@ -93,15 +93,7 @@ def kernel_programs(folder: Path) -> tuple[str, ...]:
 
 
 def kernel_resources(programs: Iterable[str], target: str) -> tuple[KernelResources, ...]:
-    """Return the distinct resources of Pallas kernels.
-
-    Args:
-        programs: of `kernel_programs`.
-        target: name of the GPU.
-
-    Raises:
-        TargetError: ptxas is not installed.
-    """
+    """Return the distinct resources of Pallas kernels in PTX; raises TargetError without ptxas."""
     gpu = GPUS[target.partition(":")[0]]
     major, minor = gpu.capability
     architecture = f"sm_{major}{minor}{'a' if gpu.accelerated else ''}"

@@ -43,9 +43,7 @@ class Target:
 
     Attributes:
         name: as in `read_target`, or "local".
-        platform: "cpu", "gpu" or "tpu".
         device_kind: of JAX.
-        count: of devices.
         memory: bytes per device, or None.
         bandwidth: memory bytes per second and device, or None.
         flops: dtype -> peak operations per second and device of products.
@@ -170,18 +168,13 @@ def local_target() -> Target:
 
 
 def as_target(target: Target | str | None) -> Target:
-    """Return a target, perhaps by name; None means local devices.
-
-    Raises:
-        TargetError: as `read_target`.
-    """
+    """Return a target, perhaps by name; None means local devices."""
     if isinstance(target, Target):
         return target
     return local_target() if target is None else read_target(target)
 
 
 def named_targets() -> tuple[str, ...]:
-    """Return the names of all targets except local devices."""
     return (*GPUS, *TPUS)
 
 

@@ -86,15 +86,12 @@ def audit(
     mesh: jax.sharding.Mesh | None = None,
     **options: Any,
 ) -> AuditReport:
-    """Audit a compiled step.
+    """Audit a compiled step; raises HloError if a part of the program is not exposed.
 
     Args:
         dump: HloProto, if the executable does not expose its buffer assignment.
         mesh: devices, if several.
         options: `axes`, `may_copy`, `temp_ratio`, `scheduled` and `call` of `audit_executable`.
-
-    Raises:
-        HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
     """
     start = time.perf_counter()
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
@@ -114,18 +111,13 @@ def audit_executable(
     scheduled: Sequence[Scheduled] = (),
     call: str = COMPILE_CALL,
 ) -> AuditReport:
-    """Audit an executable.
+    """Audit an executable; raises HloError for inconsistent parts.
 
     Args:
         mesh: axis names and sizes, fastest last.
-        axes: mesh axes along which XLA may add collectives.
-        may_copy: paths (fnmatch) of pools that may be copied whole.
-        temp_ratio: allowed scratch over the aligned lower bound.
+        axes, may_copy, temp_ratio: as for `compile_step`; the ratio is to the aligned lower bound.
         scheduled: collectives of the traced program (`collectives.schedule_of`).
         call: the caller's call in remedies, with braces for an argument.
-
-    Raises:
-        HloError: inconsistent parts.
     """
     start = time.perf_counter()
     live = live_values(executable)

@@ -201,7 +201,6 @@ def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instructio
 
 
 def _reducer(instruction: Instruction, executable: Executable) -> str:
-    """Return the opcode of a reduction's computation, "" without one."""
     return executable.module.computations[instruction.called[0]].result.opcode if instruction.called else ""
 
 

@@ -9,7 +9,7 @@ from ir_passes.xla_audit.program import Instruction, Module
 
 
 class FindingKind(StatementId):
-    """Id and sentence of a fault."""
+    """Faults of a compiled step."""
 
     NOT_IN_PLACE = "not-in-place", "The successor of a pool is not written into that pool's buffer."
     WRONG_SUCCESSOR = "wrong-successor", "The buffer of a pool is donated to another output than its successor."
@@ -32,8 +32,6 @@ class Finding:
 
     Attributes:
         where: HLO instruction, JAX's operation name, source line.
-        message: expected and actual state.
-        remedy: advice.
         pools: paths.
     """
 
@@ -118,7 +116,6 @@ UNEXPECTED = (
 
 @contextmanager
 def hlo_errors(part: str) -> Iterator[None]:
-    """Convert unexpected errors of a reader to HloError."""
     try:
         yield
     except HloError:

@@ -29,14 +29,11 @@ from ir_passes.xla_audit.wire import decode
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
-    """Read an executable's module and buffer assignment.
+    """Read an executable's module and buffer assignment; raises HloError if they are not exposed.
 
     Args:
         dump: HloProto, if the executable does not expose its buffer assignment.
         placed: require the buffer assignment; otherwise a missing one is empty.
-
-    Raises:
-        HloError: this version of JAX or XLA does not expose them.
     """
     memory: Any = compiled.memory_analysis()
     running = only_module(compiled)
@@ -61,7 +58,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
 
 
 def only_module(compiled: jax.stages.Compiled) -> Any:
-    """Return the HLO module of an executable; raises HloError unless it has exactly one."""
+    """Return the only HLO module of an executable; raises HloError."""
     runtime: Any = compiled.runtime_executable()
     modules = [] if runtime is None else runtime.hlo_modules()
     if len(modules) != 1:
@@ -75,7 +72,6 @@ def given_assignment(compiled: jax.stages.Compiled) -> bytes:
 
 
 def platform_of(compiled: jax.stages.Compiled) -> str:
-    """Return the platform of an executable's devices; raises HloError for several."""
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for place in places for device in place.device_set}
     if len(platforms) != 1:
@@ -91,7 +87,6 @@ def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """Return the flattened arguments that a program reads, by parameter; raises HloError."""
     arguments = jax_private.kept_arguments(compiled)
     if arguments is None:
         raise HloError("the executable does not say which arguments it kept")
@@ -163,7 +158,6 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
-    """Return the sharding of each flattened argument; None if unused."""
     return compiled.in_tree.flatten_up_to(compiled.input_shardings)
 
 

@@ -86,48 +86,44 @@ class ScheduledKernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Operations of a program in schedule order; those of a loop appear once."""
+    """Operations of a program in schedule order; those of a loop appear once.
+
+    Sums are over all runs; `..._in_a_turn` is one iteration of each data-dependent loop, and other sums exclude these.
+    """
 
     kernels: tuple[ScheduledKernel, ...]
 
     @property
     def count(self) -> int:
-        """Runs outside data-dependent loops."""
         return sum(kernel.times for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved(self) -> int:
-        """Bytes outside data-dependent loops."""
+        """Bytes read and written."""
         return sum(kernel.moved for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved_in_a_turn(self) -> int:
-        """Bytes of one iteration of each data-dependent loop."""
         return sum(kernel.moved for kernel in self.kernels if kernel.by_data)
 
     @property
     def flops(self) -> int:
-        """Operations of products outside data-dependent loops."""
+        """Operations of products."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if not kernel.by_data)
 
     @property
     def flops_in_a_turn(self) -> int:
-        """Operations of products in one iteration of each data-dependent loop."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if kernel.by_data)
 
     def largest(self, limit: int) -> tuple[ScheduledKernel, ...]:
-        """Return the operations that move most bytes."""
         return tuple(sorted(self.kernels, key=lambda kernel: -kernel.moved)[:limit])
 
 
 def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundContract) -> Kernels:
-    """Return the operations of an executable.
+    """Return the operations of an executable; raises HloError if JAX does not expose the program.
 
     Args:
         dump: HloProto without an exposed buffer assignment; without both, no pools are named.
-
-    Raises:
-        HloError: this version of JAX or XLA does not expose the program.
     """
     executable = read(compiled, dump, placed=False)
     pools = {
@@ -140,13 +136,10 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
 
 @hlo_errors("XLA's program")
 def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
-    """Return the operations of an executable; `pools` maps entry parameters to paths."""
     return Kernels(tuple(_ScheduleWalk(executable, pools).kernels(executable.module.main, 1, None)))
 
 
 class _ScheduleWalk:
-    """Walk over a schedule and called computations that counts bytes and products."""
-
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._executable, self._module, self._pools = executable, executable.module, pools
         self._buffers = executable.buffers

@@ -51,7 +51,7 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Yield values outside their allocation or too large for it, and moved carries."""
+    """Yield misplaced or too small values, and moved carries."""
     module = executable.module
     for value in live.values:
         place = value.slice

@@ -54,12 +54,10 @@ class PoolCopy:
 
     @property
     def instruction(self) -> str:
-        """Name of the HLO instruction."""
         return self.value.instruction.name
 
     @property
     def bytes(self) -> int:
-        """Bytes written by each run."""
         return self.value.array.padded_bytes
 
     def __str__(self) -> str:
@@ -220,7 +218,6 @@ class _PoolCheck:
         return all(self.live.values[source].slice != value.slice for source in self._sources(value.instruction))
 
     def _sources(self, instruction: Instruction) -> list[int]:
-        """Return the operands with the whole pool."""
         return [source for source in positions(instruction.operands, self.live) if self._is_whole(source)]
 
     def _is_whole(self, position: int) -> bool:

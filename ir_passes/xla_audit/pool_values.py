@@ -89,7 +89,6 @@ class PoolValues:
     def _results(
         self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolType, whole_writes: bool = False
     ) -> Iterator[tuple[int, Held]]:
-        """Yield the position of each result, with its elements of the pool."""
         if instruction.opcode in HANDING_OVER:
             yield from (
                 (result, elements[source]) for source, result in self._handovers[instruction.id] if source in elements
@@ -141,5 +140,4 @@ class PoolValues:
 
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
-    """Return positions in `live.values` of all values of some instructions."""
     return {position for instruction in instructions for position in live.of[instruction].values()}

@@ -55,7 +55,6 @@ class Array:
 
     @property
     def row_major(self) -> bool:
-        """True if the last dimension is the fastest."""
         return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
 
     def same_order(self, other: "Array") -> bool:
@@ -73,12 +72,10 @@ class Instruction:
     Attributes:
         arrays: result types by index, with tables of tuples.
         called: computation ids; of a while, body and condition.
-        op_name: JAX's name with scopes, or "".
-        source: "file:line" of the innermost user frame, or "".
-        backend_config: verbatim.
+        op_name, source: JAX's name with scopes, and "file:line" of the innermost user frame, or "".
         attributes: other fields that the value depends on, verbatim.
         fusion_kind: such as "kLoop", or "".
-        scalar: value of an integer constant of one element, else None.
+        scalar: value of an integer constant of one element.
     """
 
     id: int
@@ -195,7 +192,6 @@ class Slice:
     size: int
 
     def overlaps(self, other: "Slice") -> bool:
-        """True if both have a byte in common."""
         return (
             self.allocation == other.allocation
             and self.offset < other.offset + other.size
@@ -226,7 +222,6 @@ class Allocation:
 
     @property
     def is_temp(self) -> bool:
-        """True for scratch: no argument, output or constant."""
         return self.parameter is None and not (self.live_out or self.is_constant or self.is_thread_local)
 
 
@@ -248,8 +243,6 @@ class Executable:
 
     Attributes:
         parameters: flattened argument -> entry parameter, if used.
-        platform: "cpu", "gpu" or "tpu".
-        temp_bytes: XLA's scratch.
         fingerprint: hash without source lines and file names, equal in every process.
     """
 

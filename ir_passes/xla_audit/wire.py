@@ -61,11 +61,7 @@ class WireMessage:
 
 
 def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
-    """Decode one message into a dictionary.
-
-    Raises:
-        WireError: a cut-off message or wrong wire type, with field and byte.
-    """
+    """Decode one message; raises WireError with field and byte."""
     return _decode(data, 0, len(data), message)
 
 

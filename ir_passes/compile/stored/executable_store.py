@@ -74,11 +74,7 @@ class ExecutableStore(FileStore):
         return True
 
     def entries(self) -> list[tuple[StoredFile, Header | None]]:
-        """List all files with their headers (None if unreadable), most recently used first.
-
-        Raises:
-            UntrustedError: another user may own the directory.
-        """
+        """List all files, most recently used first, with headers (None if unreadable); raises UntrustedError."""
         listed: list[tuple[StoredFile, Header | None]] = []
         for file in sorted(self.files(), key=lambda file: (-file.used, file.name)):
             try:

@@ -92,7 +92,6 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
     """Return the description and the executable of a step.
 
     Args:
-        args: of the step.
         nodes: named tuple classes of its results.
 
     Raises:
@@ -138,7 +137,6 @@ def restore(
 
     Args:
         args: arrays or types, as in later calls.
-        nodes: as for `describe`.
         compile_anew: compiles the step with jaxpr, HLO and audit.
 
     Raises:

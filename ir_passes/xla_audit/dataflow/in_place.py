@@ -167,7 +167,6 @@ class _Reads:
         return readers
 
     def _operands(self, instruction: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
-        """Yield operands with their frames."""
         operands = self.fused.operands(instruction)
         if frame is None:
             yield from ((operand, None) for operand in operands)
@@ -215,7 +214,7 @@ class _Reads:
         return tuple(where), sizes, dims
 
     def _key(self, instruction: Instruction) -> int:
-        """Return a number that is equal for equal computations."""
+        """Return an equal number for equal computations."""
         key = self._keys.get(instruction.id)
         if key is None:
             operands = tuple(map(self._key, self.fused.operands(instruction)))

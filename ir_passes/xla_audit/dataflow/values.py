@@ -152,7 +152,7 @@ class _Flow:
         }
 
     def _place(self, instruction: Instruction, index: Index) -> tuple[int, Index]:
-        """Return the key of a result in the buffer assignment: of an async start, perhaps the called root's."""
+        """Return the key of a result in the buffer assignment; of a start, perhaps the called root's."""
         if instruction.opcode == STARTED and index[:1] == (1,) and (instruction.id, index) not in self._slices:
             return self._module.computations[instruction.called[0]].root, index[1:]
         return instruction.id, index
@@ -186,7 +186,6 @@ class _Flow:
         return root
 
     def _step(self, instruction: Instruction, bound: dict[int, Leaves]) -> Leaves:
-        """Advance the clock by an instruction and return its values."""
         operands = [self._of[operand] for operand in instruction.operands]
         if instruction.opcode == "parameter":
             return bound[instruction.parameter]

@@ -23,7 +23,7 @@ from ir_passes.sanitizer.moves import rows_axis
 from ir_passes.sanitizer.paged import check_layout, named_rows, token_lanes
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, LabelFault, UntrackedFault, Verdict, explain
+from ir_passes.sanitizer.verdict import Check, Judge, LabelFault, UntrackedFault, Verdict, explain
 
 
 class UntrackedError(StatedError, ValueError):
@@ -105,29 +105,20 @@ class SanitizedStep:
 
     def _check_maps(self, judge: Judge, values: list[Any]) -> None:
         lanes = np.arange(self.bound.lanes, dtype=np.int32)
-        kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
-        computed_label = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
+        label = ReservedOwner.COMPUTED
         for k, entry, other in _disjoint_maps(self.bound.inputs):
             rows = jnp.asarray(values[k])
             shared = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
             path = self.bound.inputs[k].path
             action = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
-            judge.record(
-                path,
-                action,
-                shared & (rows != 0) if entry.null else shared,
-                lanes,
-                kind,
-                rows,
-                computed_label,
-                LabelFault.NOT_DISJOINT,
-            )
+            wrong = shared & (rows != 0) if entry.null else shared
+            judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NOT_DISJOINT)
         for k in self.bound.null_maps[1:]:
             first = self.bound.null_maps[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
             action = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
             wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)
-            judge.record(path, action, wrong, lanes, kind, rows, computed_label, LabelFault.NULL_ROW)
+            judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NULL_ROW)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {

@@ -200,20 +200,10 @@ class Judge:
         differing = (high != UNKNOWN) & (high != low)
         if isinstance(differing, np.ndarray) and not differing.any():
             return
-        rank = differing.ndim
-        kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
-        slots = nobody(rank) if slots is None else slots
+        slots = nobody(differing.ndim) if slots is None else slots
         for lanes in (high, low):
             live = _of(self.expected.found, lanes)[..., 0] != ReservedOwner.ANY
-            self.record(
-                where,
-                action,
-                live & differing,
-                lanes,
-                kind,
-                slots,
-                constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:],
-            )
+            self.record(where, action, live & differing, lanes, "lane", slots, ReservedOwner.COMPUTED)
 
     def record(
         self,
@@ -221,12 +211,21 @@ class Judge:
         action: str,
         bad: Array,
         lanes: Ints,
-        kind: Ints,
+        kind: Ints | str,
         slots: Ints,
-        labels: Ints,
+        labels: Ints | ReservedOwner,
         fault: LabelFault | None = None,
     ) -> None:
-        """Record the first fault of each lane; lane 0 gets faults of unknown lanes."""
+        """Record the first fault of each lane; lane 0 gets faults of unknown lanes.
+
+        Args:
+            kind: number of the label field, or its name for all entries.
+            labels: [..., 4], or an owner for all entries.
+        """
+        if isinstance(kind, str):
+            kind = np.full((1,) * bad.ndim, FIELDS.index(kind), np.int32)
+        if isinstance(labels, ReservedOwner):
+            labels = constant_row(labels, bad.ndim)[..., LABEL:]
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
         number = self.checks.setdefault(Check(f"{name} {action}", source, fault), len(self.checks))
         total = self.verdict.code.shape[0]

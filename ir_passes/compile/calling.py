@@ -104,7 +104,7 @@ class Calling:
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
-    """Return an order of results in which JAX pairs each pool with its successor."""
+    """Return an order of results that lets JAX pair each pool with its successor."""
     donors: dict[Any, deque[int]] = {}
     for donor in sorted(bound.successors):
         donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])
@@ -122,7 +122,7 @@ def _kind(bound: Any) -> tuple[Any, ...]:
 
 
 def donated_argnums(args: tuple[Any, ...], kwargs: Mapping[str, Any], donated: set[int]) -> tuple[int, ...] | None:
-    """Return positional arguments whose leaves are all donated; None for partial or keyword donation."""
+    """Return positional arguments with donated leaves only; None for partial or keyword donation."""
     numbers: list[int] = []
     first_leaf = 0
     for number, arg in enumerate(args):

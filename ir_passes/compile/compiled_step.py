@@ -64,7 +64,7 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Operations of XLA's program, read on first access; raises HloError if JAX does not expose it."""
+        """Operations of XLA's program; raises HloError if JAX does not expose it."""
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 

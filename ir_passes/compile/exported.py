@@ -113,7 +113,7 @@ class Exported:
 
 
 class LoadedStep:
-    """A loaded executable: takes and returns flat arrays in the order of its signature; consumes pools."""
+    """A loaded executable over flat arrays in the order of its signature; consumes pools."""
 
     def __init__(self, loaded: Any, exported: Exported):
         self._loaded, self.exported = loaded, exported

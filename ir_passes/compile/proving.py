@@ -82,6 +82,6 @@ def warn(faults: Sequence[Statement]) -> None:
 
 
 def _fault(fault: Statement, error: Exception) -> Statement:
-    """Append the error's notes, which name the rewrite."""
+    """Append the error's notes with the name of the rewrite."""
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     return replace(fault, sentence=fault.sentence + notes)

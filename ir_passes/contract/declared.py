@@ -152,7 +152,7 @@ def declassify(x: Array, reason: str) -> Array:
 
 
 def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool) -> ir.ClosedJaxpr | None:
-    """Trace a jitted function as if another function called it; None if it is no single call.
+    """Trace a jitted function as in a call; None if it is no single call.
 
     Args:
         body: of the call; has the argument types and the mesh.

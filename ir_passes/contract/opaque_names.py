@@ -50,7 +50,10 @@ def short_name(eqn: ir.JaxprEqn) -> str:
 
 
 def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
-    """Return the declared name of an operation, exact first, or None; paths may be shortened at the front."""
+    """Return the declared name of an operation, exact first, or None.
+
+    File paths may lack their first folders.
+    """
     if not opaque:
         return None
     name, exact = short_name(eqn), exact_name(eqn)

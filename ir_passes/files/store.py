@@ -30,7 +30,7 @@ STALE_SECONDS = 24 * 3600.0
 
 
 class StoredFile(NamedTuple):
-    """A file of a store; `used` is its last write or read in seconds since 1970."""
+    """A file of a store; `used` is its last use in seconds since 1970."""
 
     name: str
     bytes: int

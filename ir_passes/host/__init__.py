@@ -1,1 +1,4 @@
-"""The host's side of a step: holders of rows and pages, and a ledger of labels. Begin with `slot_owner`."""
+"""The host's side of a step: holders of rows and pages, labels of rows.
+
+Begin with `slot_owner`.
+"""

@@ -17,7 +17,7 @@ from ir_passes.host.slot_owner import frozen_copy
 
 
 class ReservedOwner(IntEnum):
-    """Owners other than sequences, which have positive numbers.
+    """Negative owners and 0; sequences have positive numbers.
 
     Attributes:
         FRESH: zero state; new shadow labels are all zeros, like a new pool.
@@ -99,7 +99,7 @@ class RowLedger:
         self._labels: dict[int, Label] = {}
 
     def expect(self, work: Sequence[LaneWork | None]) -> Expected:
-        """Return the next step's labels for the work of each lane, None for an idle lane.
+        """Return the next step's labels for the work of each lane (None if idle).
 
         A lane of length 0 may find any label: its rows are moved unchanged.
 

@@ -58,7 +58,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Least bytes that each device sends per run, as on a ring; for a permutation, those of a sender."""
+        """Least bytes that each device (of a permutation, each sender) sends per run."""
         numerator, denominator = _RING[self.operation](self.devices)
         return -(-numerator * self.bytes // denominator)
 
@@ -244,7 +244,10 @@ class _Numbers:
         self._equations: dict[Hashable, ir.JaxprEqn] = {}
 
     def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
-        """True if an earlier equation has the same results; call it for every equation in order."""
+        """True if an earlier equation has the same results.
+
+        Call it for every equation in order.
+        """
         key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
         try:
             first = self._equations.setdefault(key, eqn)

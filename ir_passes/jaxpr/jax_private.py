@@ -173,7 +173,7 @@ def explicit_device_put() -> AbstractContextManager[Any]:
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the fingerprint of the devices' topology (for a CPU, of its instruction set), or ""."""
+    """Return the fingerprint of the devices' topology (with a CPU's instruction set), or ""."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())
@@ -241,7 +241,7 @@ def dispatcher(
     static_numbers: Sequence[int],
     static_names: Sequence[str],
 ) -> Callable[..., Any] | None:
-    """Return a function that looks programs up in C++ like a jitted one; None in another JAX.
+    """Return a C++ look-up of programs like a jitted function's; None in another JAX.
 
     Args:
         called: called if JAX must not compile anything.

@@ -1,4 +1,4 @@
-"""Adapter to JAX's private conversion of mutable arrays, which a proof trusts."""
+"""Adapter to JAX's private conversion of mutable arrays. A proof trusts it."""
 
 import importlib
 from typing import Any

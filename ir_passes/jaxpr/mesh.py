@@ -61,7 +61,7 @@ def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
 
 
 def varying(atom: ir.Atom) -> frozenset[str]:
-    """Return the mesh axes along which a value varies, by its type (`check_vma=True`)."""
+    """Return the mesh axes of a value's variation, by its type (`check_vma=True`)."""
     return varying_axes(atom.aval)
 
 

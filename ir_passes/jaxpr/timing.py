@@ -31,7 +31,7 @@ class Clock:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the cycle collector, which takes a sixth of an analysis to walk live objects."""
+    """Pause the cycle collector: walking live objects takes a sixth of an analysis."""
     running = gc.isenabled()
     gc.disable()
     try:

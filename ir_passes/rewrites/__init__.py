@@ -1,4 +1,4 @@
-"""Rewrites of a step's jaxpr: batch loops over sequences, order writes of pools, drop dead equations.
+"""Rewrites of a jaxpr: batched loops over sequences, ordered writes of pools, no dead equations.
 
 Begin with `graph` (input and output of a pass) and `pipeline`.
 """

@@ -90,7 +90,7 @@ def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
 
 
 def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[..., list[jax.Array]]:
-    """Return a scan as a function; each iteration reads and writes its layer of the pools."""
+    """Return a scan as a function that reads and writes one layer per iteration."""
     params = eqn.params
     count, carries = ir.scan_counts(eqn)
     body, first = ir.as_function(params["jaxpr"]), count + carries

@@ -123,7 +123,7 @@ class LaneOwners:
         return Root(source, axis, lane) if isinstance(lane, int) else None
 
     def _lane_axis(self, source: ir.Atom) -> int | None:
-        """Return the axis along which entry i belongs to lane i, or None."""
+        """Return the axis with an entry per lane, in order, or None."""
         owner = self.accesses.value(source).owner
         if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None

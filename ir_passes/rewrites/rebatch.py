@@ -150,7 +150,10 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 
 
 def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir.Var]]:
-    """Return the outside variables that lane 0 reads, each with its variable to pass, or one per lane."""
+    """Return the outside variables that lane 0 reads, each with variables to pass.
+
+    They are one variable, or one variable of each lane.
+    """
     owners, accesses = work.owners, work.owners.accesses
     eqns = [*work.named, *work.lanes[0]]
     results = {var for eqn in eqns for var in eqn.outvars}
@@ -169,7 +172,7 @@ def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir
 
 
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
-    """Return results that other equations read: joins of all lanes in order, and variables of one lane."""
+    """Return results that other equations read: joins of all lanes, and single variables."""
     owners = work.owners
     lane_results = {var for eqns in work.lanes for eqn in eqns for var in eqn.outvars} - owners.accesses.versions.keys()
     joins: list[ir.JaxprEqn] = []

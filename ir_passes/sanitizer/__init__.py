@@ -1,1 +1,1 @@
-"""Sanitizer: a traced step that runs with shadow labels of each row's owner. Begin with `sanitize`."""
+"""Sanitizer: a traced step with shadow labels of each row's owner. Begin with `sanitize`."""

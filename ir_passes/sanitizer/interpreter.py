@@ -229,7 +229,7 @@ def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-    """Return a dot operand's tags in the result's layout: batch, free axes left, free axes right."""
+    """Return a dot operand's tags in the result's layout: batch axes, free axes left, right."""
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]

@@ -121,7 +121,7 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
 
 
 def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Addressing) -> Array:
-    """Move updates that are dropped by another index than the row's to a row past the end."""
+    """Move updates with a dropped index within the row to a row past the end."""
     if window.column is None or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return indices
     numbers: Any = eqn.params["dimension_numbers"]

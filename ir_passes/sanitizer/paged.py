@@ -59,7 +59,10 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
 
 
 def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Array]:
-    """Return input index -> mask of rows in page tables by lane, then of the null page, bool [N + 1, rows]."""
+    """Return input index -> mask of rows in page tables, bool [N + 1, rows].
+
+    The first N rows are lanes, the last is the null page.
+    """
     named = {}
     for i, pool_input in enumerate(bound.inputs):
         pool = pool_input.entry
@@ -83,7 +86,7 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Array]:
 
 
 def check_write(run: "Interpreter", eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
-    """Check that written rows are in the table of their lane alone, unless it is unknown."""
+    """Check that written rows are in the table of their lane alone, if known."""
     named = run.named[pool]
     rows_before = named.shape[1]
     if length >= rows_before:  # a reshape may have changed the number of rows

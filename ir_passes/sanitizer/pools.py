@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Return the tags of a gather or dynamic slice; rows belong to lanes that address them."""
+    """Return the tags of a gather or dynamic slice; rows belong to the addressing lanes."""
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
@@ -42,7 +42,10 @@ def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tag
 
 
 def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Return the tags of a scatter or dynamic update slice; a partial write stamps the whole row."""
+    """Return the tags of a scatter or dynamic update slice.
+
+    A partial write stamps the whole row.
+    """
     pool, rest = tags[0], tags[1:]
     assert pool is not None
     sliced = eqn.primitive.name == "dynamic_update_slice"
@@ -73,7 +76,7 @@ def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Ta
 def call(
     run: "Interpreter", eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]
 ) -> list | None:
-    """Return the tags of a declared operation; None if a pool has no slot map or page table.
+    """Return the tags of a declared operation; None for a pool without row map.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """
@@ -169,7 +172,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bo
 
 
 def _addressing(run: "Interpreter", window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
-    """Return each row number's lane: of its slot map, or its position with one row per lane."""
+    """Return each row number's lane: of its slot map, else its position."""
     if window.column is None:
         return None
     tag = tags[window.column] if sliced else tags[0]

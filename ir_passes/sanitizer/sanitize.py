@@ -1,4 +1,4 @@
-"""A step with a shadow label for every pool row: its writer, position, layout and epoch.
+"""A step with a shadow label per pool row: writer, position, layout and epoch.
 
 Indices that move the state also move its labels, and every use of a row compares them. This checks properties beyond
 any proof: the host's slot map, positions and snapshots belong to the intended sequences.

@@ -63,7 +63,7 @@ class Tags:
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
     def of_lanes(self, mask: Ints) -> Ints:
-        """Return a mask of entries with an unknown lane, or a lane in `mask`, bool [N]."""
+        """Return a mask of entries without a lane, or with one in `mask`, bool [N]."""
         selected = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
         return (self.lanes == UNKNOWN) | selected
 

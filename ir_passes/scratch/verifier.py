@@ -93,7 +93,11 @@ def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[
 def _verify(
     jaxpr: Any, plan: Plan, scratch_of: Callable[[Any], int], is_body: bool, checked: set[tuple[int, int]]
 ) -> None:
-    """Check a plan and its bodies' plans; `checked` has (jaxpr id, plan id) of checked bodies."""
+    """Check a plan and its bodies' plans.
+
+    Args:
+        checked: (jaxpr id, plan id) of checked bodies.
+    """
     ranges = [*_value_ranges(jaxpr, plan, is_body), *_block_ranges(jaxpr, plan, scratch_of)]
     for r in ranges:
         if r.low % ALIGNMENT:

@@ -72,7 +72,7 @@ class KernelResources:
     spilled: int
 
     def faults(self) -> tuple[str, ...]:
-        """Return the exceeded limits: those of every GPU, and `MAX_SPILLED`."""
+        """Return the exceeded limits of every GPU, and of `MAX_SPILLED`."""
         numbers = (
             ("threads of a program instance", self.threads, THREADS_OF_A_BLOCK),
             ("registers of a thread", self.registers, REGISTERS_OF_A_THREAD),

@@ -66,7 +66,7 @@ class Target:
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """Devices for shardings and meshes; those of an absent target only compile.
+        """Devices for shardings and meshes; an absent target's devices only compile.
 
         Raises:
             TargetError: its compiler is not installed.

@@ -117,7 +117,10 @@ def _behind_each_other(
 def _matches(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], parts: list[tuple[str, int]]
 ) -> list[Scheduled]:
-    """Match each part to a collective of the program, by dtype if possible, constants last; [] unless all match."""
+    """Match each part to a collective of the program; [] unless all match.
+
+    Equal dtypes are preferred, constants come last.
+    """
     remaining, matched = list(waiting), list[Scheduled]()
     for dtype, count in parts:
         alike = [
@@ -177,7 +180,7 @@ _COMBINING = (
     "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
     "all-reduce-start",
 )  # fmt: skip
-"""Opcodes whose called computations combine numbers, without communication."""
+"""Opcodes with called computations that only combine numbers."""
 
 
 def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:

@@ -62,7 +62,10 @@ class AuditError(RuntimeError):
 
 
 def origin(instruction: Instruction, module: Module) -> tuple[str, str]:
-    """Return JAX's operation name and source line; of XLA's copies, those of the nearest reader or operand."""
+    """Return JAX's operation name and source line, perhaps of the nearest reader or operand.
+
+    XLA's copies have neither.
+    """
     for nearest in (_readers, _operands):
         visited: set[int] = set()
         level = [instruction]

@@ -86,7 +86,7 @@ class ScheduledKernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Operations of a program in schedule order; those of a loop appear once.
+    """Operations of a program in schedule order, once for all iterations of a loop.
 
     Sums are over all runs; `..._in_a_turn` is one iteration of each data-dependent loop, and other sums exclude these.
     """

@@ -87,7 +87,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """Yield scratch slices in device memory with first and last tick; values in equal bytes are merged."""
+    """Yield scratch slices with first and last tick; values in equal bytes are merged."""
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
         if value.slice is None or executable.on_chip(value.slice):

@@ -97,7 +97,7 @@ def findings(
     allowed: Sequence[str],
     call: str = COMPILE_CALL,
 ) -> Iterator[Finding]:
-    """Yield a finding per rebuilt pool, and one for all copies with a pool outside `allowed`."""
+    """Yield a finding per rebuilt pool, and one for all copies outside `allowed`."""
     refused: list[PoolCopy] = []
     for pool in pools:
         value, paths = pool.value, ", ".join(pool.pools)
@@ -145,7 +145,10 @@ def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
-    """Return the type of each read pool on one device, without pools of one number per lane."""
+    """Return the type on one device of each read pool.
+
+    Pools of one number per lane are skipped.
+    """
     maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
     paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}

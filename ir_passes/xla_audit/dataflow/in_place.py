@@ -36,7 +36,7 @@ ELEMENTWISE = frozenset({
 # fmt: on
 """Opcodes that compute element i of the result from element i of operands."""
 IN_PLACE: dict[str, int] = {"all-reduce": 0, "cholesky": 0, "dynamic-update-slice": 0, "scatter": 0, "sort": 0}
-"""Other opcodes -> operand whose bytes the result may take."""
+"""Other opcodes -> operand that may share bytes with the result."""
 # openxla/xla, xla/hlo/analysis/alias_info.cc, GetInPlaceInputOutputPairs; NVSHMEM reads the operand until the end.
 IN_PLACE["all-reduce-start"] = 0
 IN_PLACE["triangular-solve"] = 1

@@ -152,7 +152,7 @@ class _Flow:
         }
 
     def _place(self, instruction: Instruction, index: Index) -> tuple[int, Index]:
-        """Return the key of a result in the buffer assignment; of a start, perhaps the called root's."""
+        """Return a result's key in the buffer assignment, perhaps at its async computation's root."""
         if instruction.opcode == STARTED and index[:1] == (1,) and (instruction.id, index) not in self._slices:
             return self._module.computations[instruction.called[0]].root, index[1:]
         return instruction.id, index

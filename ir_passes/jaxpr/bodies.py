@@ -18,7 +18,38 @@ def map_equations(
         change: equation -> replacements.
         keep: predicate of equations with unchanged bodies.
     """
-    return _Mapped(change, keep).closed(program)
+    done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}  # id of a body -> the body, kept alive for its id, and the new body
+    same: dict[int, Any] = {}  # id of unchanged parameters -> parameters, shared by many layers
+
+    def body(jaxpr: ir.Jaxpr) -> ir.Jaxpr:
+        if id(jaxpr) not in done:
+            eqns = [new for eqn in jaxpr.eqns for new in equation(eqn)]
+            unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+            done[id(jaxpr)] = jaxpr, jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
+        return done[id(jaxpr)][1]
+
+    def equation(eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
+        replacements = change(eqn)
+        if len(replacements) != 1 or replacements[0] is not eqn or keep(eqn) or id(eqn.params) in same:
+            return replacements
+        new = {name: parameter(value) for name, value in eqn.params.items()}
+        if any(new[name] is not value for name, value in eqn.params.items()):
+            return [eqn.replace(params=new)]
+        same[id(eqn.params)] = eqn.params
+        return replacements
+
+    def parameter(value: Any) -> Any:
+        if isinstance(value, ir.ClosedJaxpr):
+            jaxpr = body(value.jaxpr)
+            return value if jaxpr is value.jaxpr else ir.ClosedJaxpr(jaxpr, value.consts)
+        if isinstance(value, ir.Jaxpr):
+            return body(value)
+        if type(value) not in (tuple, list):
+            return value
+        new = [parameter(item) for item in value]
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else type(value)(new)
+
+    return parameter(program)
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
@@ -92,49 +123,3 @@ def _key(value: Any) -> Hashable:
     if type(value) in (tuple, list):
         return type(value), tuple(map(_key, value))
     return type(value), value
-
-
-class _Mapped:
-    """Map that replaces equations, also in bodies, and each body once."""
-
-    def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
-        self.change, self.keep = change, keep
-        self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
-        """id of a body -> the body, kept alive for its id, and its replacement."""
-        self.same: dict[int, Any] = {}
-        """id of unchanged parameters -> parameters, shared by many layers."""
-
-    def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-        jaxpr = self.jaxpr(program.jaxpr)
-        return program if jaxpr is program.jaxpr else ir.ClosedJaxpr(jaxpr, program.consts)
-
-    def jaxpr(self, jaxpr: ir.Jaxpr) -> ir.Jaxpr:
-        if id(jaxpr) not in self.done:
-            eqns = [new for eqn in jaxpr.eqns for new in self.equation(eqn)]
-            unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-            new = jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
-            self.done[id(jaxpr)] = jaxpr, new
-        return self.done[id(jaxpr)][1]
-
-    def equation(self, eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
-        replacements = self.change(eqn)
-        if len(replacements) != 1 or replacements[0] is not eqn or self.keep(eqn):
-            return replacements
-        params = eqn.params
-        if id(params) in self.same:
-            return replacements
-        new = {name: self.value(value) for name, value in params.items()}
-        if any(new[name] is not value for name, value in params.items()):
-            return [eqn.replace(params=new)]
-        self.same[id(params)] = params
-        return replacements
-
-    def value(self, value: Any) -> Any:
-        if isinstance(value, ir.ClosedJaxpr):
-            return self.closed(value)
-        if isinstance(value, ir.Jaxpr):
-            return self.jaxpr(value)
-        if type(value) not in (tuple, list):
-            return value
-        new = [self.value(item) for item in value]
-        return value if all(a is b for a, b in zip(new, value, strict=True)) else type(value)(new)

@@ -155,7 +155,7 @@ def _scheduled(
     jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None, constants: set[ir.Var]
 ) -> Iterator[Scheduled]:
     """Yield the collectives of a program; `constants` depend on no input and no device."""
-    numbers = _Numbers()
+    distinct = {id(eqn) for eqn in _distinct(jaxpr.eqns)}
     for eqn in jaxpr.eqns:
         is_constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
         if (
@@ -165,7 +165,7 @@ def _scheduled(
             and not any(ir.sub_jaxprs(eqn))
         ):
             constants.update(eqn.outvars)
-        if numbers.is_repeated(eqn):
+        if id(eqn) not in distinct:
             continue
         name = eqn.primitive.name
         if name in OPERATIONS:
@@ -236,29 +236,21 @@ def _entry(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str
     return Scheduled(collective, aval.size, _groups(eqn, axes, devices))
 
 
-class _Numbers:
-    """Value numbering: equations with equal results have one number."""
+def _distinct(eqns: Iterable[ir.JaxprEqn]) -> Iterator[ir.JaxprEqn]:
+    """Yield equations that repeat no earlier one, by value numbering."""
+    representatives: dict[Any, Hashable] = {}
+    first_of: dict[Hashable, ir.JaxprEqn] = {}
 
-    def __init__(self) -> None:
-        self._representatives: dict[Any, Hashable] = {}
-        self._equations: dict[Hashable, ir.JaxprEqn] = {}
+    def number(atom: Any) -> Hashable:
+        return (str(atom.aval), repr(atom.val)) if isinstance(atom, ir.Literal) else representatives.get(atom, atom)
 
-    def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
-        """True if an earlier equation has the same results.
-
-        Call it for every equation in order.
-        """
-        key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
+    for eqn in eqns:
+        key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(number, eqn.invars)))
         try:
-            first = self._equations.setdefault(key, eqn)
-        except TypeError:
-            return False  # unhashable parameters
+            first = first_of.setdefault(key, eqn)
+        except TypeError:  # unhashable parameters
+            first = eqn
         if first is eqn or (eqn.effects and eqn.primitive.name not in OPERATIONS):
-            return False
-        self._representatives.update(zip(eqn.outvars, map(self._number, first.outvars), strict=True))
-        return True
-
-    def _number(self, atom: Any) -> Hashable:
-        if isinstance(atom, ir.Literal):
-            return str(atom.aval), repr(atom.val)
-        return self._representatives.get(atom, atom)
+            yield eqn
+        else:
+            representatives.update(zip(eqn.outvars, map(number, first.outvars), strict=True))

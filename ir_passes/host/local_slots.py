@@ -16,7 +16,6 @@ def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes:
     Args:
         owners: one per device along the mesh axis.
         slots: one per lane, None if idle.
-        lanes: equally many on each device.
 
     Raises:
         SlotError: as `SlotOwner.bind`; another device's slot is foreign.

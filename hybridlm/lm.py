@@ -27,7 +27,7 @@ from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits,
 from hybridlm.keywords import suggests_in_methods
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.programs.start import Start
-from hybridlm.progress import request_progress
+from hybridlm.progress import counting_progress
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
@@ -167,7 +167,8 @@ class LM:
         requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
-            with request_progress(progress, len(requests), self.text_model.options.lanes) as completed:
+            lanes = self.text_model.options.lanes
+            with counting_progress(progress, "generating", len(requests), above=lanes) as completed:
                 for event in run_requests(requests, session, self.start):
                     if event.completion is not None:
                         finished[event.index] = event.completion

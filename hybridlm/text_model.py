@@ -92,18 +92,32 @@ class TextModel:
         start: times, for the first answer.
 
     Attributes:
-        path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
+        path, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
+        text_inputs: checks of texts that need no vocabulary head.
         config, options: of the whole model; of its engine.
         structure: for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
         self._engine, self.params, self._start = engine, params, start
-        self.path, self.tokenizer, self.eos_token_ids = files.path, files.tokenizer, files.eos_token_ids
+        self.path, self.eos_token_ids = files.path, files.eos_token_ids
         self.classifier, self.has_vocabulary_head = files.classifier, files.has_vocabulary_head
         self.fingerprint = files.fingerprint
         self.config, self.structure, self.options = engine.config, engine.programs.structure, engine.options
+        self.text_inputs = Inputs(
+            files.tokenizer, self.config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            self.config.placeholders, engine.cache_limit, engine.head_drafts,
+        )  # fmt: skip
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; may be replaced."""
+        return self.text_inputs.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self.text_inputs.tokenizer = tokenizer
 
     @property
     def engine(self) -> Engine:
@@ -124,17 +138,8 @@ class TextModel:
         return self.classifier
 
     @property
-    def text_inputs(self) -> Inputs:
-        """Limits of texts that need no vocabulary head."""
-        engine, config = self.engine, self.config
-        return Inputs(
-            self.tokenizer, config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
-            config.placeholders, engine.cache_limit, engine.head_drafts,
-        )  # fmt: skip
-
-    @property
     def inputs(self) -> Inputs:
-        """Limits of prompts and scored texts."""
+        """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
         self.require_vocabulary_head()
         return self.text_inputs
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
@@ -48,7 +49,7 @@ class Placement:
             return self.kernel_mode
         return "none" if (kernel_library := library()) is None else kernel_library.name
 
-    @property
+    @cached_property
     def platform(self) -> str:
         """Platform of compilation: "cpu", "gpu" or "tpu"."""
         if self.target is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.multiprocess.process_group import ProcessGroup
-from hybridlm.programs.jax_settings import JaxSettings, under_settings
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
@@ -76,6 +76,7 @@ class Runner(ABC):
         checks_rows: the engine checks after every step that each row is free or has one holder.
         compiles_ahead: programs are compiled in threads ahead.
         decisions: shares commands and decisions with other processes.
+        settings: of JAX, for every method that runs a step (see `under_settings`).
     """
 
     min_rows = 1
@@ -84,11 +85,7 @@ class Runner(ABC):
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement, self.decisions = programs, placement, Decisions()
-
-    @property
-    def settings(self) -> JaxSettings:
-        """Settings of JAX for every method that runs a step; see `under_settings`."""
-        return self.programs.settings
+        self.settings = programs.settings
 
     @property
     def certify(self) -> str:

@@ -67,9 +67,9 @@ def logit_changes(
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
-    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
-    if all(lane_change is None for lane_change in lane_changes) and masks is None:
+    if lane_changes.count(None) + grammars.count(None) == 2 * len(lanes):
         return None
+    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
     count = bucket(max((lane_change[0].size for lane_change in lane_changes if lane_change is not None), default=0))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),

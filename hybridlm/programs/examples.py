@@ -27,13 +27,9 @@ def example_arguments(
     """Return example arguments of one shape.
 
     Args:
-        shape: the step.
-        params: parameters of the model, which may be abstract.
+        params: may be abstract.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        placement: the devices.
-        structure: structure of the model.
         hidden: width of the residual stream.
-        vocab_size: logits of a token.
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows, shape.pages)

@@ -28,9 +28,8 @@ class ProbeShape(NamedTuple):
     """Part of the compilation key of a step with `ProbeInputs`.
 
     Attributes:
-        hidden_states: slots of each lane.
         places: tokens of a lane with returned hidden states; in a generating step 1, the last.
-        vectors, ablations: slots of each lane.
+        hidden_states, vectors, ablations: slots of each lane.
     """
 
     hidden_states: int = 0
@@ -50,7 +49,6 @@ class Vectors(NamedTuple):
     Attributes:
         index: of hidden states: 0 after the embedding, i after layer i - 1.
         first, end: positions in [first, end).
-        replaces: replace the hidden states instead of adding.
     """
 
     index: Int32[Array | np.ndarray, "lane slot"]
@@ -80,8 +78,7 @@ class ProbeInputs(NamedTuple):
 
     Attributes:
         places: tokens with returned hidden states; T for none, with zeros. None: the last token.
-        layers: index per slot, as in `LM.forward`: 0 after the embedding.
-        vectors, ablations: changes.
+        layers: index per slot, as in `LM.forward`.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
@@ -172,7 +169,7 @@ class ProbeHooks(Hooks):
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
     def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
-        """Whether a slot is meant at each token, bool [lane, token, slot]."""
+        """Return whether a slot is meant at each token, bool [lane, token, slot]."""
         token = self._at[:, :, None]
         is_unit = (jnp.asarray(index) == value)[:, None]
         return is_unit & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])

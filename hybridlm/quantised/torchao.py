@@ -48,11 +48,10 @@ def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 class TensorMetadata(NamedTuple):
-    """Metadata of a weight; `kind` is its torchao class.
+    """Metadata of a weight; `kind` is its torchao class, undescribed fields are None.
 
     Attributes:
-        block: sizes of a block with one scale, by dimension; None if not described.
-        shape: None if not described.
+        block: sizes of a block with one scale, by dimension.
     """
 
     kind: str

@@ -81,7 +81,7 @@ def _dequantised(
 
 
 def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Rows]:
-    """Yield the rows of a window of a packed parameter, with all columns."""
+    """Yield a window's rows of a packed parameter, with all columns."""
     arrays = {}
     for role, reading in readings.items():
         *sizes, columns = reading.parameter.shape
@@ -131,7 +131,6 @@ def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
-    """Return the names of the saved parameters of the MTP head."""
     if family.with_head is None:
         return set()
     try:

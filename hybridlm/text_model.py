@@ -198,7 +198,6 @@ class TextModel:
         return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
 
     def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
-        """Return the reads and changes inside the model for texts."""
         spans = [range(text.prompt, len(text.token_ids)) for text in texts]
         return settings.of_texts(self.engine, spans, prefix)
 
@@ -210,7 +209,6 @@ class TextModel:
         return Prompts(self.tokenizer, read_settings(self.path, self.config.hidden_size))
 
     def decider(self, full_lanes: bool = False) -> Decider:
-        """Return the reader of decisions."""
         settings = self.prompts.settings
         head = settings.head
         if head is None:
@@ -236,7 +234,6 @@ class TextModel:
         return rows * self.config.logits_multiplier
 
     def counts(self) -> TokenCounts:
-        """Return the tokens and places so far."""
         stats = self.engine.stats
         computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
         return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])

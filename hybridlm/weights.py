@@ -54,7 +54,6 @@ class Weights:
 
     @property
     def packed(self) -> list[str]:
-        """Names of the packed parameters."""
         return [name for name, kind in self._types.items() if isinstance(kind, LinearWeight)]
 
     @property
@@ -67,7 +66,6 @@ class Weights:
         return ModelWeights(self._texts.config, engine.kind.dtype, engine.placement, self._types)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
-        """Merge a LoRA adapter into the weights."""
         self._require_replaceable("merge_adapter")
         if self._texts.fingerprint != self.source_fingerprint:
             raise ValueError("merge_adapter: the weights have been updated and belong to no checkpoint; merge it there")
@@ -105,7 +103,6 @@ class Weights:
             self._use({name: arrays[name] for name in self._types}, typed, update.fingerprint(arrays))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model."""
         texts, engine, dtype = self._texts, self._engine, self._engine.kind.dtype
         if not texts.has_vocabulary_head:
             raise ValueError("save: expected a vocabulary head, this checkpoint has none; copy its directory instead")

@@ -93,7 +93,6 @@ class EngineSide:
 
     @property
     def scoring(self) -> CompiledStep:
-        """The compiled scoring step of a chunk, for its cost and its profile."""
         return self._engine.program(self._engine.shape("score", self.lanes, self._engine.chunk, self.lanes, top=0))
 
     def score(self, tokens: int) -> float:

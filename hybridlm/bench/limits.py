@@ -38,7 +38,6 @@ class MachineLimits:
 
 
 def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:
-    """Measure the default device."""
     return MachineLimits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 

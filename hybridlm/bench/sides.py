@@ -74,7 +74,6 @@ class Measured:
         return next(timing.seconds for timing in self.timings if timing.name == side)
 
     def speed(self, side: str) -> float:
-        """Tokens per second."""
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:

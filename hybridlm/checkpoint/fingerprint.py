@@ -73,7 +73,6 @@ class CheckpointVersion(NamedTuple):
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
-    """Return the version of an opened checkpoint."""
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
     return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 

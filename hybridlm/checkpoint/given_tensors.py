@@ -48,7 +48,6 @@ def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
 
 
 def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:
-    """Return arrays by tensor name as an opened checkpoint."""
     file = GivenTensors(arrays, where)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
     return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())

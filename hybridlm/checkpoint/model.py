@@ -69,7 +69,6 @@ def _config_faults(path: Path, head: bool) -> list[str]:
 
 
 def family_of_model(config: DecoderConfig) -> Family:
-    """Return the family of a model, with its MTP head if any."""
     family, _ = family_named(config.family)
     return family if config.head is None else with_head(family)
 

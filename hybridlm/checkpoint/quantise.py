@@ -163,7 +163,6 @@ def quantise_checkpoint(
 
 
 def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each packed parameter of a quantised copy."""
     forms = dict[ParameterPath, PackedForm]()
     for weight in weights:
         source = weight.options[0]
@@ -199,7 +198,6 @@ def _plan(
 
 
 def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingScheme) -> Iterator[Quantised]:
-    """Yield the matrices of the experts in one tensor."""
     separate = next(source for source in choice.weight.options if source is not choice.source)
     stem, _, last = canonical.rpartition("experts.")
     prefix, stem = raw.removesuffix(last), stem + "experts."

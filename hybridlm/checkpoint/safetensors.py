@@ -94,7 +94,6 @@ class SafetensorsFile(ArrayFile):
 
 
 def unreadable(dtype: str) -> str:
-    """Return why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (codes of a quantised weight need scales of a known form)"
@@ -198,7 +197,6 @@ Types = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes in front of the arrays."""
     end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
     for name, (shape, dtype) in types.items():
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize

@@ -46,19 +46,16 @@ class Shards(NamedTuple):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of one device's shard."""
         shape = list(self.shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] = sum(part.stop - part.start for part in sharded.slices(0, self._along(sharded)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
-        """Return the bytes of one device's shard."""
         return math.prod(self.local_shape) * dtype.itemsize
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the array over all devices."""
         shape = list(self.local_shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] *= self._along(sharded)

@@ -168,7 +168,6 @@ class _Machine:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    """Return the value of an allowed call."""
     if not isinstance(function, _Name) or not isinstance(arguments, tuple):
         raise StateDictError(f"a call of {_described(function)}")
     if function == DICT and arguments == ():

@@ -50,7 +50,6 @@ class LoadReport:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return a sentence for each note and for the unread tensors."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.skipped:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())

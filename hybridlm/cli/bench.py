@@ -99,7 +99,6 @@ class Engines:
         return sides
 
     def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
-        """Return the other engines' sides."""
         sides: list[Side] = []
         for engine in self.against or []:
             if engine is Against.LLAMA_CPP:

@@ -203,7 +203,6 @@ def console_for_table(width: int = 120) -> Console:
 
 
 def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:
-    """Return an empty table."""
     table = Table(title=title, title_justify="left", title_style="")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < text_columns else "right", **columns)

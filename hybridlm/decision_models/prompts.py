@@ -66,7 +66,6 @@ class Prompts:
 
     @cached_property
     def controls(self) -> ControlTokens:
-        """The control tokens of the template that writes the prompts."""
         source = self.settings.template
         if source is None:
             source = self.checkpoint_tokenizer.chat_templates.get("default", "")

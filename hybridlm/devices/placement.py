@@ -57,7 +57,6 @@ class Placement:
         return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
 
     def size(self, axis: str) -> int:
-        """Return the number of devices along an axis."""
         return 1 if self.mesh is None else self.mesh.shape[axis]
 
     @property
@@ -212,10 +211,8 @@ def check_lanes(lanes: int, data: int) -> None:
 
 
 def numbers_on_a_device(array: Any) -> int:
-    """Return the elements of an array or type on one device."""
     return math.prod(array.shape if array.sharding is None else array.sharding.shard_shape(array.shape))
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Return the bytes of all arrays or types on one device."""
     return sum(numbers_on_a_device(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

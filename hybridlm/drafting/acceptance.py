@@ -60,7 +60,6 @@ class Acceptance:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -74,7 +73,6 @@ class Acceptance:
         return sampled >= self._resume
 
     def pause(self, sampled: int) -> None:
-        """Pause drafting and reset the rate."""
         self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT

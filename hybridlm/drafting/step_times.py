@@ -17,11 +17,9 @@ class StepTimes:
         self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
     def start(self, step: Any) -> "StepTiming":
-        """Start measuring a step of this kind."""
         return StepTiming(self._seconds[step])
 
     def measured(self, step: Any) -> bool:
-        """Whether enough steps have been measured."""
         return len(self._seconds[step]) >= MIN_TIMES
 
     def min_seconds(self, step: Any) -> float:

@@ -117,7 +117,6 @@ class FileVersion:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileVersion":
-        """Return the version of a file that has this status now."""
         modified, changed = status.st_mtime_ns, status.st_ctime_ns
         settled = time.time_ns() - max(modified, changed) >= SETTLED_NS
         return cls(status.st_dev, status.st_ino, status.st_size, modified, changed, settled)

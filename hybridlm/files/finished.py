@@ -52,7 +52,6 @@ class FinishedTexts:
             self.flush()
 
     def begin_call(self) -> int:
-        """Return the number of the next call."""
         self._calls += 1
         return self._calls - 1
 
@@ -104,13 +103,11 @@ class FinishedTexts:
 
 
 def delete_finished(folder: Path, part: int | None = None) -> None:
-    """Delete the results of the texts of one part, or of all parts."""
     for path in finished_files(folder, part):
         path.unlink()
 
 
 def finished_files(folder: Path, part: int | None = None) -> list[Path]:
-    """Return the result files of one part, or of all parts."""
     return sorted(
         [*folder.glob(f"finished-{'*' if part is None else f'{part:06}-*'}"), *folder.glob("finished.partial")]
     )

@@ -42,7 +42,6 @@ class BlockType(NamedTuple):
     parts: Callable[[Raw], Unpacked]
 
     def form(self, columns: int) -> PackedForm:
-        """Return the form of a weight of so many columns."""
         zero = "float32" if self.has_zero else None
         return PackedForm(self.kind, columns, columns // self.group, self.scale_dtype, False, zero)
 

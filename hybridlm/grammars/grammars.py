@@ -234,7 +234,6 @@ class TokenSet:
         """Add a sampled token; the mask stays."""
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many leading tokens are in the set."""
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:

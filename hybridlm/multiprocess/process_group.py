@@ -185,7 +185,6 @@ class ProcessGroup:
         return tuple(results)
 
     def replicate(self, outputs: Any) -> Any:
-        """Replicate outputs of all lanes on every device, for the host."""
         with self.waiting():
             return self._replicate(outputs)
 

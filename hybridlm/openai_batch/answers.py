@@ -119,7 +119,6 @@ def _complete(
 
 
 def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputRow:
-    """Return the output row of a line."""
     unique = f"{'' if row.id is None else row.id}/{row.number}".encode("utf-8", "surrogatepass")
     unique = hashlib.sha256(unique).hexdigest()[:32]
     response: dict[str, Any] = {"status_code": 200, "request_id": f"hybridlm-batch-{unique}", "body": None}

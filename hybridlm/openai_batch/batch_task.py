@@ -137,7 +137,6 @@ class BatchTask(Task):
 
 
 def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
-    """Return the task of requests with a model."""
     current: list[FinishedTexts] = []
 
     @contextmanager

@@ -110,7 +110,6 @@ class OpenAIRequest:
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of the prompt are requested."""
         return self.echo and self.top is not None
 
 

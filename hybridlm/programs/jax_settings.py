@@ -55,7 +55,6 @@ class JaxSettings:
         self._device = {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
-        """Return a context manager for placing arrays."""
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:

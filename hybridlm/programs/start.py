@@ -63,7 +63,6 @@ class Start:
         self._say(f"loading {model}; last time {', '.join(times)} to the first answer" if times else f"loading {model}")
 
     def ended(self, part: str) -> None:
-        """End a part and begin the next."""
         now = time.perf_counter()
         self.parts[part], self._mark = now - self._mark, now
 

@@ -11,7 +11,6 @@ _MIN_GROUP = 8
 
 
 def zero_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of rows of zeros, of all experts."""
     rows = weight.reshape(-1, weight.shape[-1])
     return len(rows) - int(np.count_nonzero(rows.any(axis=1)))
 

@@ -48,7 +48,6 @@ class PackedArrays:
 
 
 def codes_dtype(kind: Codes) -> np.dtype:
-    """Return the dtype of the codes of a kind."""
     return np.dtype("int8" if kind == "int8" else "uint8")
 
 

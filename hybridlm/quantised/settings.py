@@ -109,7 +109,6 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
 
 
 def refused(method: str, sign: str) -> QuantisationSettings:
-    """Return the settings of an unimplemented layout."""
     fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: {ADVICE}"
     return QuantisationSettings(method, faults=(fault,))
 

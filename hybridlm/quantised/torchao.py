@@ -124,7 +124,6 @@ _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Ten
 
 
 def _expect_blocks(tensors: Tensors, description: TensorMetadata, shape: tuple[int, ...]) -> None:
-    """Compare the number of scales with the blocks in the metadata."""
     if description.block is None:
         return
     if len(description.block) != len(shape):

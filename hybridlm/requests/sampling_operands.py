@@ -110,7 +110,6 @@ def bucket(count: int) -> int:
 
 
 def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct tokens with changed logits, and the changes."""
     request, params = sequence.request, sequence.request.params
     generated = np.array(sequence.output, np.int32)
     if len(sequence.generated) != sequence.sampled:

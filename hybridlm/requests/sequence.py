@@ -30,7 +30,6 @@ class ResolvedParams(PlainSettings):
 
     @property
     def needs_output(self) -> bool:
-        """Whether a step needs all sampled tokens."""
         return self.changes_logits or self.masked
 
     @property
@@ -76,12 +75,10 @@ class Request:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The user's prompt."""
         return self.prompt[: len(self.prompt) - self.completed]
 
     @property
     def key_index(self) -> int:
-        """The number in the key of its random numbers."""
         return self.index if self.sampling_index is None else self.sampling_index
 
 
@@ -142,7 +139,6 @@ class ActiveSequence:
 
     @property
     def subject(self) -> str:
-        """Its name in messages."""
         return f"request {self.request.index}"
 
     @property

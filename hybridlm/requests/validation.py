@@ -100,7 +100,6 @@ def check_settings(params: SamplingParams) -> None:
 
 
 def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
-    """Return the faults of settings that need no tokenizer."""
     p, stops = params, _stops(params.stop)
     most = p.max_tokens if _is_whole_in(p.max_tokens, 1) else sys.maxsize
     count, top = "a whole number of at least", f"0..{limit_logprobs} or None"

@@ -32,7 +32,6 @@ class LogitChanges(NamedTuple):
 
 
 def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) -> Float32[Array, "lane vocab"]:
-    """Return the changed logits."""
     tokens = jnp.asarray(changes.tokens)
     old = jnp.take_along_axis(logits, tokens, axis=1, mode="fill", fill_value=0.0) + changes.bias
     new = jnp.where(old < 0, old * changes.repetition, old / changes.repetition) - changes.penalty
@@ -44,7 +43,6 @@ def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) 
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return the number of words of a mask of the vocabulary."""
     return -(-vocab_size // MASK_BITS)
 
 

@@ -44,7 +44,6 @@ class Vocabulary(NamedTuple):
         return self.shard_size * self.devices
 
     def whole(self, logits: Logits) -> Float32[Array, "row vocab"]:
-        """All-gather the logits."""
         if self.devices == 1:
             return logits
         return lax.all_gather(logits, MODEL, axis=1, tiled=True, to="invarying")
@@ -98,7 +97,6 @@ class Vocabulary(NamedTuple):
         return 1 + (count if self.devices == 1 else lax.psum(count, MODEL))
 
     def logit(self, logits: Logits, token: Int32[Array, "row"]) -> Float32[Array, "row 1"]:
-        """Return the logit of one token per row."""
         if self.devices == 1:
             return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
         is_local, index = local_rows(token, MODEL, self.shard_size)

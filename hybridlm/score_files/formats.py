@@ -108,7 +108,6 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
 
 def format_version(path: Path) -> str:
-    """Return the format of an output, with the version of a library in its bytes."""
     ending = ending_of(path)
     if ending == ".parquet":
         return f"{ending} by pyarrow {version('pyarrow')}"

@@ -121,7 +121,6 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
 
 
 def common_share(rows: Iterable[InputRow]) -> float:
-    """Estimate the share of common text in rows."""
     sums = [array("I") for _ in range(LEVELS)]
     total = 0
     for row in rows:

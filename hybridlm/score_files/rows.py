@@ -196,7 +196,6 @@ class TextObjects:
         return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
 
     def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of an object, with a fault for a wrong object."""
         id = None
         try:
             id = read_id(value)

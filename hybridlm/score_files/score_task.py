@@ -38,7 +38,6 @@ DISTRIBUTIONS: dict[str, Kind] = {
 
 
 def score_columns(settings: DistributionSettings) -> Columns:
-    """Return the columns of scores and of answers about the distributions."""
     if not settings.given:
         return SCORES
     groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}

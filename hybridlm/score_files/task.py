@@ -49,12 +49,10 @@ class ScoreFileReport:
 
 
 def total(parts: Parts, *names: str) -> list[int]:
-    """Return the sums of fields over all parts."""
     return [sum(getattr(part, name) for part in parts.done) for name in names]
 
 
 def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileReport:
-    """Return the report of a run."""
     rows, tokens, errors, *counts = total(
         parts, "rows", "tokens", "errors", "saved", "shifted", "step_tokens", "step_places"
     )
@@ -76,7 +74,6 @@ class RowValues(NamedTuple):
 
 
 def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
-    """Return an output row: the values of a row, or its fault."""
     if isinstance(result, RowValues):
         if result.wrong is None:
             return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
@@ -179,7 +176,6 @@ def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[
 
 
 def _read(task: RowTask, row: InputRow, name: str | None) -> tuple[Any, str | None]:
-    """Return the work of a row, or its fault."""
     fault = row.fault
     if fault is None:
         try:

@@ -28,7 +28,6 @@ NOT_EDITED = Pool("unchanged")
 
 
 def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:
-    """Return the contract of the step."""
     pools = jax.tree.map(lambda array: STATE if array.role in EDITED else NOT_EDITED, structure.arrays)
     groups = dict.fromkeys(pool.group for pool in jax.tree.leaves(pools))
     return LaneContract(inputs=(pools, replace(slots, groups=tuple(groups)), Lane()), outputs=(pools,))
@@ -123,7 +122,6 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
 
 
 def _own_part(edit: StateEdit, dim: int, shape: tuple[int, ...]) -> StateEdit:
-    """Return this device's part of a change."""
     first = lax.axis_index(MODEL) * shape[dim]
 
     def own(x: Any) -> Array:

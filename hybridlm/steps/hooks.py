@@ -20,7 +20,6 @@ EMPTY_SLOT = -1
 
 
 def site_of(layer: int, kind: str) -> int:
-    """Return the number of a kind of heads, or of the experts, of a layer."""
     return layer * len(SITE_KINDS) + SITE_KINDS.index(kind)
 
 
@@ -88,7 +87,6 @@ class ProbeInputs(NamedTuple):
 
     @property
     def shape(self) -> ProbeShape:
-        """Return the part of the compilation key."""
         hidden_states = 0 if self.layers is None else self.layers.shape[1]
         places = min(hidden_states, 1) if self.places is None else self.places.shape[1]
         vectors, ablations = self.vectors, self.ablations
@@ -164,7 +162,6 @@ class ProbeHooks(Hooks):
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
-        """Zero the weights of ablated experts."""
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 

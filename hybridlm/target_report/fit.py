@@ -56,7 +56,6 @@ class Fit:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The verdict in words."""
         scratch = "unknown scratch" if self.scratch is None else f"scratch {format_bytes(self.scratch)}"
         padding = f" + padding {format_bytes(self.padding)}" if self.padding else ""
         need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"

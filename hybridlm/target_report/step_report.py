@@ -167,7 +167,6 @@ class StepReport:
 
 
 def failed_report(shape: AnyShape, why: str) -> StepReport:
-    """Return the report of a step that XLA did not compile."""
     lanes, tokens = _sizes(shape)
     return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, 0, None, None, None, None, None, ())
 

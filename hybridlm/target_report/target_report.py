@@ -101,7 +101,6 @@ def target_engine(
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:
-    """Return the steps of all lanes."""
     return all_shapes(engine, only_full=True, drafts=True)
 
 

@@ -111,7 +111,6 @@ def is_token(value: Any) -> bool:
 
 
 def token_of(value: Any, where: str) -> Token | Any:
-    """Return a token from text or an AddedToken object."""
     if isinstance(value, str):
         return value
     if not is_token(value):

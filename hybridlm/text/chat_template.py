@@ -192,8 +192,6 @@ def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_arguments(messages: list[dict[str, Any]], arguments: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """Return the messages with other arguments, by id() of the function."""
-
     def changed(call: Any) -> Any:
         if id(call) in arguments:
             return call | {"arguments": arguments[id(call)]}

@@ -39,7 +39,6 @@ class Streaming:
 
 
 def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
-    """Return the properties of a tokenizer's decoder."""
     if backend.decoder is None:
         return Streaming(joins_bytes=False)
     steps = _flat(json.loads(backend.decoder.__getstate__()))
@@ -59,7 +58,6 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether each token of the decoders appends its text."""
     joined = after_suffix = False
     for place, step in enumerate(steps):
         kind = step.get("type")

@@ -45,7 +45,6 @@ MAX_PIECE, MAX_RUN = 400_000, 25_000
 
 
 def is_read(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether tiktoken.model is of the known kind."""
     return config.get("model_type") in MODEL_TYPES and settings.get("tokenizer_class") == CLASS
 
 

@@ -94,7 +94,6 @@ class BoundAdapter:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence on the merged tensors."""
         replaced = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
         unused = f", {len(self.skipped)} tensors of parts that are not read left out" if self.skipped else ""
         return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{replaced}{unused}"

@@ -95,7 +95,6 @@ class _Binding:
             self._faults.append(f"{key}: no tensor of the model is named {' or '.join(names)}")
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
-        """Match both factors of a module, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return

@@ -43,7 +43,6 @@ class PackedLayout(NamedTuple):
     products: Packed
 
     def types(self) -> QuantisedWeight:
-        """Return the parameter with types for arrays."""
         kinds = _kinds(self.form)
         types = {
             role: jax.ShapeDtypeStruct(shards.global_shape, kinds[role], sharding=shards.sharding)

@@ -32,7 +32,6 @@ class PackedParameters:
 
     @property
     def types(self) -> dict[ParameterPath, QuantisedWeight]:
-        """Return path -> parameter with types for arrays."""
         return {path: layout.types() for path, layout in self.layouts.items()}
 
 
@@ -43,7 +42,6 @@ def laid_out(
     products: Packed,
     plan: ReadPlan | None = None,
 ) -> PackedParameters:
-    """Return packed parameters of these forms, on the plain parameters' devices."""
     layouts = {path: packed_layout(form, shards[path], dtype, products) for path, form in forms.items()}
     packed = {path: layout for path, layout in layouts.items() if layout is not None}
     return PackedParameters(packed, plan, tuple(path for path in layouts if path not in packed))

@@ -92,7 +92,6 @@ class SavedDirectory:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter of the model by name."""
         parts = {part for packed in self.packed.values() for part in packed.parts.values()}
         shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
         for name, packed in self.packed.items():

@@ -96,7 +96,6 @@ def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Ro
 def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each saved packed parameter."""
     return {
         weight.path: saved_form(saved, dotted(weight.path))
         for weight in weights
@@ -105,7 +104,6 @@ def saved_forms(
 
 
 def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    """Return the form of a saved packed parameter."""
     packed = saved.packed[name]
     scale = saved.parameters[packed.parts["scale"]]
     zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
@@ -170,7 +168,6 @@ class _Reading:
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
-        """Copy the intersection of a tile and a piece."""
         low = [max(a, b) for a, b in zip(tile.start, begin, strict=True)]
         ends = ((a + m, b + n) for a, m, b, n in zip(tile.start, tile.shape, begin, piece.shape, strict=True))
         high = [min(pair) for pair in ends]

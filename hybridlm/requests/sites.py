@@ -27,11 +27,7 @@ class ProbeSites:
     states: Mapping[tuple[int, str], StateSite]
 
     def capture(self, hidden_states: Any, states: Any) -> Probe:
-        """Return a probe that reads, without positions yet.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong, or the model has no states.
-        """
+        """Return a probe that reads, without positions yet; raises TypeError or ValueError."""
         if not isinstance(states, bool):
             raise TypeError(f"states: expected True or False, got {states!r}")
         if states and not self.states:
@@ -135,7 +131,6 @@ class ProbeSites:
 
 
 def _replacement(site: StateSite, change: Intervention, where: str) -> np.ndarray | None:
-    """Return the array that replaces a state; None for a factor."""
     if change.unit is not None and site.state.role == "conv":
         raise ValueError(f"{where}: head: expected None for {site.array}, whose channels are not those of heads")
     if change.unit is not None and change.unit >= site.shape[0]:

@@ -75,17 +75,7 @@ def to_token_ids(
 
 
 def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
-    """Check that token ids fit the context and the KV cache.
-
-    Args:
-        ids: token ids.
-        where: name of the item in messages.
-        context: maximum length of a sequence.
-        cache: positions of a device's KV cache; None if it holds a whole context.
-
-    Raises:
-        ValueError: more tokens than the context or the cache; nothing is truncated.
-    """
+    """Raise ValueError unless token ids fit the context and a device's KV cache."""
     for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
         if size is not None and len(ids) > size:
             raise ValueError(
@@ -275,7 +265,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy, but no bool."""
+    """Return True for integers of Python or NumPy, but no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

@@ -19,7 +19,7 @@ from hybridlm.text_model import TokenCounts
 MAX_WINDOW_IDS = 1 << 24
 """Ids in the reports of a window, one byte for each token; more ids shorten windows."""
 MAX_SORT_IDS = 1 << 26
-"""Ids in the reports of a sort window, whose rows are in memory when they are joined."""
+"""Ids in the reports of a sort window, whose rows are joined in memory."""
 
 SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 
@@ -113,7 +113,6 @@ def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> lis
 
 
 def _errors(rows: Sequence[InputRow], computed: Sequence[OutputRow]) -> list[str | None]:
-    """Return the errors of rows in the input's order."""
     pairs = sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)
     return [output.error for _, output in pairs]
 

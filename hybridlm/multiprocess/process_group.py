@@ -51,7 +51,7 @@ class ProcessGroup:
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
         self._placement = placement
-        # The counter agrees between processes, since all load their models in the same order.
+        # Equal in all processes, which load their models in the same order.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
         self.heartbeat = take_heartbeat(self._store, self.process)
         self._dispatched = self._history = 0
@@ -87,7 +87,7 @@ class ProcessGroup:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        """Return the JSON values of all processes, in order."""
+        """Return all processes' JSON values, in order."""
         with self.waiting():
             self._store.set(f"{name}/{self.process}", json.dumps(value).encode())
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
@@ -106,7 +106,6 @@ class ProcessGroup:
     # -- the store of the messages
 
     def set(self, name: str, value: bytes) -> None:
-        """Set a value that the other processes wait for."""
         self.heartbeat.epoch = self.messages.count
         with self.waiting():
             self._store.set(name, value)

@@ -60,12 +60,7 @@ def _unpacked(mask: UInt32[Array, "row word"]) -> Bool[Array, "row token"]:
 
 
 def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"], no_token: int) -> Int32[Array, "row"]:
-    """Return sampled tokens, or `no_token` if the logit is -inf.
-
-    Args:
-        token: `vocab` for a row with NaN, which stays.
-        logits: changed.
-    """
+    """Return sampled tokens, or `no_token` if the changed logit is -inf; `vocab` (NaN) stays."""
     vocab = logits.shape[1]
     valid_token = jnp.where(token < vocab, token, 0)[:, None]
     chosen = jnp.take_along_axis(logits, valid_token, axis=1, mode="fill")[:, 0]

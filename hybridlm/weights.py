@@ -120,14 +120,12 @@ class Weights:
         save_checkpoint(target, texts.path, model, parameters, packed)
 
     def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: Fingerprint) -> None:
-        """Use other parameters of the same types, in the same order."""
         self._texts.params, self._texts.fingerprint = params, fingerprint
         paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
         self.decoder, _ = assemble(typed, {path: params[dotted(path)] for path, _ in paths})
         self._engine.replace_parameters(tuple(params.values()), fingerprint)
 
     def _require_replaceable(self, method: str) -> None:
-        """Raise ValueError if the weights cannot be replaced."""
         fault, advice = "", "load the other weights, or the adapter, instead"
         if not self._texts.has_vocabulary_head:
             fault = "this model has no vocabulary head"

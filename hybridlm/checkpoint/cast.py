@@ -58,7 +58,6 @@ def _new_block(size: int) -> mmap.mmap:
 
 
 def _free(block: mmap.mmap, start: int, size: int) -> None:
-    """Free the small pages inside an array."""
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
         block.madvise(mmap.MADV_DONTNEED, first, end - first)

@@ -204,7 +204,6 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
 ) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
-    """Return the files of indexed tensors, of other tensors, and notes."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -240,7 +239,6 @@ def _open_shards(
 
 
 def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return the predicate of tensors unread by the family."""
     try:
         family = family_of(config)
     except UnsupportedModel:

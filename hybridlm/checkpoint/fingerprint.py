@@ -131,7 +131,6 @@ Piece = tuple[Path, int, int]
 
 
 def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
-    """Yield pieces of all tensors, by name, in groups of about `BLOCK` bytes."""
     pieces: list[Piece] = []
     size = 0
     for name in sorted(directory.files):

@@ -89,7 +89,6 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    """Download files into huggingface_hub's cache; return the snapshot's folder."""
     # Imported here: it takes longer than loading a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

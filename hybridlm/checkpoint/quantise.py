@@ -179,7 +179,6 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
 def _plan(
     checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
-    """Return tensor -> matrices to be quantised, and the ragged tensors."""
     plan: dict[str, list[Quantised]] = {}
     refused: set[str] = set()
     for choice in choices:

@@ -168,7 +168,6 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
 
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
-    """Check that tensors cover the data without hole, overlap or rest."""
     position, predecessor = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:

@@ -92,7 +92,6 @@ def _read_tensors(file: _LimitedReads) -> Mapping[str, TensorInfo]:
 
 
 def _small(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return an entry's content, with a checked checksum."""
     _require_stored(entry)
     if entry.file_size > MAX_DIRECTORY_BYTES:
         raise ValueError(f"{entry.filename}: {entry.file_size} bytes, above the limit of {MAX_DIRECTORY_BYTES}")

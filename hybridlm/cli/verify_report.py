@@ -95,7 +95,6 @@ class VerifyReport:
         )
 
     def _exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives and their bytes per device."""
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged

@@ -41,7 +41,6 @@ def cores() -> int:
 
 
 def _processor() -> tuple[str, str]:
-    """Return the reported CPU name and vector instructions."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]

@@ -43,6 +43,5 @@ def sharded(
 
 
 def _pool(entry: Any) -> Pool | None:
-    """Return the first pool of an argument or result."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

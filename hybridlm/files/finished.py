@@ -113,7 +113,6 @@ def finished_files(folder: Path, part: int | None = None) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file; raises ValueError for another digest."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -177,7 +177,6 @@ class Grammars:
         return state
 
     def _matcher(self, text: str) -> "LLMatcher":
-        """Return a compiled grammar at its beginning; raises as `check`."""
         from llguidance import LLMatcher
 
         matcher = self._compiled.get(text)

@@ -87,7 +87,6 @@ class ProcessGroup:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        """Return all processes' JSON values, in order."""
         with self.waiting():
             self._store.set(f"{name}/{self.process}", json.dumps(value).encode())
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
@@ -230,7 +229,6 @@ class ProcessGroup:
                 self.messages.forget(pending.message)
 
     def _disagree(self, pending: PendingStep) -> None:
-        """Raise Disagreement with the different fields."""
         where = f"step {pending.number} ({pending.step}): processes have different operands, no row was written: "
         self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

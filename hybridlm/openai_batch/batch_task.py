@@ -141,7 +141,6 @@ def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
 
     @contextmanager
     def part(finished: FinishedTexts) -> Iterator[None]:
-        """Compute a part, independently of earlier parts."""
         current[:] = [finished]
         model.begin()
         yield

@@ -128,7 +128,6 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
-    """Return the request in a body; raises ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables, effort = _take_chat_fields(body) if chat else ({}, None)

@@ -56,7 +56,6 @@ def example_arguments(
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
-    """Return the dimensions of a step's masks after the lanes; None without masks."""
     if not shape.masked:
         return None
     words = mask_words(vocab_size)

@@ -277,7 +277,6 @@ class Programs:
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-        """Return a shape's step over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
         mesh = self.placement.mesh
         if self.placement.several_processes:

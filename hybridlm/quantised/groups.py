@@ -177,5 +177,4 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
 
 
 def _weight_of(match: re.Match[str]) -> str:
-    """Return the name of a torchao weight from a tensor's name."""
     return match[2] if match[1] is None else f"{match[1]}.{match[2]}"

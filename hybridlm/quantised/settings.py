@@ -180,7 +180,6 @@ _MERGED = frozenset({"weight_input", "weight_output"})
 
 
 def _places(transforms: Any) -> set[str]:
-    """Return the places of transforms; the text of an unreadable one."""
     locations = set[str]()
     for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
         applied = scheme.get("apply") if isinstance(scheme, dict) else None

@@ -46,7 +46,6 @@ class CaptureTable:
             self._write()
 
     def _write(self) -> None:
-        """Write the rows in memory, and the schema of a new file."""
         with naming(self._path, NO_ROOM):
             self._write_rows()
 

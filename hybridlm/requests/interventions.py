@@ -160,7 +160,6 @@ class Intervention:
 
 
 def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
-    """Return the fields `unit`, `mixer` and `array` of a state change."""
     if head is not None and array == "conv":
         raise ValueError(f"head: expected None for {array}, whose channels are not those of heads, got {head!r}")
     return None if head is None else _whole(head, "head"), None, array
@@ -187,7 +186,6 @@ def _numbers(value: Any, name: str) -> np.ndarray:
 
 
 def _runs(positions: Any) -> tuple[range, ...] | None:
-    """Return runs of consecutive positions, in order; None for all."""
     if positions is None:
         return None
     try:

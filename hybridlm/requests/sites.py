@@ -91,7 +91,6 @@ class ProbeSites:
         return replace(change, runs=runs, array=site.array, value=_replacement(site, change, where))
 
     def _ablated(self, change: Intervention, where: str) -> Any:
-        """Return the kind of the ablated unit, or raise ValueError."""
         units = self.units[change.layer]
         if change.kind == "ablate_expert":
             kinds, unit = [kind for kind in units if kind == "expert"], "expert"
@@ -115,7 +114,6 @@ class ProbeSites:
         return kinds[0]
 
     def _site(self, change: Intervention, where: str) -> StateSite:
-        """Return the site by array name or role, or raise ValueError."""
         sites = {array: site for (layer, array), site in self.states.items() if layer == change.layer}
         names = [name for name in sites if name == change.array]
         names = names or [name for name, site in sites.items() if site.state.role == change.array]

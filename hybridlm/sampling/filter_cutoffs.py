@@ -193,7 +193,6 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Run `filter_cutoffs` as a kernel, or with `interpret` by Pallas' interpreter."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape

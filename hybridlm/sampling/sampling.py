@@ -198,7 +198,6 @@ def sample_tokens(
 def _sampled_by_kernel(
     logits: Float32[Array, "lane vocab"], sampling: Sampling, positions: Int32[Array, "lane"]
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` by the CPU kernel."""
     keys = jax.vmap(lambda sampling, position: jax.random.key_data(_key(sampling, position)))(sampling, positions)
     limits = (jnp.asarray(limit) for limit in (sampling.top_k, sampling.top_p, sampling.min_p))
     return sample_rows(logits, jnp.asarray(sampling.temperature), *limits, keys, instructions=fastest())

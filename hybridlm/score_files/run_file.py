@@ -93,7 +93,6 @@ def _limits(task: RowTask, options: FileOptions) -> Limits:
 
 
 def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:
-    """Return everything that determines the output's bytes."""
     return {
         "input": f"sha256 {surveyed.sha256}",
         **task.origin,
@@ -106,7 +105,6 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
 
 
 def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """Return the rows, with faults for several completions and repeated ids."""
     faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
     faults |= {row.number: surveyed.repeated[row.number] for row in rows if row.number in surveyed.repeated}
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows

@@ -97,7 +97,6 @@ def _twice(hashes: "array[int]") -> set[int]:
 
 
 def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
-    """Return faults of repeated ids by row, among ids with these hashes."""
     first: dict[Id, int] = {}
     repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():

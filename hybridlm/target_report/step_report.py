@@ -84,7 +84,6 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
 
 
 def _array(param: Any) -> Any:
-    """Return a parameter's array, type, or packed weight."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
 
 
@@ -211,7 +210,6 @@ def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | N
 
 
 def _peak(kernels: Kernels, target: Target) -> float | None:
-    """Return the highest peak among the dtypes of the program's products."""
     dtypes = {BYTES_OF.get(kernel.dtype, "") for kernel in kernels.kernels if kernel.flops}
     peaks = [target.flops[name] for name in dtypes if name in target.flops]
     return max(peaks, default=max(target.flops.values(), default=math.nan)) if target.flops else None

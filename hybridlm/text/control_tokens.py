@@ -87,5 +87,4 @@ def _marked(token: str) -> str:
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Return an expression of any token, longest first."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

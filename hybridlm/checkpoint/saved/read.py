@@ -66,7 +66,6 @@ def read_saved(
 def _dequantised(
     saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
 ) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
-    """Return `_Reading.part` for a packed parameter that becomes plain."""
     layout = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
     assert layout is not None
     numbers = np.asarray(layout.build(partial(_rows, readings)).numbers())
@@ -194,7 +193,6 @@ class _Reading:
         return np.memmap(self._saved.path / tile.file, self.parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
-        """Compare completely read tiles with their checksums."""
         for tile, count in self._read.items():
             if tile not in self._verified and count >= math.prod(tile.shape):
                 self._compare(tile, self._mapped(tile))

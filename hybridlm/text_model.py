@@ -47,10 +47,9 @@ class LoadedFiles:
 
     Attributes:
         fingerprint: of configuration and weights.
-        tokenizer: None without one.
         eos_token_ids: of a completion.
         adapters: merged into the weights.
-        classifier: head of texts; None without.
+        classifier: head of texts, or None.
         has_vocabulary_head: False without logits of tokens.
     """
 
@@ -69,8 +68,7 @@ class TokenCounts(NamedTuple):
     Attributes:
         saved: tokens of shared beginnings.
         computed: prefilled or generated tokens.
-        step_tokens: tokens of the steps.
-        step_places: their token places, lanes x chunk each.
+        step_tokens, step_places: tokens of the steps, and their token places (lanes x chunk).
     """
 
     saved: int = 0
@@ -87,7 +85,6 @@ class TextModel:
     """A loaded model for scoring, decisions and files.
 
     Args:
-        files: of the checkpoint.
         params: in use, by dotted name.
         start: times, for the first answer.
 

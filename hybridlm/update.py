@@ -45,7 +45,7 @@ class ModelWeights:
     Attributes:
         config: of the whole model.
         dtype: of the matrices.
-        types: name -> shape, dtype and sharding in memory.
+        types: shape, dtype and sharding in memory, by name.
     """
 
     config: DecoderConfig

@@ -34,14 +34,9 @@ from models.ops.linear import LinearWeight
 class Weights:
     """The weights of a loaded model; `LM` describes arguments and errors.
 
-    Args:
-        texts: the model that uses the weights.
-        decoder: flax nnx module with the parameters.
-        files: contents of the checkpoint.
-
     Attributes:
-        decoder: the module, with the parameters in use.
-        source_fingerprint: fingerprint of the checkpoint with the merged adapters.
+        decoder: flax nnx module, with the parameters in use.
+        source_fingerprint: of the checkpoint with the merged adapters.
     """
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):

@@ -1,7 +1,4 @@
-"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
-
-A side is warmed up; another engine raises `SideFailed` if it cannot be measured.
-"""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
 
 import os
 import statistics

@@ -36,7 +36,6 @@ class Machine:
 
 
 def cores() -> int:
-    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -27,8 +27,8 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes; None for JAX's default device, or the target's first. Steps are only planned for an
-            abstract mesh.
+        mesh: with all axes; None for JAX's default device, or the target's first. For an abstract mesh steps are only
+            planned.
         target: absent machine to compile for; None for local devices.
         kernels: as in `load(kernels=)`.
     """
@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def share_threads(self) -> bool:
-        """Whether several devices are CPUs of this process: XLA gives them one thread pool."""
+        """True if several devices are CPUs of this process: XLA gives them one thread pool."""
         return isinstance(self.mesh, Mesh) and sum(device.platform == "cpu" for device in self.mesh.local_devices) > 1
 
     @property
@@ -105,7 +105,6 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def dimensions(self, array: Any) -> list[str | None]:
-        """Return the mesh axis of each dimension of an array, or None."""
         split = [] if self.mesh is None else list(array.sharding.spec)
         return split + [None] * (len(array.shape) - len(split))
 
@@ -179,7 +178,7 @@ ONE_DEVICE = Placement()
 
 
 def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
-    """Return the placement of `load(mesh=)`; None is JAX's default device.
+    """Return the placement of `load(mesh=)`.
 
     Raises:
         ValueError: other axes, lanes that do not divide over it, or a sanitizer on a mesh.

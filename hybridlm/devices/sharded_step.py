@@ -14,10 +14,9 @@ from ir_passes.contract.entries import ENTRIES
 def sharded(
     step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Any]:
-    """Return `step` as a function of arrays sharded over a mesh.
+    """Return `step`, which sees one device's lanes and rows, over a mesh.
 
-    The step sees the lanes and rows of one device. JAX checks (`check_vma`) that replicated results do not depend on
-    the device.
+    JAX checks (`check_vma`) that replicated results do not depend on the device.
 
     Args:
         step: positional arguments -> tuple.

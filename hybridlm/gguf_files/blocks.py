@@ -1,7 +1,7 @@
 """Codes and scales, by groups of columns, from the blocks of GGUF files.
 
-The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`. The product is exact in float32,
-so a number is rounded once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
+The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`, exact in float32 and so rounded
+once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
 """
 
 from collections.abc import Callable, Mapping, Sequence

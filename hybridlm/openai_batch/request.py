@@ -88,7 +88,7 @@ class OpenAIRequest:
         requests: engine requests, numbered from 0: choices of the first prompt, then of the second; empty for an echo
             alone.
         echo: repeat the prompt before each continuation.
-        top: report log-probabilities of tokens and this many most likely ones; None for none.
+        top: report log-probabilities of tokens and this many most likely ones, or None.
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 
@@ -190,7 +190,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     stop = body.take("stop", STRINGS, [])
     seed = body.take("seed", whole(-1, 2**64 - 1), -1)
     if seed == -1:  # no seed, as in vLLM
-        # It depends on the custom_id alone: lines differ, and the order of lines has no influence.
+        # By custom_id alone: lines differ, and their order has no influence.
         seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
     return SamplingParams(
         temperature=body.take("temperature", NUMBER, 1.0),

@@ -1,8 +1,8 @@
 """One step on a target: certificate, bytes, arithmetic, and floor.
 
 Floor: a step reads each weight and its tokens' embedding rows once, reads and writes the fixed-size states, reads
-earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing; a model may
-use fewer. Only matrix products with weights count as arithmetic.
+earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing. Only matrix
+products with weights count as arithmetic.
 """
 
 import math
@@ -45,7 +45,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     """Return a step's floor; None for moves of rows.
 
     Args:
-        model: on one device; parameters may be abstract.
+        model: on one device; may be abstract.
         cache_dtype: of convolution states and KV cache.
         context: positions after a generating or verifying step; prompts and texts begin at 0.
     """
@@ -108,7 +108,6 @@ class StepReport:
         name: of the shape.
         lanes, tokens: 0 for moves of states.
         failed: reason of XLA without a program.
-        certificate: of the compiled step.
         kernels: operations outside data-dependent loops.
         repeated: operations in these loops, in all iterations.
         turns: iterations of each such loop over KV cache blocks at the report's context; uniform routing needs no

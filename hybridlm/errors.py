@@ -16,7 +16,6 @@ class ItemError(RuntimeError):
         return type(self), self._arguments
 
     def of(self, item: str) -> Self:
-        """Return the error with another name of the item."""
         return type(self)(item, *self._arguments[1:])
 
 

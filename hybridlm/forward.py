@@ -80,7 +80,6 @@ LAYERS = "layers"
 
 
 def _listed(tree: Any, beginning: str = "") -> str:
-    """Return name, dtype and shape of each array of a pytree, in lines."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
@@ -377,7 +376,6 @@ def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
 
 
 def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
-    """Return KV caches with the visited positions of the pages."""
     if array.positions_axis is None:
         return x
     axis, lanes = 1 + array.positions_axis, len(cache)

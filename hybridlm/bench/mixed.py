@@ -1,6 +1,6 @@
-"""Requests with different prompt and completion lengths, submitted together.
+"""Requests with log-normal prompt and completion lengths, submitted together.
 
-Lengths are log-normal. End tokens are ignored, so that engines compute the same tokens.
+End tokens are ignored, so that engines compute the same tokens.
 """
 
 import time

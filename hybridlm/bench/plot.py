@@ -56,6 +56,5 @@ def _panel(begin: int, label: str, lanes: Sequence[int], series: Series, minimum
 
 
 def _tick(highest: float) -> float:
-    """Return a round distance of about five grid lines."""
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
     return next(power * factor for factor in (0.2, 0.5, 1.0, 2.0) if highest / (power * factor) <= 6)

@@ -1,7 +1,4 @@
-"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
-
-A side is warmed up; another engine raises `SideFailed` if it cannot be measured.
-"""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
 
 import os
 import statistics
@@ -74,7 +71,6 @@ class Measured:
         return next(timing.seconds for timing in self.timings if timing.name == side)
 
     def speed(self, side: str) -> float:
-        """Tokens per second."""
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:

@@ -1,4 +1,4 @@
-"""`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
+"""`hybridlm bench`: throughput, compared with the machine's limits and other engines."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -91,7 +91,7 @@ class Engines:
                 require_extra(f"--against {engine}", package, "bench")
 
     def own_sides(self, model: str) -> dict[str, str]:
-        """Return side -> checkpoint of this library's sides, the model first."""
+        """Return the checkpoints of this library's sides by name, the model first."""
         paths = self.copies or []
         sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in paths}
         if len(sides) <= len(paths):
@@ -99,7 +99,6 @@ class Engines:
         return sides
 
     def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
-        """Return the other engines' sides."""
         sides: list[Side] = []
         for engine in self.against or []:
             if engine is Against.LLAMA_CPP:

@@ -188,7 +188,6 @@ def _chat_ids(lm: LM, message: str | list[Any], chat: Chat, variables: dict[str,
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
-    """Yield events; add requests with a full context to `full`."""
     for event in events:
         completion = event.completion
         if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:

@@ -65,7 +65,6 @@ def standard_output() -> Iterator[None]:
 
 
 def concerns_standard_output(error: BaseException) -> bool:
-    """Whether it is an error of writing to standard output."""
     return isinstance(error, OSError) and error.filename == NAME
 
 

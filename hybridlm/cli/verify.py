@@ -126,7 +126,7 @@ def verify(
 
 
 def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engine, VerifyReport]:
-    """Return the engine of a model and its report; raises ValueError for contradictory options."""
+    """Return a model's engine and report; raises ValueError for contradictory options."""
     model, config, recipe = subject.model, subject.config, subject.recipe()
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")

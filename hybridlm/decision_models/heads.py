@@ -24,9 +24,7 @@ MAX_OPTIONS = 1024
 
 @dataclass(frozen=True)
 class SlotHead:
-    """A linear head with one row per option: of `jev`, pplx-decider and d3.
-
-    Scores are summed in float64 per question.
+    """A linear head with one row per option, of `jev`, pplx-decider and d3; sums are in float64.
 
     Attributes:
         weight: float32 [rows, hidden].

@@ -122,11 +122,7 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
 
 
 class DecidedDrafter:
-    """A user's drafter; process 0 decides for all processes.
-
-    Args:
-        decide: returns its argument's result in process 0.
-    """
+    """A user's drafter; process 0 decides for all processes by `decide`."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, decide: Callable[[Callable[[], list[int]]], list[int]]):
         self._drafter, self._vocab_size, self._decide = drafter, vocab_size, decide

@@ -13,7 +13,7 @@ from hybridlm.rows.snapshot import Snapshot
 from hybridlm.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """Checks inputs against the limits of one model.
 

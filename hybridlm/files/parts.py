@@ -1,8 +1,8 @@
 """Parts of an unfinished output, for a killed run to continue.
 
 `OUTPUT.parts/` holds `lock`, `manifest.jsonl`, part files, and results of the current part. The manifest's first line
-is the origin; each further line records a part and reaches the disk after it. A part without a record does not exist.
-The last line marks a complete output.
+is the origin; each further line records a part and reaches the disk after it; the last marks a complete output. A part
+without a record does not exist.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ FORMAT = 1
 """Version of the manifest; others are refused."""
 
 Origin = Mapping[str, str | int]
-"""Name -> value of everything that the output's bytes depend on."""
+"""Everything that the output's bytes depend on, by name."""
 
 
 Contents = Sequence[Callable[[], bytes]]
@@ -38,11 +38,11 @@ class PartRecord:
     """The record of a part in the manifest.
 
     Attributes:
-        rows, tokens: rows, and tokens of those without an error.
+        tokens: of rows without an error.
         errors: rows with an error.
-        error: first error.
+        error: the first.
         bytes, sha256: of its file.
-        generated: generated tokens.
+        generated: tokens.
         saved: tokens saved by common beginnings.
         shifted: completions scored from within the prompt.
         size: bytes of text.
@@ -131,7 +131,7 @@ class Parts:
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return the manifest's complete lines; remove an incomplete line after a power failure."""
+        """Return the manifest's complete lines; remove an incomplete one after a power failure."""
         content = self._manifest.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
         if len(lines) != len(content):
@@ -142,9 +142,9 @@ class Parts:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
     def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, **counts: int) -> None:
-        """Write the next part durably; `counts` are other fields of its record.
+        """Write the next part durably; a failure leaves earlier parts unharmed.
 
-        A failure leaves earlier parts unharmed.
+        `counts` are other fields of its record.
         """
         sha256 = hashlib.sha256(content).hexdigest()
         part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)

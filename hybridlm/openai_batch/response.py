@@ -95,12 +95,10 @@ def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
-    """Return the original text of a prompt, or decoded token ids."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return token offsets; `end` after a stop string."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []

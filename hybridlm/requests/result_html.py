@@ -9,7 +9,7 @@ from hybridlm.text.tokenizer import Tokenizer
 MAX_TOKENS_SHOWN = 2000
 """Notebooks store every output."""
 MAX_NLL = 12.0
-"""Negative log-probability of the darkest colour: a chance of 6 in a million."""
+"""Negative log-probability of the darkest colour: 6 in a million."""
 
 
 def strip(
@@ -48,7 +48,7 @@ def preformatted(text: str) -> str:
 
 
 def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token: arrows for line ends, U+FFFD for partial characters."""
+    """Return each token's text: arrows for line ends, U+FFFD for partial characters."""
     if tokenizer is None:
         return [str(int(token)) for token in token_ids]
     texts = (tokenizer.decode([token], skip_special_tokens=False) for token in token_ids)

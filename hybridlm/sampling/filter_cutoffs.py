@@ -20,12 +20,11 @@ from models.sharding.varying import varying_like
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
-"""Bits of a weighed cutoff per pass without the kernel.
-
-With more sums, XLA:GPU writes the weights of a small vocabulary in each pass.
+"""Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
+each pass.
 """
 MAX_BLOCK = 2048
-"""Logits per read: they fit into registers with the sums of a digit."""
+"""Logits per read: they fit into registers with a digit's sums."""
 MIN_VOCAB = 16
 MIN_LANES = 64
 """Minimum lanes for the kernel: an instance uses one of a GPU's 58 to 150 processors, the plain form all."""
@@ -44,7 +43,7 @@ KERNEL = Kernel("filter_cutoffs_kernel", ("gpu",), unsupported)
 
 
 def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
-    """Map floats to integers of the same order, equal for equal ones."""
+    """Map floats to integers of the same order; equal floats to equal ones."""
     bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -56,8 +55,7 @@ def filter_cutoffs_kernel(
     """Find the least logit that one lane's filters keep.
 
     Args:
-        temperature, top_k, top_p: of all lanes.
-        highest: largest logits of all lanes.
+        temperature, top_k, top_p, highest: of all lanes.
         logits: [vocab], of this lane.
         out: [1], `ordered` of the cutoff.
         block: logits per read.
@@ -116,10 +114,7 @@ def filter_cutoffs(
     """Return `ordered` of the least logit that top_k, then top_p keep; ties are kept together.
 
     Args:
-        logits: before the temperature.
-        highest: largest logits.
-        temperature: above 0.
-        top_k, top_p: as in `sampling.Sampling`.
+        logits: before the temperature, which is above 0.
         devices: decide whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
@@ -141,7 +136,7 @@ def filter_cutoffs(
 def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
     """Return the inverse of `ordered`: -inf below all numbers, NaN above.
 
-    A subnormal number becomes the next larger normal one, because many devices flush it to zero.
+    A subnormal number becomes the next larger normal one: many devices flush it to zero.
     """
     zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
     order = jnp.where((order > zero) & (order < normal), normal, order)
@@ -198,7 +193,6 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Run `filter_cutoffs` as a kernel, or with `interpret` by Pallas' interpreter."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape

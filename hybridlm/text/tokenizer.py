@@ -197,14 +197,14 @@ class Tokenizer:
             skip_special_tokens: without special tokens.
             keep_tool_markers: except with "tool" or "function" in their name (<tool_call>, ...).
         """
-        if not skip_special_tokens:
-            return frozenset()
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(
-            key
-            for key, token in added.items()
-            if token.special and not (keep_tool_markers and any(word in token.content.lower() for word in TOOL_WORDS))
-        )
+        return self._special_ids[keep_tool_markers] if skip_special_tokens else frozenset()
+
+    @cached_property
+    def _special_ids(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Ids of all special tokens, and of those that are no tool markers."""
+        special = {key: token for key, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        tools = {key for key, token in special.items() if any(word in token.content.lower() for word in TOOL_WORDS)}
+        return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
         """Return the text of token ids.

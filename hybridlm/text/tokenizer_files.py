@@ -172,7 +172,6 @@ def _is_own(key: str) -> bool:
 
 
 def _take_dict(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    """Remove and return an object of the settings; {} without one."""
     return settings.pop(key) if isinstance(settings.get(key), dict) else {}
 
 

@@ -1,7 +1,4 @@
-"""Commands for the rows of a file: score, decide, classify, embed, divergence and batch.
-
-Their options are the fields of a task and of `FileOptions`.
-"""
+"""Commands for the rows of a file; their options are fields of a task and of `FileOptions`."""
 
 import inspect
 import time
@@ -50,8 +47,8 @@ def file_command(
         summary: first paragraph of the help.
         input, output: `typer.Argument` or `typer.Option`.
         items: plural word for the rows.
-        options: options of `hybridlm.load`.
-        **defaults: different defaults of these options.
+        options: of `hybridlm.load`.
+        **defaults: of these options.
     """
 
     def command(loading: Loading, *, model: str, input: Path, output: Path, work: Any, run: FileOptions) -> None:

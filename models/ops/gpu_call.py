@@ -1,7 +1,6 @@
 """Calls of GPU kernels: the only file that names Pallas' backend for GPUs.
 
-The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton. Another backend replaces this
-file; the kernels themselves are written in Pallas' language.
+The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,9 +58,8 @@ def gpu_call(
     """Return a function of arrays that runs a kernel.
 
     Args:
-        kernel: the function of references, or a `partial` of it; certificates list it by its name.
-        grid_spec: a `pallas.GridSpec`.
-        out_shape: as for `pallas_call`.
+        kernel: the function of references, or a `partial` of it; certificates list its name.
+        grid_spec, out_shape: as for `pallas_call`.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
         interpret: run by Pallas' interpreter, on any platform.
@@ -101,25 +99,14 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Load values of a kernel's memory where a condition is true, else zeros.
-
-    Args:
-        condition: bool, of the shape of the place up to broadcasting.
-        ref: place, by `ref.at[...]`.
-    """
+    """Load from the place `ref.at[...]` where a condition of its shape (up to broadcasting) is true, else zeros."""
     from jax.experimental.pallas import triton as plgpu
 
     return plgpu.load(ref, mask=jnp.broadcast_to(condition, ref.shape), other=0.0)
 
 
 def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to a kernel's memory where a condition is true.
-
-    Args:
-        condition: bool, of the shape of the value up to broadcasting.
-        ref: place, by `ref.at[...]`.
-        value: of the shape of the place.
-    """
+    """Write a value to the place `ref.at[...]` where a condition of its shape (up to broadcasting) is true."""
     from jax.experimental.pallas import triton as plgpu
 
     plgpu.store(ref, value, mask=jnp.broadcast_to(condition, value.shape))

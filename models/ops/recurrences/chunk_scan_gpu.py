@@ -145,17 +145,7 @@ def _parts(keys: int) -> list[Any]:
 def chunk_scan(
     inputs: RecurrenceInputs, operands: ScanOperands, *, keep_state: bool, interpret: bool
 ) -> RecurrenceOutputs:
-    """Carry the state of every lane through all chunks.
-
-    Args:
-        inputs: of the recurrence.
-        operands: tokens in chunks; padding changes no state.
-        keep_state: write no new state.
-        interpret: by Pallas' interpreter.
-
-    Returns:
-        Outputs and the new state, None with `keep_state`.
-    """
+    """Carry the state of every lane through all chunks; return outputs and new state, None with `keep_state`."""
     from jax.experimental import pallas as pl
 
     (_, heads, values, keys), slots = inputs.state.shape, inputs.slots

@@ -84,7 +84,6 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Read true or false."""
         value = self.get(name)
         if value is None:
             return default

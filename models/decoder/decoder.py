@@ -55,11 +55,9 @@ class PostNorm:
     in_front: bool = False
 
     def shard(self, devices: Devices) -> "PostNorm":
-        """Return the config of one device's shard."""
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
-        """Build the inner layer; `Branch` puts the norm behind it."""
         return self.inner.build(hidden, rngs)
 
 
@@ -147,7 +145,6 @@ class Branch(nnx.Module):
             return y if self.post_norm is None else self.post_norm(y), state
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
-        """Commit the branch's state, as `Stateful.commit`."""
         return self.inner.commit(pending, info, state)
 
 
@@ -171,7 +168,6 @@ class Layer(nnx.Module):
         return x, tuple(states)
 
     def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """Commit the state of every branch, as `Stateful.commit`."""
         entries = zip(self.branches, pending, state, strict=True)
         return tuple(traced_once(branch, "commit", new, info, old) for branch, new, old in entries)
 
@@ -241,11 +237,9 @@ class Decoder(Stateful):
         return state_size(self.stateful(), dtype)
 
     def stateful(self) -> list[Stateful]:
-        """Return the layers of all branches, with or without state."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers with state and without `commit`."""
         return [inner for layer in self.stateful() for inner in layer.without_commit()]
 
     def sites(self) -> tuple[dict[str, int], ...]:

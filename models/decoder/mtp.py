@@ -52,16 +52,13 @@ class MtpHead(Stateful):
         self.hidden_size = size
 
     def state_arrays(self) -> Any:
-        """Return a `StateArray` for each array of the head's `MtpState`."""
         layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
         return MtpState(layer, state_array(jnp.float32, role="hidden", hidden=self.hidden_size))
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers without `commit` in its layer's branches."""
         return [layer for branch in self.layer.branches for layer in branch.inner.without_commit()]
 
     def commit(self, pending: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
-        """Return the state after the accepted tokens."""
         newest = _newest(pending.hidden, info.lengths, take_rows(state.hidden, info.slots))
         layer = self.layer.commit(pending.layer, info, state.layer)
         return MtpState(layer, put_rows(state.hidden, info.slots, newest))
@@ -98,11 +95,9 @@ class MtpDecoder(Decoder):
         self.mtp = MtpHead(config, rngs)
 
     def state_arrays(self) -> tuple:
-        """Return the arrays of the layers, then of the head."""
         return (*super().state_arrays(), self.mtp.state_arrays())
 
     def stateful(self) -> list[Stateful]:
-        """Return all layers and the head."""
         return [*super().stateful(), self.mtp]
 
     def run(
@@ -133,7 +128,6 @@ class MtpDecoder(Decoder):
         kv_blocks: Int32[Array, ""] | int,
         slots: Slots = None,
     ) -> tuple:
-        """Return the state of decoder and head after the accepted tokens, as `Decoder.commit`."""
         layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks, slots)
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         return (*layers, self.mtp.commit(pending[-1], info, state[-1]))

@@ -47,7 +47,6 @@ class MoeConfig:
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
-        """Return one device's config: its experts and columns."""
         experts = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
         return shard_config(self, devices, "width", "shared_width", others=(experts,))
 

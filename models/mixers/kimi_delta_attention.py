@@ -49,12 +49,10 @@ class KimiDeltaAttentionConfig:
 
     @property
     def width(self) -> int:
-        """Numbers of all heads of a token."""
         return self.heads * self.head_size
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values."""
         return 3 * self.width
 
     @property
@@ -67,7 +65,6 @@ class KimiDeltaAttentionConfig:
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return KimiDeltaAttention(self, hidden, rngs)
 
 
@@ -115,11 +112,9 @@ class KimiDeltaAttention(Recurrent):
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads, each with a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
-        """Return the inputs of the recurrence and the output gate of each token."""
         devices = self.config.devices
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...], devices))
         return DeltaTokens(linear(x, self.in_proj_qkv[...], devices), self.log_decay(x), beta), self.gate(x)
@@ -127,7 +122,6 @@ class KimiDeltaAttention(Recurrent):
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        """Run convolution and delta rule over the tokens; return the outputs and the new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         out, recurrent = run_delta_rule(mixed, c.heads, tokens, info, state.recurrent, c.devices)
@@ -139,6 +133,5 @@ class KimiDeltaAttention(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Norm and gate the outputs of the heads, and project them to the residual stream."""
         gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], self.config.devices)

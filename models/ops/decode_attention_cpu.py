@@ -59,7 +59,6 @@ AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
 
 
 def unsupported(inputs: AttentionInputs, value_size: int) -> str | None:
-    """Return the reason to reject the operands, or None."""
     keys, values = inputs.caches
     if any(vectors is not None and vectors.dtype != jnp.float32 for vectors in inputs[:3]):
         return "queries, keys or values of another dtype than float32"

@@ -43,7 +43,6 @@ def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
 
 
 def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
@@ -85,12 +84,10 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def part_count(heads: int, context: int) -> int:
-    """Return the number of parts of the positions."""
     return min(-(-MIN_INSTANCES // heads), context // KV_BLOCK)
 
 

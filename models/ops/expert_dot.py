@@ -109,7 +109,6 @@ def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: Expe
 
 
 def _take(weight: ExpertWeights | QuantisedWeight, select: Callable[[Array], Array]) -> Float[Array, "*place out in"]:
-    """Return the matrices that `select` takes from an array of experts."""
     return weight.each(select).numbers() if isinstance(weight, QuantisedWeight) else select(weight)
 
 

@@ -35,7 +35,6 @@ MAX_WARP_NUMBERS = 1 << 13
 
 
 def unsupported(weight: Any, gated: bool = False) -> str | None:
-    """Return the reason to reject weights `[expert, out, in]`, or None."""
     if any(size % MIN_ROWS for size in weight.shape[1:]) or (gated and weight.shape[1] % (2 * MIN_ROWS)):
         return f"matrices of {weight.shape[1:]}: expected multiples of {MIN_ROWS}, for gate and up each"
     return unsupported_weight(weight)

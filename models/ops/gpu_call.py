@@ -31,7 +31,6 @@ def shared_memory() -> int:
 
 
 def has_tensor_memory() -> bool:
-    """Return True if the traced GPU has tensor memory."""
     return not TENSOR_MEMORY.isdisjoint(_device_names())
 
 
@@ -94,7 +93,6 @@ def gpu_call(
 
 
 def rows_bytes(pool: jax.Array, lanes: int) -> int:
-    """Return the bytes of the rows of all lanes in a pool."""
     return lanes * pool.size // pool.shape[0] * pool.dtype.itemsize
 
 
@@ -113,5 +111,4 @@ def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
 
 
 def _sizes(arrays: Sequence[Any]) -> dict[int, int]:
-    """Return the number of each array -> its bytes."""
     return {number: array.size * array.dtype.itemsize for number, array in enumerate(arrays)}

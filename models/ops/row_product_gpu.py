@@ -54,7 +54,6 @@ MIN_INSTANCES = 128
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Return the reason to reject operands `[*rows, in]` and `[out, in]`, or None."""
     rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
     if plain and rows > MAX_PLAIN_ROWS:
         return f"{rows} rows: expected at most {MAX_PLAIN_ROWS}, or a packed weight"

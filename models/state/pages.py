@@ -15,7 +15,6 @@ Pages = Int32[Array, "lane block"]
 
 
 def kv_blocks(positions: int) -> int:
-    """Return the number of pages for `positions` positions."""
     return -(-positions // KV_BLOCK)
 
 
@@ -28,7 +27,6 @@ def context_pages(context: int) -> int:
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of the pages of a sequence of `context` tokens."""
     return context_pages(context) * KV_BLOCK
 
 

@@ -94,7 +94,6 @@ class LaneInfo(NamedTuple):
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Return the outputs of a mixer's heads after the hooks."""
         return x if self.hooks is None else self.hooks.heads(x, self.layer, kind)
 
 

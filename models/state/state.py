@@ -100,7 +100,6 @@ class StateArray:
         return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
 
     def zeros(self, rows: int, pages: int, dtype: DTypeLike) -> Array:
-        """Allocate the array."""
         array = self.of(rows, pages, dtype)
         return jnp.zeros(array.shape, array.dtype)
 
@@ -109,7 +108,6 @@ class StateArray:
         return math.prod(size for _, size in self.sizes if size is not None) * self._item(dtype)
 
     def unused_bytes(self, dtype: DTypeLike) -> int:
-        """Return the bytes of the zeros of `unused`."""
         return self.bytes(dtype) * self.unused // (self.sizes[-1][1] or 1)
 
     def formula(self, dtype: DTypeLike) -> str:
@@ -156,7 +154,6 @@ class ConvRecurrentState(NamedTuple):
 
 
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
-    """Describe the arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
         state_array(role="conv", tap=kernel - 1, channel=channels),
         state_array(jnp.float32, value_head=(Segment(heads, heads),), value=value, key=key),
@@ -252,7 +249,6 @@ def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
 
 
 def _fields(arrays: Any) -> list[tuple[str, StateArray]]:
-    """Return the arrays with the names of their fields."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
 

@@ -68,7 +68,6 @@ def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
 
 
 def power_of_two(tokens: int) -> int:
-    """Return the least power of two >= `tokens`."""
     return 1 << (tokens - 1).bit_length()
 
 

@@ -56,7 +56,6 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    """Return why the kernel rejects operands in such chunks, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"

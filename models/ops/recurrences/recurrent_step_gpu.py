@@ -26,7 +26,6 @@ MAX_KEY = 256
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"

@@ -125,7 +125,7 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch: `x + inner(norm(x))`, as in `PostNorm`, or `x + inner(x)` for a layer with its norm."""
+    """Residual branch `x + inner(norm(x))`, or as in `PostNorm`; no norm for `norms_input`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
@@ -353,6 +353,6 @@ class Decoder(Stateful):
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
-        """Compute the logits of rows of the final residual stream, accumulated in float32; on a shard its rows."""
+        """Compute logits of rows of the final residual stream, in float32; a shard its rows."""
         with jax.named_scope("head"):
             return scaled(linear(hidden, self.head[...], self.config.devices), self.config.logits_multiplier)

@@ -66,16 +66,9 @@ class MtpHead(Stateful):
     def __call__(
         self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
-        """Run the valid pairs.
+        """Run the valid pairs, of embedded tokens and hidden states of the previous tokens.
 
-        Args:
-            embedded: embeddings of the pairs' tokens.
-            hidden: hidden states of the previous tokens.
-            info: of the pairs.
-            state: of the layer's branches.
-
-        Returns:
-            The head's hidden states, after its norm, and the state of the layer's branches.
+        Return the head's hidden states, after its norm, and the state of the layer's branches.
         """
         pairs = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = linear(jnp.concatenate(pairs, axis=-1), self.fc[...], self.devices)
@@ -146,15 +139,8 @@ class MtpDecoder(Decoder):
         """Run the head on pairs of a token and the previous token's hidden state.
 
         A pair has the position of its hidden state: RoPE depends only on differences of positions, and the first token
-        of a sequence, which has no pair, needs no masked row in the KV cache.
-
-        Args:
-            tokens, lengths, positions, kv_blocks, slots, pages: as for a decoder. A token at position 0 has no pair.
-            hidden: hidden states of the previous tokens, from decoder or head; not read without a pair.
-            state: of the layer's branches.
-
-        Returns:
-            The head's hidden states, for logits of the token after each pair, and the layer's state.
+        of a sequence, which has no pair, needs no masked row in the KV cache. Return hidden states, for logits of the
+        token after each pair, and the layer's state.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -166,10 +152,8 @@ class MtpDecoder(Decoder):
 def _newest(history: Activations, lengths: Lengths, old: Float32[Array, "lane hidden"]) -> Array:
     """Return the hidden state of each lane's last token.
 
-    Args:
-        history: hidden states of the last token before the step, and of the step's tokens.
-        lengths: tokens of each lane.
-        old: result for lanes without a token, bit for bit.
+    `history` has hidden states of the last token before the step, and of the step's tokens. Lanes without a token get
+    `old`, bit for bit.
     """
     last = jnp.take_along_axis(history, lengths[:, None, None], axis=1, mode="fill")[:, 0]
     return jnp.where(lengths[:, None] > 0, last, old)

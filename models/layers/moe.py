@@ -24,13 +24,10 @@ class MoeConfig:
     """Sizes of a mixture of experts.
 
     Attributes:
-        router: of experts.
         width: of each expert (`moe_intermediate_size`).
         shared_width: of the shared expert, or 0.
         shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
-        activation: of all experts.
         latent: width of a projection of the token for routed experts; None for the token.
-        devices: widths are local; the router chooses among all experts.
     """
 
     router: RouterConfig

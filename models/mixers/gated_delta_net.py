@@ -35,7 +35,6 @@ class GatedDeltaNetConfig:
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
             eigenvalues).
-        devices: of the sharded layer; the heads are local.
     """
 
     key_heads: int

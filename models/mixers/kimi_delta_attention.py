@@ -1,7 +1,7 @@
 """Kimi Delta Attention (KDA, arXiv:2510.26692): gated delta rule with a decay per key channel.
 
-It shares only the recurrence with Gated DeltaNet: queries, keys and values have equal numbers of heads, the decay is
-projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+Queries, keys and values have equal numbers of heads, the decay is projected to every channel, through a bottleneck or
+directly, and the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,9 @@ class KimiDeltaAttentionConfig:
 
     Attributes:
         heads, head_size: of queries, keys and values alike.
-        kernel: taps of the convolution.
         eps: of the norm of the output.
         bottleneck: rank of the projections of decay and output gate; None for full matrices.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
-        devices: of the sharded layer; the heads are local.
     """
 
     heads: int

@@ -35,7 +35,6 @@ class LatentAttentionConfig:
         eps: of the norms of compressed entries and query.
         score_factor: on scores, besides the inverse square root of the query size.
         query_rank: `q_lora_rank`, compressed query; None for a direct projection.
-        devices: heads are local, compressed rows replicated.
     """
 
     heads: int

@@ -29,14 +29,10 @@ class Mamba1Config:
     """Sizes and variants of a Mamba layer.
 
     Attributes:
-        width: inner width.
         state_size: size of B and C, and of the state per channel.
         rank: size of the compressed time step (`time_step_rank`).
-        kernel: taps of the short convolution.
-        conv_bias: the convolution adds a bias.
         norms: RMS norms of time step, B and C: "none", "plain" without weights, or "weighted".
         eps: of these norms.
-        devices: of the model; the layer is replicated.
     """
 
     width: int

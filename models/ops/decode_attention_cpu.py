@@ -41,7 +41,6 @@ class AttentionInputs(NamedTuple):
         query: scaled queries, `[lane, token, head, key]`.
         key, value: `[lane, token, kv_head, size]`; value None: the first numbers of the key.
         caches: of keys and values.
-        lengths: real tokens.
         positions: of first tokens.
         pages: page table; written pages belong to one lane.
     """
@@ -83,7 +82,6 @@ def decode_attention_cpu(
     page are not written.
 
     Args:
-        value_size: of a value.
         window: number of positions that a token sees, its own included; None for all.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 

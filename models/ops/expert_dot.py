@@ -122,7 +122,7 @@ def _precision(weight: ExpertWeights | QuantisedWeight) -> lax.Precision | None:
 
 
 def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Gather a matrix for every row: the form for the few rows of a decode step."""
+    """Gather a matrix for every row: for the few rows of a decode step."""
     matrices = _take(weight, lambda array: array[expert]).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, x.astype(weight.dtype).astype(jnp.float32))
 
@@ -142,7 +142,7 @@ def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, ex
 def block_form(
     x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, block: int = BLOCK
 ) -> ExpertRows:
-    """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
+    """Sort rows by expert, fill groups up to whole blocks, and multiply by blocks."""
     count, experts = x.shape[0], weight.shape[0]
     blocks = count // block + min(count, experts)
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)

@@ -107,7 +107,7 @@ def expert_rows_kernel(
 
 
 def tile_rows(count: int, experts: int) -> int:
-    """Return the rows of a tile: twice the mean of the experts, in powers of two."""
+    """Return the rows of a tile: twice the mean, in powers of two."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
 
 
@@ -126,9 +126,9 @@ def expert_rows(
     *,
     interpret: bool,
 ) -> Float32[Array, "row *choice result"]:
-    """Multiply each row by the matrix of its expert, or of each of its experts; arguments as for `expert_dot`.
+    """Multiply each row by the matrix of its expert, or of each of its experts.
 
-    Rows are in any order and rounded to the dtype of the weights.
+    Arguments as for `expert_dot`. Rows are in any order and rounded to the dtype of the weights.
     """
     from jax.experimental import pallas as pl
 

@@ -97,14 +97,17 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Load from the place `ref.at[...]` where a condition of its shape (up to broadcasting) is true, else zeros."""
+    """Load from a place (`ref.at[...]`) where a condition is true, else zeros.
+
+    The condition has the place's shape up to broadcasting.
+    """
     from jax.experimental.pallas import triton as plgpu
 
     return plgpu.load(ref, mask=jnp.broadcast_to(condition, ref.shape), other=0.0)
 
 
 def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to the place `ref.at[...]` where a condition of its shape (up to broadcasting) is true."""
+    """Write a value to a place (`ref.at[...]`) where a condition is true."""
     from jax.experimental.pallas import triton as plgpu
 
     plgpu.store(ref, value, mask=jnp.broadcast_to(condition, value.shape))

@@ -94,7 +94,7 @@ class StateArray:
         return next((axis for axis, (_, size) in enumerate(self.sizes) if size is None), None)
 
     def of(self, rows: int, pages: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """Return the array's type in a pool of `rows` rows, or of `pages` pages if it grows."""
+        """Return the array's type in a pool of rows, or of pages if it grows."""
         shape = (KV_BLOCK if size is None else size for _, size in self.sizes)
         count = pages if self.grows else rows
         return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))

@@ -71,7 +71,7 @@ KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
-    """Carry some rows of the state of one lane and head through the chunks with real tokens.
+    """Carry some state rows of one lane and head through the chunks with real tokens.
 
     Args:
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
@@ -144,7 +144,7 @@ def _parts(keys: int) -> list[Any]:
 def chunk_scan(
     inputs: RecurrenceInputs, operands: ScanOperands, *, keep_state: bool, interpret: bool
 ) -> RecurrenceOutputs:
-    """Carry the state of every lane through all chunks; return outputs and new state, None with `keep_state`."""
+    """Carry the state of every lane through all chunks; no new state with `keep_state`."""
     from jax.experimental import pallas as pl
 
     (_, heads, values, keys), slots = inputs.state.shape, inputs.slots

@@ -93,7 +93,7 @@ def recurrent_step(
     keep_state: bool = False,
     interpret: bool,
 ) -> RecurrenceOutputs:
-    """Run a few tokens of every lane; return outputs and the new state, None with `keep_state`.
+    """Run a few tokens of every lane; no new state with `keep_state`.
 
     Args:
         inputs: operands of the step.

@@ -51,7 +51,6 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """Return one device's config: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":

@@ -128,7 +128,7 @@ class Attention(Stateful):
     def __call__(
         self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
     ) -> tuple[Float32[Array, "lane token out"], KVCache]:
-        """Append keys and values of real tokens to the KV cache, and attend causally, within the window."""
+        """Append keys and values of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

@@ -153,7 +153,6 @@ class SharedBlockMamba(Stateful):
         return self.block.attention.sites() | self.mamba.sites()
 
     def __call__(self, x: Activations, info: LaneInfo, state: SharedBlockState) -> tuple[Activations, SharedBlockState]:
-        """Call the block, then run the Mamba2 layer."""
         assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
         axes = self.config.devices.several((MODEL,))
         block = self.block
@@ -170,6 +169,5 @@ class SharedBlockMamba(Stateful):
         return y, SharedBlockState(cache, mamba)
 
     def commit(self, pending: SharedBlockState, info: LaneInfo, state: SharedBlockState) -> SharedBlockState:
-        """Return both layers' state after the accepted tokens."""
         cache = self.block.attention.commit(pending.attention, info, state.attention)
         return SharedBlockState(cache, self.mamba.commit(pending.mamba, info, state.mamba))

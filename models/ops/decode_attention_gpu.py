@@ -1,9 +1,9 @@
 """GPU kernel: attention over a KV cache, read once for each tile of query rows.
 
 Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
-rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Few
-tokens are one tile; a tile of a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work
-at every length; a row's bits do not depend on other rows. Later cache entries, stale or NaN, have no influence.
+rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). A tile of
+a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every length; a row's bits
+do not depend on other rows. Later cache entries, stale or NaN, have no influence.
 """
 
 from functools import partial
@@ -43,7 +43,6 @@ def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
 
 
 def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
@@ -59,12 +58,7 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
     """Return the query rows of a tile, or None if none fit.
 
-    All rows of a head, or the most of 64, 32 and 16 that divide them.
-
-    Args:
-        rows: of a key/value head.
-        size, value_size: of a key and a value.
-        itemsize: bytes of a number of the cache.
+    All rows of a key/value head, or the most of 64, 32 and 16 that divide them.
     """
     limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
     tiles = [rows, *(tile for tile in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if rows % tile == 0)]
@@ -90,12 +84,10 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def part_count(heads: int, context: int) -> int:
-    """Return the number of parts of the positions."""
     return min(-(-MIN_INSTANCES // heads), context // KV_BLOCK)
 
 
@@ -185,14 +177,9 @@ def decode_attention(
     window: int | None = None,
     interpret: bool,
 ) -> Float32[Array, "lane kv_head query value"]:
-    """Attend from the rows of every lane.
+    """Attend from the scaled rows of every lane; a row with limit -1 gives zeros.
 
-    Args:
-        query: scaled rows of each key/value head.
-        limit: last visible position, -1 for zero output.
-        key, value: caches; value None: the first numbers of the keys.
-        window: visible positions of a row; None for all. Pages begin with the first row's window.
-        interpret: by Pallas' interpreter.
+    `value` None: the first numbers of the keys. With a window, pages begin with the first row's window.
     """
     from jax.experimental import pallas as pl
 

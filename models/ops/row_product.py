@@ -28,7 +28,6 @@ TARGET = "hybridlm_row_product"
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Return the reason to reject the operands, or None."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
     return unsupported_rows(x.shape[0], str(weight.dtype))

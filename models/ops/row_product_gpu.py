@@ -1,8 +1,8 @@
 """GPU kernel: product of few rows with a weight, read once.
 
-`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile. Without measurements XLA sums such
-a product in float32 parts in memory, and writes unpacked weights to memory; here one program instance has some outputs
-of all rows. A row's bits do not depend on the other rows.
+`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile. XLA sums such a product in float32
+parts in memory, and writes unpacked weights to memory; here one program instance has some outputs of all rows. A row's
+bits do not depend on the other rows.
 """
 
 import math
@@ -54,7 +54,6 @@ MIN_INSTANCES = 128
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Return the reason to reject operands `[*rows, in]` and `[out, in]`, or None."""
     rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
     if plain and rows > MAX_PLAIN_ROWS:
         return f"{rows} rows: expected at most {MAX_PLAIN_ROWS}, or a packed weight"
@@ -126,11 +125,8 @@ def row_product(
     Args:
         x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
             instance with whole other lanes only, which the proof can read.
-        weights: of equal shapes, bfloat16, or packed with such numbers.
         vectors: a number of each output.
         joined: elementwise function of the products and the vectors; returns one array or a tuple.
-        dtype: of the results.
-        interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
 

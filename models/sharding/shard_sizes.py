@@ -21,7 +21,6 @@ class ShardedSize(NamedTuple):
     replicable: bool = False
 
     def fits(self, devices: int) -> bool:
-        """Return True if this number of devices can shard the size."""
         return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:

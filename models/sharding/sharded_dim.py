@@ -43,7 +43,6 @@ class ShardedDim:
 
     @property
     def size(self) -> int:
-        """Entries in the whole array."""
         return sum(segment.size for segment in self.segments)
 
     def slices(self, device: int, devices: int) -> list[slice]:

@@ -86,7 +86,6 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
     """List the parameters of an attention layer.
 
     Args:
-        at: path in the model.
         name: tensor prefix.
         names: different checkpoint names.
     """
@@ -131,9 +130,6 @@ def moe_weights(
     Args:
         c, hidden, at, name: as for `attention_weights`.
         names: different checkpoint names of an expert's matrices.
-        bias: correction bias.
-        shared: its name.
-        router: its name.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))

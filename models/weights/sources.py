@@ -126,12 +126,10 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
 ) -> tuple[WeightSource, ...]:
-    """Return the sources of experts' matrices: one tensor, or one per expert and projection.
+    """Return the sources of experts' matrices, one tensor or one per expert and projection.
 
-    Args:
-        fused: tensor `[expert, out, in]` of concatenated projections.
-        name, parts: projection `part` of expert e is `{name}.{e}.{part}.weight`.
-        shape: of each matrix.
+    `fused` is a tensor `[expert, out, in]` of concatenated projections; projection `part` of expert e is
+    `{name}.{e}.{part}.weight`, of the shape `shape`.
     """
     names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
     return WeightSource({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

@@ -51,7 +51,6 @@ class ConvInputs(NamedTuple):
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     x, taps, state = inputs[:3]
     if x.dtype != jnp.float32 or any(str(array.dtype) not in DTYPES for array in (taps, state)):
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"

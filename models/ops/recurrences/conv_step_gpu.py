@@ -24,7 +24,6 @@ MIN_CHANNELS = 16
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     (_, tokens, channels), taps = inputs.x.shape, inputs.taps.shape[1]
     if tokens > MAX_TOKENS:
         return f"a step of {tokens} tokens: expected at most {MAX_TOKENS}"

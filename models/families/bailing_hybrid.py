@@ -45,6 +45,8 @@ IMPLEMENTED: dict[str, Any] = {
     "use_bias": False,
     "use_qkv_bias": False,
     "moe_router_enable_expert_bias": True,
+    "moe_router_enable_routed_scaling": True,
+    "moe_router_enable_shared_expert": True,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "router_dtype": "fp32",

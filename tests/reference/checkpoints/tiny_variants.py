@@ -567,6 +567,7 @@ GOLDEN = tuple(
         "kimi_base",
         "ling_base",
         "ling_query_rank",
+        "minimax_base",
         "olmo_base",
     )
 )

@@ -1,7 +1,8 @@
 """Float64 NumPy forward of Ling 3.0, Ling 2.5 and OLMo Hybrid: slow, obvious, one sequence.
 
 Written from arXiv:2510.26692 and arXiv:2405.04434 and, where a family departs from them, from what its transformers
-module does; Ling 2.5 from arXiv:2401.04658 and the code that its authors released. It shares no code with `models` or `hybridlm`.
+module does; Ling 2.5 from arXiv:2401.04658 and the code that its authors released. It shares no code with `models` or
+`hybridlm`.
 """
 
 import math

@@ -62,13 +62,36 @@ class PostNorm:
 
 
 @dataclass(frozen=True)
+class NormedResidual:
+    """A branch on a normed residual stream: `x = stream * norm(x) + output * inner(norm(x))`.
+
+    Attributes:
+        inner: the layer.
+        stream, output: factors on the normed stream, and on the layer's output.
+    """
+
+    inner: BranchConfig
+    stream: float = 1.0
+    output: float = 1.0
+
+    def shard(self, devices: Devices) -> "NormedResidual":
+        """Return the config of one device's shard."""
+        return replace(self, inner=self.inner.shard(devices))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        """Build the inner layer; `Branch` norms the stream."""
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Config of a decoder.
 
     Attributes:
         family: Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings, eps, tied: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm` or
+            `NormedResidual`.
         norm_offset: 1 if checkpoints store norm weights minus one.
         eos_token_ids: tokens that end a completion.
         dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
@@ -125,7 +148,7 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch `x + inner(norm(x))`, or as in `PostNorm`; no norm for `norms_input`."""
+    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
@@ -135,14 +158,25 @@ class Branch(nnx.Module):
         self.norm = norm() if in_front else None
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
+        self.normed = inner if isinstance(inner, NormedResidual) else None
+        self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
-        """Return the addition to the residual stream, and the branch's state."""
+        """Return the residual stream after the branch, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            y, state = self.inner(x if self.norm is None else self.norm(x), info, state)
+            inputs = x if self.norm is None else self.norm(x)
+            y, state = self.inner(inputs, info, state)
             y = all_reduce(y, self.summed_over)
-            return y if self.post_norm is None else self.post_norm(y), state
+            if self.post_norm is not None:
+                y = self.post_norm(y)
+            if self.normed is not None:
+                x = self._rounded(inputs, self.normed.stream)
+            return x + self._rounded(y, self.multiplier), state
+
+    def _rounded(self, x: Activations, factor: float) -> Activations:
+        """Scale, rounded before an addition in every program: XLA may fuse both, or not."""
+        return x if factor == 1.0 else materialize(scaled(x, factor))
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         return self.inner.commit(pending, info, state)
@@ -153,17 +187,12 @@ class Layer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
-        self.residual_multiplier = config.residual_multiplier
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
         """Return the residual stream after the layer, and its state; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
-            y, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
-            if self.residual_multiplier != 1.0:
-                # Rounded before the addition, in every program: XLA may fuse both, or not.
-                y = materialize(scaled(y, self.residual_multiplier))
-            x = x + y
+            x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
             states.append(new)
         return x, tuple(states)
 
@@ -259,7 +288,7 @@ class Decoder(Stateful):
         x = all_reduce(jnp.where(mask[:, :, None], x, 0.0), axes)
         if self.config.embedding_multiplier == 1.0:
             return x
-        # Rounded before a layer adds to it, in every program, as in `Layer`.
+        # Rounded before a layer adds to it, in every program, as in `Branch`.
         return materialize(scaled(x, self.config.embedding_multiplier))
 
     def __call__(

@@ -19,6 +19,7 @@ from models.families.lara_mini import LARA_MINI
 from models.families.lfm.lfm2 import LFM2, LFM2_MOE
 from models.families.lfm.lfm3 import LFM3
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
+from models.families.minimax import MINIMAX
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -37,6 +38,7 @@ FAMILIES = (
     LARA_MINI,
     KIMI_LINEAR,
     BAILING_HYBRID,
+    MINIMAX,
     MAMBA,
     FALCON_MAMBA,
     JAMBA,

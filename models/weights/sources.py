@@ -97,6 +97,12 @@ def tensor(
     return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
+def computed(path: tuple[str | int, ...], values: np.ndarray, beside: str, shape: tuple[int, ...]) -> Weight:
+    """Return a float32 parameter whose values no tensor holds; the tensor `beside` it, of `shape`, stands in."""
+    numbers = values.astype(np.float32)
+    return Weight(path, values.shape, (WeightSource({beside: shape}, take=lambda _, window: numbers[window]),), True)
+
+
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
     """Return the source of rows `index` of one tensor, in order."""
     return WeightSource(

@@ -97,6 +97,7 @@ class ActiveSequence:
         arrival: number of its arrival, among all sequences and texts; negative before.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
+        stepped: it has had a step since it got its row.
         generated: tokens sampled and read.
         logprobs, top_logprobs: log-probabilities of these tokens, if requested.
         finish_reason: why it ended; None while it is active.
@@ -112,6 +113,7 @@ class ActiveSequence:
     arrival: int = -1
     consumed: int = 0
     slot: Slot | None = None
+    stepped: bool = False
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)

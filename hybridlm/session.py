@@ -244,16 +244,20 @@ class Session:
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
-            while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
+            while self._in_flight and self._in_flight[0].accepted is not None:
                 self._read()
             try:
                 if self._unscored:
                     requests, self._unscored = list(self._unscored.values()), {}
                     self._prompts |= add_prompts(self._engine, self._scheduler, requests)
-                dispatched = self._scheduler.next()
             except BaseException:
                 self.close()
                 raise
+            dispatched = self._next()
+            if dispatched is None and self._in_flight:
+                while self._in_flight:
+                    self._read()
+                dispatched = self._next()
             if dispatched is not None:
                 self._in_flight.append(dispatched)
             if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
@@ -262,6 +266,14 @@ class Session:
                 self._scheduler.check_integrity()
             events, self._events = self._events, []
             return events
+
+    def _next(self) -> DispatchedStep | None:
+        """Dispatch the next step, as `Scheduler.next`; a failure closes the session."""
+        try:
+            return self._scheduler.next(unread=bool(self._in_flight))
+        except BaseException:
+            self.close()
+            raise
 
     def check_integrity(self) -> None:
         """Check that every row of the pools is free or held by one active request.

@@ -6,6 +6,7 @@ More than 300 lines: one class with parts that share its parameters and its pool
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -110,6 +111,8 @@ class Engine:
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
         queues: queues of open sessions and calls, which share the pool.
+        given_up: release the rows of queues that were dropped; called by `pool`, because the garbage collector may drop
+            a queue while the pool changes.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners in the step.
@@ -162,6 +165,7 @@ class Engine:
         self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
         self._pool: RowPool | None = None
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
@@ -337,6 +341,12 @@ class Engine:
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
         self.require_parameters()
+        with TURN_LOCK:
+            while self.given_up:
+                self.given_up.popleft()(self)
+            return self._whole_pool()
+
+    def _whole_pool(self) -> RowPool:
         if self._pool is None or not self._pool.whole:
             for queue in self.queues:
                 queue.lose_rows()

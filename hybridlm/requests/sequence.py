@@ -91,6 +91,7 @@ class ActiveSequence:
         arrival: number among all sequences and texts; negative before.
         consumed: tokens in its state once the dispatched steps have run.
         slot: its row; None while it waits and after its last step was dispatched.
+        stepped: it has had a step since it got its row.
         generated: tokens sampled and read.
         logprobs, top_logprobs: of these tokens, if requested.
         finish_reason: None while it is active.
@@ -105,6 +106,7 @@ class ActiveSequence:
     arrival: int = -1
     consumed: int = 0
     slot: Slot | None = None
+    stepped: bool = False
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)

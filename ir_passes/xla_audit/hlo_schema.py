@@ -44,8 +44,23 @@ METADATA = WireMessage(
     },
 )
 LITERAL = WireMessage(
-    "LiteralProto", {4: _many("s32s", "int"), 5: _many("s64s", "int"), 6: _many("u32s", "int"), 7: _many("u64s", "int")}
+    "LiteralProto",
+    {
+        2: _many("preds", "int"),
+        3: Field("u8s", "bytes"),
+        4: _many("s32s", "int"),
+        5: _many("s64s", "int"),
+        6: _many("u32s", "int"),
+        7: _many("u64s", "int"),
+        8: Field("f32s", "bytes"),
+        9: Field("f64s", "bytes"),
+        11: Field("f16s", "bytes"),
+        13: Field("bf16s", "bytes"),
+        15: Field("s8s", "bytes"),
+    },
 )
+OTHER_VALUES = ("preds", "u8s", "s8s", "f32s", "f64s", "f16s", "bf16s")
+"""Values of a literal that are no integers of 32 or 64 bits."""
 SLICE = WireMessage("SliceDimensions", {1: Field("start", "int"), 2: Field("limit", "int"), 3: Field("stride", "int")})
 REPLICA_GROUP = WireMessage("ReplicaGroup", {1: _many("replica_ids", "int")})
 IOTA_GROUPS = WireMessage(

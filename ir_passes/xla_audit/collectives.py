@@ -1,7 +1,7 @@
 """Check that a compiled step runs exactly the collectives of its program.
 
 XLA merges collectives into several operands or, on a GPU, a concatenation; so operands are compared one by one. XLA may
-also reorder them, and sum 16-bit numbers in 32 bits.
+also reorder them, sum 16-bit numbers in 32 bits, and gather by a sum (`padded_gathers`).
 """
 
 import math
@@ -14,6 +14,7 @@ from ir_passes.jaxpr.collectives import ORDERED, Collective, Scheduled
 from ir_passes.xla_audit import hlo_schema
 from ir_passes.xla_audit.dataflow import LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, HloError, origin, where
+from ir_passes.xla_audit.padded_gathers import padded_gather
 from ir_passes.xla_audit.program import Array, Computation, Executable, Groups, Instruction
 
 KINDS = {
@@ -67,15 +68,18 @@ def collectives(
     for instruction, computation in _in_order(executable, live):
         assert instruction.groups is not None
         axes = _axes(instruction.groups, mesh)
-        operands = tuple(operand.array for operand in computation.operands(instruction))
         operation = KINDS.get(
             (instruction.opcode.removesuffix("-start"), _reducer(instruction, executable)), instruction.opcode
         )
         groups = _members(
             instruction.groups, count, operation in ORDERED or instruction.opcode.startswith("collective-permute")
         )
-        for dtype, elements, size in _exchanged(operation, operands):
-            matches = _matches(waiting, operation, groups, [(dtype, elements)])
+        for operand, dtype, elements, size in _exchanged(operation, computation.operands(instruction)):
+            gather = (
+                padded_gather(operand, computation, module, instruction.groups, count) if operation == "psum" else None
+            )
+            matches = _matches(waiting, "all_gather", gather[0], [_part(gather[1])]) if gather else []
+            matches = matches or _matches(waiting, operation, groups, [(dtype, elements)])
             matches = matches or _matches(
                 waiting, operation, groups, _behind_each_other(instruction, computation, executable)
             )
@@ -110,8 +114,12 @@ def _behind_each_other(
         operand = computation.result
     if operand.opcode != "concatenate" or len(operand.array.dims) != 1:
         return []
-    parts = [part.array for part in computation.operands(operand)]
-    return [(DTYPES.get(array.dtype, array.dtype), array.count) for array in parts]
+    return [_part(part.array) for part in computation.operands(operand)]
+
+
+def _part(array: Array) -> tuple[str, int]:
+    """Return JAX's dtype and the elements."""
+    return DTYPES.get(array.dtype, array.dtype), array.count
 
 
 def _matches(
@@ -137,14 +145,28 @@ def _matches(
     return matched
 
 
-def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield dtype, elements and bytes of each operand; pieces of an all-to-all are one operand."""
+def _match(
+    waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
+) -> Scheduled | None:
+    """Match a compiled collective to one of the program, by dtype if possible, constants last."""
+    alike = [
+        candidate
+        for candidate in waiting
+        if (candidate.collective.operation, candidate.groups, candidate.count) == (operation, groups, count)
+        and dtype in (candidate.collective.dtype, WIDER.get(candidate.collective.dtype))
+    ]
+    return min(alike, key=lambda candidate: (candidate.collective.dtype != dtype, candidate.constant), default=None)
+
+
+def _exchanged(operation: str, operands: Sequence[Instruction]) -> Iterator[tuple[Instruction, str, int, int]]:
+    """Yield each operand with its dtype, elements and bytes; all-to-all's pieces count as one operand."""
     if operation == "all_to_all":
-        count, size = sum(array.count for array in operands), sum(array.bytes for array in operands)
-        yield DTYPES.get(operands[0].dtype, operands[0].dtype), count, size
+        arrays = [operand.array for operand in operands]
+        count, size = sum(array.count for array in arrays), sum(array.bytes for array in arrays)
+        yield operands[0], _part(arrays[0])[0], count, size
         return
-    for array in operands:
-        yield DTYPES.get(array.dtype, array.dtype), array.count, array.bytes
+    for operand in operands:
+        yield operand, *_part(operand.array), operand.array.bytes
 
 
 def _not_scheduled(

@@ -15,6 +15,7 @@ from ir_passes.xla_audit import hlo_schema
 from ir_passes.xla_audit.collectives import read_groups
 from ir_passes.xla_audit.findings import HloError, hlo_errors
 from ir_passes.xla_audit.program import (
+    MAX_INTEGERS,
     Allocation,
     Array,
     Buffers,
@@ -241,7 +242,7 @@ class _ModuleReader:
             raw["backend_config"],
             raw["attributes"] + literal,
             raw["fusion_kind"],
-            _scalar(literal) if literal and arrays[()].count == 1 else None,
+            *_constant(literal if arrays[()].count <= MAX_INTEGERS else b""),
         )
 
     def _origin(self, metadata: bytes) -> tuple[str, str]:
@@ -256,7 +257,9 @@ class _ModuleReader:
         return origin
 
 
-def _scalar(literal: bytes) -> int | None:
+def _constant(literal: bytes) -> tuple[tuple[int, ...], bool]:
+    """Return the integers of a literal, and whether its bits are 0."""
     raw = decode(literal, hlo_schema.LITERAL)
-    values = (*raw["s32s"], *raw["s64s"], *raw["u32s"], *raw["u64s"])
-    return values[0] if len(values) == 1 else None
+    integers = (*raw["s32s"], *raw["s64s"], *raw["u32s"], *raw["u64s"])
+    parts = (integers, *(raw[name] for name in hlo_schema.OTHER_VALUES))
+    return integers, any(parts) and not any(map(any, parts))

@@ -31,7 +31,13 @@ SHAPE = WireMessage(
 METADATA = WireMessage(
     "OpMetadata", _one("str", op_name=2, source_file=3) | _one("int", source_line=4, stack_frame_id=15)
 )
-LITERAL = WireMessage("LiteralProto", _many("int", s32s=4, s64s=5, u32s=6, u64s=7))
+LITERAL = WireMessage(
+    "LiteralProto",
+    _many("int", preds=2, s32s=4, s64s=5, u32s=6, u64s=7)
+    | _one("bytes", u8s=3, f32s=8, f64s=9, f16s=11, bf16s=13, s8s=15),
+)
+OTHER_VALUES = ("preds", "u8s", "s8s", "f32s", "f64s", "f16s", "bf16s")
+"""Values of a literal that are no integers of 32 or 64 bits."""
 SLICE = WireMessage("SliceDimensions", _one("int", start=1, limit=2, stride=3))
 REPLICA_GROUP = WireMessage("ReplicaGroup", _many("int", replica_ids=1))
 IOTA_GROUPS = WireMessage(

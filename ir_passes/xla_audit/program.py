@@ -8,6 +8,8 @@ from functools import cached_property
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 Index = tuple[int, ...]
 """Position in a result: () for an array or a tuple's table, (i,) for entry i."""
+MAX_INTEGERS = 4096
+"""Elements of constants that are read."""
 Groups = tuple[tuple[int, ...], ...]
 """Device groups of a collective, as positions; [()] has all devices, [] is an unknown encoding."""
 
@@ -75,7 +77,8 @@ class Instruction:
         op_name, source: JAX's name with scopes, and "file:line" of the innermost user frame, or "".
         attributes: other fields that the value depends on, verbatim.
         fusion_kind: such as "kLoop", or "".
-        scalar: value of an integer constant of one element.
+        integers: of an integer constant with at most `MAX_INTEGERS` elements.
+        is_zero: whether a constant's bits are 0.
     """
 
     id: int
@@ -97,7 +100,13 @@ class Instruction:
     backend_config: bytes
     attributes: bytes
     fusion_kind: str
-    scalar: int | None
+    integers: tuple[int, ...]
+    is_zero: bool
+
+    @property
+    def scalar(self) -> int | None:
+        """An integer constant of one element, else None."""
+        return self.integers[0] if len(self.integers) == 1 else None
 
     @property
     def array(self) -> Array:

@@ -91,17 +91,8 @@ def bench_mixed(
         shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own_sides}
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": lanes, "sampled": mixed.sampled}
-        write_json(
-            out,
-            {
-                **figures,
-                "context": context,
-                "tokens": tokens,
-                "seconds": seconds,
-                "shares": shares,
-                "late": {name: token._asdict() for name, token in late.items()},
-            },
-        )
+        figures |= {"context": context, "tokens": tokens, "seconds": seconds, "shares": shares}
+        write_json(out, figures | {"late": {name: token._asdict() for name, token in late.items()}})
     if left_out:
         raise typer.Exit(EXIT_SIDES_FAILED)
 

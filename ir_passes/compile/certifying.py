@@ -27,7 +27,7 @@ from ir_passes.xla_audit.hlo import HloError
 
 
 class Audit(NamedTuple):
-    """Audit report, or the reason without one; `faults` are for warnings."""
+    """Audit report, or the reason without one, and faults for the certificate."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()

@@ -28,7 +28,7 @@ class Calling:
         arguments, results: pytree structures of (args, kwargs) and of the results.
         donated: numbers of flattened arguments with successors.
         order: for each compiled result, its position in the program's results.
-        argnums: positional arguments to donate; None if an argument also has leaves that are not donated.
+        argnums: positional arguments to donate; None for partial or keyword donation.
     """
 
     name: str

@@ -12,7 +12,7 @@ from ir_passes.compile.certificate import FORMAT, Certificate, Fingerprints, Mem
 from ir_passes.compile.proving import Certify, warn
 from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
-from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.mesh import of_one_device
@@ -27,7 +27,7 @@ from ir_passes.xla_audit.hlo import HloError
 
 
 class Audit(NamedTuple):
-    """Audit report, or the reason without one; `faults` are for warnings."""
+    """Audit report, or the reason without one, and faults for the certificate."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()
@@ -46,7 +46,7 @@ def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, op
     except HloError as error:
         if certify == "error":
             raise
-        return Audit(None, (FindingKind.NOT_AUDITED.fault("", f"The program was not audited: {error}"),), str(error))
+        return Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
 
 
 def required(result: Audit, certify: Certify) -> Audit:

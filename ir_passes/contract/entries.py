@@ -61,7 +61,8 @@ class Shared:
     """An array for all lanes: weights, scalars that the host computed for the step.
 
     Attributes:
-        role: "active_count" for an int32 scalar input: lanes from this number on are idle and keep their rows.
+        role: "active_count" for an int32 scalar input: lanes from this number on are idle and keep their rows; any
+            value is allowed.
     """
 
     role: SharedRole | None = None

@@ -30,7 +30,7 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
-    """Return the normal form of a step, with guarded writes to its pools."""
+    """Return a step's normal form, with guarded writes to its pools."""
     pools = {(array.shape, array.dtype) for array in bound.inputs if isinstance(array.entry, Pool)}
     return guarded(flatten(program), pools, keep=_is_opaque)
 

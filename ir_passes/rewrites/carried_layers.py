@@ -32,9 +32,9 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
         if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
             eqns.append(eqn)
             continue
-        new, results, more = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
+        new, results, new_consts = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
         eqns += new
-        consts |= more
+        consts |= new_consts
         names.update(zip(eqn.outvars, results, strict=True))
     outvars = [ir.rename(atom, names) for atom in graph.program.jaxpr.outvars]
     program = ir.with_eqns(graph.program, eqns, outvars, consts)
@@ -96,7 +96,7 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
     body, first = ir.as_function(params["jaxpr"]), count + carries
     place_of = {operand: place for place, (operand, _) in enumerate(stacked)}
     successors = [result for _, result in stacked]
-    others = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
+    other_results = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
 
     def scan(*operands: jax.Array) -> list[jax.Array]:
 
@@ -111,7 +111,7 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
             updated = [
                 _with_layer(pool, results[successor], layer) for pool, successor in zip(pools, successors, strict=True)
             ]
-            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in others)
+            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in other_results)
 
         pools = tuple(operands[operand] for operand, _ in stacked)
         sliced = tuple(operands[operand] for operand in range(first, len(operands)) if operand not in place_of)
@@ -124,7 +124,7 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(others, ys, strict=True))
+        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(other_results, ys, strict=True))
         return [*carry, *(by_result[result] for result in range(carries, len(eqn.outvars)))]
 
     return scan

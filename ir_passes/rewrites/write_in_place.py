@@ -164,9 +164,9 @@ class _WriteOrder:
             results = reads.get(index, [])
             operand = self._operand(eqn) if results else None
             if operand is not None:
-                earlier, (flagged,), consts = ir.emit(_ordered, [eqn.invars[operand], *results], eqn)
+                new_eqns, (flagged,), consts = ir.emit(_ordered, [eqn.invars[operand], *results], eqn)
                 self.consts |= consts
-                eqns += earlier
+                eqns += new_eqns
                 eqn = eqn.replace(invars=[*eqn.invars[:operand], flagged, *eqn.invars[operand + 1 :]])
                 self.count += 1
             eqns.append(eqn)
@@ -183,31 +183,33 @@ class _WriteOrder:
 
     def _last_reads(self, version: int, write: int) -> list[ir.Var]:
         """Return results of earlier reads of a version that the write must wait for."""
-        after = self._reached(self.jaxpr.eqns[write].outvars)
-        before = self._needed(write)
+        reached = self._reached(self.jaxpr.eqns[write].outvars)
+        needed = self._needed(write)
         views = [var for var, number in self._version.items() if number == version]
         results: dict[ir.Var, None] = {}
         pending = [
             (self.jaxpr.eqns[user], user)
             for var in views
             for user in self._users.get(var, [])
-            if user != write and user not in after and self.jaxpr.eqns[user].outvars[0] not in views
+            if user != write and user not in reached and self.jaxpr.eqns[user].outvars[0] not in views
         ]
-        seen = set[int]()
+        visited = set[int]()
         outputs = set(ir.variables(self.jaxpr.outvars))
         while pending:
             eqn, index = pending.pop()
-            if index in seen:
+            if index in visited:
                 continue
-            seen.add(index)
+            visited.add(index)
             for var in eqn.outvars:
                 users = self._users.get(var, [])
-                later = [user for user in users if user != write and user not in after]
-                is_end = eqn.primitive.name not in _FUSED or var in outputs or len(later) < len(users) or not users
-                if is_end and var not in before and not isinstance(var, ir.DropVar):
+                early_users = [user for user in users if user != write and user not in reached]
+                is_end = (
+                    eqn.primitive.name not in _FUSED or var in outputs or len(early_users) < len(users) or not users
+                )
+                if is_end and var not in needed and not isinstance(var, ir.DropVar):
                     results[var] = None
                 if eqn.primitive.name in _FUSED:
-                    pending += [(self.jaxpr.eqns[user], user) for user in later]
+                    pending += [(self.jaxpr.eqns[user], user) for user in early_users]
         return [var for var in results if _is_array(var) and bytes_of(var.aval)]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
@@ -246,19 +248,19 @@ class _WriteOrder:
     def _sorted(self, eqns: list[ir.JaxprEqn]) -> list[ir.JaxprEqn]:
         """Move each equation after the definitions of its operands, else keep the order."""
         makers = {id(var): index for index, eqn in enumerate(eqns) for var in eqn.outvars}
-        done, order = set[int](), list[ir.JaxprEqn]()
+        placed, order = set[int](), list[ir.JaxprEqn]()
         for first in range(len(eqns)):
             pending = [first]
             while pending:
                 index = pending[-1]
                 needed = [makers[id(var)] for var in ir.variables(eqns[index].invars) if id(var) in makers]
-                missing = [maker for maker in needed if maker not in done]
-                if missing and index not in done:
+                missing = [maker for maker in needed if maker not in placed]
+                if missing and index not in placed:
                     pending += missing
                     continue
                 pending.pop()
-                if index not in done:
-                    done.add(index)
+                if index not in placed:
+                    placed.add(index)
                     order.append(eqns[index])
         return order
 

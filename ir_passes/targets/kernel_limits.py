@@ -80,7 +80,7 @@ class KernelResources:
             ("spilled bytes of a thread", self.spilled, MAX_SPILLED),
         )
         exceeded = [number for number in numbers if number[1] > number[2]]
-        return tuple(f"{self.name}: {count:,} {kind}, expected at most {most:,}" for kind, count, most in exceeded)
+        return tuple(f"{self.name}: {count:,} {kind}, expected at most {limit:,}" for kind, count, limit in exceeded)
 
 
 def kernel_programs(folder: Path) -> tuple[str, ...]:

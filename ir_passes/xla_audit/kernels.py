@@ -214,9 +214,9 @@ class _ScheduleWalk:
             if value.slice is not None:
                 parameter = self._buffers.allocations[value.slice.allocation].parameter
             else:  # without a buffer assignment only the pool argument is known, not its versions
-                made = value.instruction
-                is_argument = made.opcode == "parameter" and made.computation == self._module.entry
-                parameter = made.parameter if is_argument else None
+                definition = value.instruction
+                is_argument = definition.opcode == "parameter" and definition.computation == self._module.entry
+                parameter = definition.parameter if is_argument else None
             if parameter is not None and parameter in self._pools and value.array.dtype != "tuple":
                 yield self._pools[parameter]
 

@@ -65,7 +65,7 @@ class PoolType:
     def least(self) -> int:
         """Elements in all rows except one; with one or two rows, in all.
 
-        One of two rows is as large as the half of both that attention reads as a block.
+        Attention reads blocks with half the positions of both rows: as large as one row.
         """
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 

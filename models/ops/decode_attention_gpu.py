@@ -162,10 +162,6 @@ def decode_attention_kernel(
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 
 
-def _of_lanes(cache: Array, pages: Array) -> int:
-    return pages.size * cache.size // cache.shape[0] * cache.dtype.itemsize
-
-
 def decode_attention(
     query: QueryRows,
     limit: RowLimits,
@@ -221,7 +217,7 @@ def decode_attention(
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-        reads={3 + k: tiles * _of_lanes(cache, pages) for k, cache in enumerate(caches)},
+        reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))

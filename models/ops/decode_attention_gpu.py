@@ -107,11 +107,9 @@ def decode_attention_kernel(
         table: int32[lane, block].
         limit: int32[row], last visible position, or -1, of a tile.
         query: [row, key], of a tile.
-        key: of all pages.
         rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
             over values [row, value].
         block: positions of an iteration, a divisor of a page's.
-        sizes: of key loads.
         window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import

@@ -167,8 +167,6 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
         shared_as: layers with equal keys share the first one's `block`; None: no block.
-        norms_input: the layer norms its input itself.
-        reads_embedding: the layer reads `LaneInfo.embedded`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)

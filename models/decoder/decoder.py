@@ -95,7 +95,6 @@ class DecoderConfig:
         norm_offset: 1 if checkpoints store norm weights minus one.
         eos_token_ids: tokens that end a completion.
         dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
-        unknown_keys: unknown fields of config.json.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
             branch, and on the logits.
         head: branches of the multi-token-prediction head's layer (`models.decoder.mtp`), None without one.
@@ -369,7 +368,6 @@ class Decoder(Stateful):
         Args:
             pending: result of the step in place of the state.
             lengths: accepted tokens of each lane, 0..T; a lane with 0 keeps its rows, bit for bit.
-            tokens, positions, state, kv_blocks, slots: operands of the step.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         entries = zip(self.layers, pending, state, strict=True)

@@ -25,7 +25,6 @@ class MtpState(NamedTuple):
     """State of the head, with a row for each sequence.
 
     Attributes:
-        layer: state of its layer's branches.
         hidden: the decoder's hidden state of the last token, for the next pair; float32. In a step that verifies
             drafts: of the previous token and of all its tokens, [lane, 1 + token, hidden].
     """

@@ -151,7 +151,6 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
     """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints.
 
     Args:
-        config: the decoder.
         projections: lists the input projections of a mixer.
     """
 

@@ -41,7 +41,6 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: the width is local.
     """
 
     width: int

@@ -99,7 +99,6 @@ def short_conv(
         x: padding is ignored, even NaN.
         weight: `[channel, K]`; tap K-1 is the current token's.
         state: K-1 earlier inputs.
-        lengths, valid: of tokens.
         bias: added to every output, also of padding.
 
     Returns:

@@ -32,7 +32,6 @@ class KimiDeltaAttentionConfig:
 
     Attributes:
         heads, head_size: of queries, keys and values alike.
-        eps: of the norm of the output.
         bottleneck: rank of the projections of decay and output gate; None for full matrices.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
     """

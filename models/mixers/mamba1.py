@@ -32,7 +32,6 @@ class Mamba1Config:
         state_size: size of B and C, and of the state per channel.
         rank: size of the compressed time step (`time_step_rank`).
         norms: RMS norms of time step, B and C: "none", "plain" without weights, or "weighted".
-        eps: of these norms.
     """
 
     width: int

@@ -34,9 +34,6 @@ class Mamba2Config:
         heads, head_size: heads and their size; their product is the inner width.
         groups: groups of heads (a divisor) with common B and C, and one norm over their channels.
         state_size: size of B and C, and of the state per channel.
-        kernel: taps of the short convolution.
-        eps: of the gated norm.
-        conv_bias: the convolution adds a bias.
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.

@@ -31,12 +31,9 @@ class SharedBlockConfig:
 
     Attributes:
         attention: of the block; reads residual stream and embedding, so its input has twice the width.
-        mlp: of the block.
-        mamba: the layer itself.
         block: its number; layers with equal numbers share parameters.
         rank: of each call's adapters.
         attention_adapters: queries, keys and values have adapters, too.
-        eps: of the norms.
     """
 
     attention: AttentionConfig

@@ -40,7 +40,6 @@ class AttentionInputs(NamedTuple):
     Attributes:
         query: scaled queries, `[lane, token, head, key]`.
         key, value: `[lane, token, kv_head, size]`; value None: the first numbers of the key.
-        caches: of keys and values.
         positions: of first tokens.
         pages: page table; written pages belong to one lane.
     """

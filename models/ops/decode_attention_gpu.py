@@ -107,11 +107,9 @@ def decode_attention_kernel(
         table: int32[lane, block].
         limit: int32[row], last visible position, or -1, of a tile.
         query: [row, key], of a tile.
-        key: of all pages.
         rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
             over values [row, value].
         block: positions of an iteration, a divisor of a page's.
-        sizes: of key loads.
         window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -160,10 +158,6 @@ def decode_attention_kernel(
         # Results have a power of two of rows; registers cannot be written in part, so the padding rows are added as 0.
         folded = jnp.where(real.reshape((count,) + (1,) * (result.ndim - 1)), result, 0.0)
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
-
-
-def _of_lanes(cache: Array, pages: Array) -> int:
-    return pages.size * cache.size // cache.shape[0] * cache.dtype.itemsize
 
 
 def decode_attention(
@@ -221,7 +215,7 @@ def decode_attention(
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-        reads={3 + k: tiles * _of_lanes(cache, pages) for k, cache in enumerate(caches)},
+        reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))

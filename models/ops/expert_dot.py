@@ -58,7 +58,6 @@ def expert_dot(
         weight: one `[out, in]` matrix per expert.
         expert: the expert of each row, or several for each, in `[0, number of experts)`.
         absent: a row may have the number of experts instead, for an expert of another device; its result is zero.
-        devices: platform and kernels of the product.
         gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
     """
     return grouped_product(x, weight, expert, absent, devices, gated)

@@ -55,12 +55,9 @@ def expert_rows_kernel(
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
         refs: the arrays of the weight [expert, out, in], and the result [place, out], in full. Rows without an expert
             are not written.
-        segment: sorted rows of the program instance.
         rows, terms: multiplied at once.
-        columns: of the program instance.
         choices: adjacent places with one row of x.
         gated: the outputs of a weight are gates, then as many up projections; the result is SwiGLU of both.
-        weight: tree of the arrays.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

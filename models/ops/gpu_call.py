@@ -58,10 +58,8 @@ def gpu_call(
 
     Args:
         kernel: the function of references, or a `partial` of it; certificates list its name.
-        grid_spec, out_shape: as for `pallas_call`.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
-        interpret: run by Pallas' interpreter, on any platform.
         reads: number of an operand -> bytes that all instances read of it, if not each number once.
         writes: number of a result -> bytes that all instances write to it, if not each number once.
         aliases: number of an operand -> number of the result in its memory.

@@ -56,7 +56,6 @@ class RowKernel(NamedTuple):
     """Declaration of a row-wise function of "lane" and "shared" operands.
 
     Attributes:
-        function: of `jax.jit`.
         operands: "lane" or "shared" per array.
         static: declared combinations of static arguments, by name.
     """
@@ -74,7 +73,6 @@ class PagedKernel(NamedTuple):
 
     Attributes:
         operands: "length" or "lane" per array between table and pools.
-        pools: dimension names of each pool.
     """
 
     operands: str

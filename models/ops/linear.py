@@ -31,7 +31,6 @@ class LinearWeight(ABC):
     program depends on its static fields and on nothing outside it.
 
     Attributes:
-        shape: outputs and inputs.
         tiles: True if equal rows and whole groups of columns of all its arrays form such a matrix.
     """
 

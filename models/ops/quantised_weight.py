@@ -38,8 +38,6 @@ class QuantisedWeight(LinearWeight):
         whole: float32 `[..., out, 1]`, second row scale, or None.
         zero: `[..., out, group]`: code of zero, in the codes' dtype; or float32 offset to subtract after the scale;
             None: 8 for "int4", else 0.
-        kind: of the codes.
-        dtype: of rounded numbers.
         in_blocks: products dequantise a block of rows at a time, for CPUs.
     """
 

@@ -35,7 +35,6 @@ class TileSizes:
         rows: maximum; fewer are padded to a power of two.
         columns: candidates for the outputs: the first with `MIN_INSTANCES` instances, else the last.
         terms: maximum numbers of a row in one iteration.
-        warps, stages: as for `gpu_call`.
     """
 
     rows: int
@@ -71,9 +70,6 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     Args:
         x: [row, in].
         refs: the arrays of the weights and the vectors [out], in full; the results [row, column], some outputs.
-        terms: of one iteration.
-        weights: tree of the arrays, of one weight [out, in] or more.
-        vectors: their number.
         joined: function of the products and the vectors.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -125,7 +121,6 @@ def row_product(
     Args:
         x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
             instance with whole other lanes only, which the proof can read.
-        vectors: a number of each output.
         joined: elementwise function of the products and the vectors; returns one array or a tuple.
     """
     from jax.experimental import pallas as pl

@@ -56,10 +56,8 @@ def shard_config(
     """Return a config with `devices` and fields divided along `model`.
 
     Args:
-        config: of the whole model.
         fields: multiples of their number.
         repeated: may also be divisors: each device has one unit.
-        others: further sizes to check.
 
     Raises:
         ShardingError: with every indivisible size.

@@ -167,8 +167,6 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
         shared_as: layers with equal keys share the first one's `block`; None: no block.
-        norms_input: the layer norms its input itself.
-        reads_embedding: the layer reads `LaneInfo.embedded`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
@@ -236,21 +234,18 @@ class StateSize(NamedTuple):
 
 def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
     """Compute the size of the state of layers, with the dtype of caches."""
-    kinds = Counter((type(layer).__name__, *_fields(layer.state_arrays())) for layer in layers)
+    fields_of = jax.tree_util.tree_leaves_with_path
+    kinds = Counter((type(layer).__name__, *fields_of(layer.state_arrays())) for layer in layers)
     lines, fixed, token, unused = [], 0, 0, 0
     for (name, *fields), count in kinds.items():
-        for field, array in fields:
+        for path, array in fields:
+            field = jax.tree_util.keystr(path, simple=True, separator=".")
             lines.append(f"{count} x {name} {field}: {array.formula(dtype)}")
             fixed += 0 if array.grows else count * array.bytes(dtype)
             token += count * array.bytes(dtype) if array.grows else 0
             unused += count * array.unused_bytes(dtype)
     lines.append(f"one sequence: {fixed:,} B and {token:,} B per token")
     return StateSize(fixed, token, unused, tuple(lines))
-
-
-def _fields(arrays: Any) -> list[tuple[str, StateArray]]:
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
 
 
 def name_dims(x: Array, *names: str | None) -> Array:

@@ -26,8 +26,6 @@ def decoder_weights(
     Args:
         describe: `(branch, hidden, at, layer)` -> parameters of a layer at the path `at` with tensor prefix `layer`.
         norms: of a layer's branches; () if the caller describes them.
-        embedding, final_norm: tensor names.
-        layers: tensor prefix of layers.
     """
     hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
     weights = [
@@ -83,12 +81,7 @@ def head_weights(hidden: int, names: Names) -> list[Weight]:
 
 
 def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
-    """List the parameters of an attention layer.
-
-    Args:
-        name: tensor prefix.
-        names: different checkpoint names.
-    """
+    """List the parameters of an attention layer."""
     names = names or {}
     width = c.heads * c.head_dim
     shapes = {

@@ -18,9 +18,7 @@ class TensorSlice(NamedTuple):
     """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
-        name: canonical.
         taken: for `WeightSource.take`: window and ellipsis.
-        place: place in the parameter's window.
     """
 
     name: str
@@ -33,7 +31,6 @@ class WeightSource:
     """A way to build a parameter from checkpoint tensors.
 
     Attributes:
-        shapes: canonical tensor name -> shape.
         places: tensor name -> its window; windows cover the parameter without overlap. None for a single tensor.
         take: (tensor, window relative to its place, and an ellipsis) -> values, perhaps a view; by default unchanged.
         by_rows: `take` treats entries of a row alike, so that it can take codes and scales.

@@ -79,7 +79,6 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
             full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
             memory, if needed. Idle lanes write no state.
         by_slot: the state is a pool.
-        fields: present ones of `ScanOperands`.
         by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import

@@ -35,9 +35,7 @@ class ConvInputs(NamedTuple):
         x: padding is not read.
         taps: current token last; float32 or bfloat16.
         state: earlier inputs, float32 or bfloat16; row i of lane i, or of the lane with this slot.
-        lengths: real tokens.
         fresh: lanes with zero earlier inputs; rows are not read.
-        bias: added to every output, or None.
         slots: lane rows, distinct for real tokens; other rows keep their bits. None: row i.
     """
 
@@ -72,8 +70,6 @@ def conv_step_cpu(
 
     Args:
         activated: apply SiLU to the outputs.
-        keep_state: write no new windows.
-        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
         Outputs, zero at padding, and new windows, None with `keep_state`.

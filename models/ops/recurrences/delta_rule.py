@@ -44,7 +44,6 @@ class DeltaTokens(NamedTuple):
     Attributes:
         conv: inputs of the convolution, channels [q | k | v].
         log_decay: g <= 0, per head or per channel of the key.
-        beta: write strength.
     """
 
     conv: Float32[Array, "lane token channel"]
@@ -77,10 +76,8 @@ def run_delta_rule(
     Args:
         channels: queries [key_head, key], keys alike, and values [value_head, value].
         key_heads: number; each serves as many adjacent value heads.
-        tokens: decay and write strength.
         info: of the step; with `info.verifying` the old state is kept.
         state: before the first token, in the rows of `info.slots`.
-        devices: of the layer.
     """
     (lanes, length, _), (_, heads, value_size, size) = channels.shape, state.shape
     q, k, v = jnp.split(channels, [key_heads * size, 2 * key_heads * size], axis=-1)

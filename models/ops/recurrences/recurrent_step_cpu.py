@@ -48,10 +48,6 @@ def recurrent_step_cpu(
 
     A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps.
 
-    Args:
-        keep_state: write no new state.
-        instructions: of `INSTRUCTIONS`; None for the fastest.
-
     Returns:
         Outputs and the new state, None with `keep_state`.
     """

@@ -96,12 +96,9 @@ def recurrent_step(
     """Run a few tokens of every lane; no new state with `keep_state`.
 
     Args:
-        inputs: operands of the step.
         surroundings: factors on values.
         channels: queries and keys of `key_heads` heads, without norm, and values, in place of those of the inputs.
         key_heads: of the channels.
-        keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
 

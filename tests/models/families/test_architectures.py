@@ -38,7 +38,7 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"architectures": "Lfm2BidirectionalModel"}, "Lfm2BidirectionalModel"),
     ("lfm2", {"architectures": [["Lfm2ForCausalLM"]]}, "Lfm2ForCausalLM"),
     ("lfm2", {"auto_map": "modeling.Lfm2ForCausalLM"}, "auto_map"),
-    ("bailing_hybrid", {"architectures": ["BailingMoeV2ForCausalLM"]}, "BailingMoeV2_5ForCausalLM"),
+    ("bailing_hybrid", {"architectures": ["BailingMoeV2ForCausalLM"]}, "BailingMoeV2ForCausalLM"),
     (
         "bailing_hybrid",
         {"auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2.BailingMoeV2ForCausalLM"}},

@@ -104,6 +104,16 @@ def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nea
     assert fields["architectures"][0] in message and message.endswith(f"nearest supported family is {nearest}")
 
 
+@pytest.mark.parametrize(("fields", "part"), [
+    ({"model_type": "gigachat3_5", "architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
+    ({"architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
+    ({"model_type": "alice_ai", "architectures": ["AliceAIForCausalLM"]}, "Block Attention Residuals"),
+    ({"model_type": "qwen4_exp_text"}, "attention over indexed positions"),
+], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
+def test_missing_parts_of_known_families_are_named(fields: dict[str, Any], part: str) -> None:
+    assert part in refused(fields) and "this is not implemented; supported are" in refused(fields)
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
 def test_classes_that_transformers_saves_are_accepted(path: Path) -> None:
     config = json.loads(path.read_text())

@@ -20,6 +20,7 @@ from models.families.lfm.lfm2 import LFM2, LFM2_MOE
 from models.families.lfm.lfm3 import LFM3
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
 from models.families.minimax import MINIMAX
+from models.families.missing import missing_parts
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -167,6 +168,7 @@ def _text_family(config: Mapping[str, Any]) -> Family:
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
+    kind += missing_parts(model_type, classes)
     raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
 
 

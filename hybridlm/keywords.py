@@ -95,7 +95,7 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.cache
-    def known() -> Collection[str]:
+    def known() -> dict[str, None]:
         names = list[str]()
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -103,11 +103,11 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 names += get_type_hints(options)
             elif name not in ("self", "cls"):
                 names.append(name)
-        return dict.fromkeys(names).keys()
+        return dict.fromkeys(names)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not kwargs.keys() <= known():
+        if not kwargs.keys() <= known().keys():
             unknown_names = [name for name in kwargs if name not in known()]
             raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown_names))
         return function(*args, **kwargs)

@@ -86,7 +86,7 @@ class Measured:
 def in_turns(
     runs: Sequence[tuple[str, Callable[[], float]]], rounds: int, left_out: set[str] | None = None
 ) -> list[Timing]:
-    """Run all sides once in each round (A B A B), so that other load affects all.
+    """Run all sides in each round (A B A B): other load affects all.
 
     Args:
         runs: name and run, which returns seconds.

@@ -118,7 +118,7 @@ def quantise_checkpoint(
     head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
-    """Write a quantised copy of a checkpoint, which gets its name when complete.
+    """Write a quantised copy of a checkpoint; its name appears when it is complete.
 
     About one tensor is in memory.
 

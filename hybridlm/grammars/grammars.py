@@ -166,7 +166,7 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return a sequence's position in a grammar, which begins after open thoughts of the prompt."""
+        """Return a sequence's position in a grammar, begun after the prompt's open thoughts."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)

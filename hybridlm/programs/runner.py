@@ -33,7 +33,7 @@ Examples = Callable[[Any], tuple[Any, ...]]
 
 
 class PoolStep(NamedTuple):
-    """A step on the rows of a pool, which it consumes.
+    """A step that consumes the rows of a pool.
 
     `inputs`, `owners` and `counts` as for `Engine.run`.
     """
@@ -113,7 +113,7 @@ class Runner(ABC):
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Compile a step before its time is measured; return whether the time is the step's alone."""
+        """Compile a step; return whether its measured time will exclude other work."""
         self.compiled(shape, examples)
         return True
 

@@ -50,7 +50,7 @@ class Shape:
         processor: LogitsProcessor | None = None,
         mtp_drafts: int = 0,
     ) -> Self:
-        """Return the key of the step of these inputs, which may be types."""
+        """Return the key of a step by its inputs, perhaps types."""
         lanes, tokens = inputs.batch.tokens.shape
         changes, chosen, probes = inputs.changes, inputs.chosen, inputs.probes
         table = inputs.batch.pages
@@ -101,7 +101,7 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 
 
 def lane_bucket(count: int, lanes: int) -> int:
-    """Return the compiled lanes for `count` sequences, at most `lanes`: 1, 2, 4, 8, 12, 16, 24, 32, 48, ...
+    """Return the compiled lanes for `count` sequences, at most `lanes`.
 
     From 8 on, neighbours differ by a half or a third: idle lanes cost more time than one more compilation.
     """

@@ -119,7 +119,7 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
 
     def begin(self) -> None:
-        """Begin to read the prompt in an empty row, after a preemption with all generated tokens.
+        """Begin to read the prompt (and generated tokens) in an empty row.
 
         The next token does not change: its random key has its position.
         """

@@ -116,13 +116,11 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def suggests_fields(cls: type[T]) -> type[T]:
-    """Refuse unknown keywords of a class with a suggestion."""
     cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]  # the signature stays
     return cls
 
 
 def suggests_in_methods(cls: type[T]) -> type[T]:
-    """Refuse unknown keywords of the public methods of a class with a suggestion."""
     for name, member in list(vars(cls).items()):
         function = getattr(member, "__func__", member)
         if not name.startswith("_") and inspect.isfunction(function):

@@ -74,7 +74,6 @@ class Measured:
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:
-        """Fraction of the machine's limit."""
         assert self.floors is not None
         return self.floors[side] / self._seconds(side)
 

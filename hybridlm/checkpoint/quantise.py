@@ -56,7 +56,6 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """Name shared by matrices with one matrix scale."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module

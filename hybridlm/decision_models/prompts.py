@@ -47,7 +47,6 @@ class Prompts:
 
     @cached_property
     def sentinels(self) -> tuple[int | None, int | None]:
-        """Token ids of the mark and of the split."""
         return self.tokenizer.token_to_id(MARK), self.tokenizer.token_to_id(SPLIT)
 
     @cached_property

@@ -68,7 +68,6 @@ class GrammarState:
             self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many leading tokens the grammar allows."""
         if self._thoughts is not None:
             return self._thoughts.before_end(drafts)
         return self._matcher.validate_tokens(list(drafts))

@@ -105,7 +105,6 @@ class Runner(ABC):
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:

@@ -148,7 +148,6 @@ class ActiveSequence:
 
     @property
     def output(self) -> list[int]:
-        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
@@ -169,5 +168,4 @@ class ActiveSequence:
         return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
-        """Return the tokens left to sample."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -472,7 +472,7 @@ class LM:
         return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
-        """Compute logits of hidden states by the final norm and the vocabulary head (a logit lens).
+        """Compute logits by the final norm and the vocabulary head (a logit lens).
 
         The last of `lm.forward(tokens).hidden_states` gives `forward`'s logits, up to rounding. Differentiable. Plain
         JAX without a certificate: rows are independent.

@@ -9,7 +9,6 @@ Series = Mapping[str, Sequence[float]]
 
 
 def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions: Series) -> str:
-    """Return an SVG document with two panels."""
     width, height = 2 * (LEFT + WIDTH) + GAP, TOP + HEIGHT + BOTTOM
     panels = _panel(LEFT, "tokens/s", lanes, tokens_per_second)
     panels += _panel(2 * LEFT + WIDTH + GAP // 2, "fraction of the floor", lanes, fractions, minimum=1.0)

@@ -74,7 +74,6 @@ class Measured:
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:
-        """Fraction of the machine's limit."""
         assert self.floors is not None
         return self.floors[side] / self._seconds(side)
 
@@ -86,7 +85,7 @@ class Measured:
 def in_turns(
     runs: Sequence[tuple[str, Callable[[], float]]], rounds: int, left_out: set[str] | None = None
 ) -> list[Timing]:
-    """Run all sides once in each round (A B A B), so that other load affects all.
+    """Run all sides in each round (A B A B): other load affects all.
 
     Args:
         runs: name and run, which returns seconds.

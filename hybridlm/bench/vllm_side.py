@@ -1,4 +1,4 @@
-"""Mixed batches through vLLM, in a Python environment of its own: vLLM pins torch and transformers."""
+"""Mixed batches through vLLM, in another environment: it pins torch and transformers."""
 
 import json
 import subprocess

@@ -10,7 +10,6 @@ import time
 
 
 def main() -> None:
-    """Load the model and run the batches."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     model, dtype, lanes, context = sys.argv[1:]

@@ -147,7 +147,7 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
 
 
 def _hash_pieces(pieces: list[Piece]) -> bytes:
-    """Return the SHA-256 of concatenated pieces, read because a mapped file that shrinks kills the process."""
+    """Return the SHA-256 of pieces, unmapped: a mapped file that shrinks kills the process."""
     digest = hashlib.sha256()
     with ExitStack() as files:
         opened: dict[Path, BinaryIO] = {}

@@ -56,7 +56,6 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
 
 def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the contents of config.json and tokenizer files of a GGUF file by name."""
     return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 

@@ -35,16 +35,15 @@ class GivenTensors(TensorFile):
 
     def __init__(self, arrays: Mapping[str, Any], where: str):
         self._arrays = arrays
-        tensors = {name: _info(np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+        tensors = dict[str, TensorInfo]()
+        for name, array in arrays.items():
+            dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+            tensors[name] = TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
         super().__init__(Path(where), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
         """Return an array on the host, perhaps in the caller's memory."""
         return np.asarray(jax.device_get(self._arrays[name]))
-
-
-def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
-    return TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
 
 
 def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:

@@ -56,7 +56,6 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """Name shared by matrices with one matrix scale."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module
@@ -118,7 +117,7 @@ def quantise_checkpoint(
     head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
-    """Write a quantised copy of a checkpoint, which gets its name when complete.
+    """Write a quantised copy of a checkpoint; its name appears when it is complete.
 
     About one tensor is in memory.
 
@@ -156,7 +155,9 @@ def quantise_checkpoint(
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = read_object(checkpoint.path / "config.json", MAX_CONFIG_BYTES)
-        fields["quantization_config"] = recipe.rounding.settings(_plain_modules(checkpoint, plan), recipe.head)
+        matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
+        plain = [name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name]
+        fields["quantization_config"] = recipe.rounding.settings(sorted(plain), recipe.head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
@@ -203,11 +204,6 @@ def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingS
     for name, shape in separate.shapes.items():
         window = None if separate.places is None else separate.places[name]
         yield Quantised(prefix + name.removeprefix(stem), window, shape, rounding)
-
-
-def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
-    matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
-    return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
 
 
 class _QuantisedWriter:

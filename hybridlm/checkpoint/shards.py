@@ -89,7 +89,7 @@ class Shards(NamedTuple):
 def build_together(
     layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]
 ) -> dict[str, jax.Array]:
-    """Build several arrays on the same devices; each distinct shard of this process is read once.
+    """Build arrays on the same devices; this process reads each shard once.
 
     Args:
         host: (name -> start of the shard) -> (name -> the shard, not written to afterwards).

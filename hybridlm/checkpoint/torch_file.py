@@ -1,4 +1,4 @@
-"""Reader of `pytorch_model.bin`: the zip archive that torch (1.6 or newer) writes for a plain state dict.
+"""Reader of `pytorch_model.bin`: torch's zip archive (1.6 or newer) of a plain state dict.
 
 Entries are uncompressed, so that arrays are views of the mapped file. Nothing is unpickled or executed (`state_dict`).
 """

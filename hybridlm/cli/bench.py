@@ -166,7 +166,6 @@ def bench(
 
 
 def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, report: Report) -> None:
-    """Measure decode steps, and prefill, scores and profiles on request."""
     context = DEFAULT_CONTEXT if work.context is None else work.context
     size = max(work.tokens * work.rounds, work.prefill) + work.prompt + work.tokens
     if size > context:

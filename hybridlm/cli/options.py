@@ -51,6 +51,7 @@ EXPECTED = (
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
+Full = Annotated[bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")]
 Verbose = Annotated[
     bool,
     typer.Option(
@@ -150,7 +151,7 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
     Ctrl-C, 143 after SIGTERM, 141 if the reader of standard output closed it.
     """
     with warnings.catch_warnings(), _logged() if verbose else nullcontext():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *rest: typer.echo(f"warning: {message}", err=True)
         try:
             yield
             sys.stdout.flush()
@@ -207,10 +208,6 @@ def _message(error: Exception) -> str:
 def _notes(error: BaseException) -> list[str]:
     """Return the notes on an error, without JAX's notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
-
-
-def _show_warning(message: Warning | str, *rest: Any) -> None:
-    typer.echo(f"warning: {message}", err=True)
 
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]

@@ -69,5 +69,5 @@ def concerns_standard_output(error: BaseException) -> bool:
 
 
 def drop_rest() -> None:
-    """Discard buffered and later output, which would raise again at exit."""
+    """Discard buffered and later output: it would raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -104,7 +104,6 @@ class VerifyReport:
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON, named for its step."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())

@@ -42,12 +42,11 @@ class Prompts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer with sentinels as special tokens, which requests cannot write."""
+        """The tokenizer with sentinels as special tokens: requests cannot write them."""
         return self.checkpoint_tokenizer.with_special_tokens([MARK, SPLIT])
 
     @cached_property
     def sentinels(self) -> tuple[int | None, int | None]:
-        """Token ids of the mark and of the split."""
         return self.tokenizer.token_to_id(MARK), self.tokenizer.token_to_id(SPLIT)
 
     @cached_property
@@ -72,7 +71,7 @@ class Prompts:
         return ControlTokens(self.tokenizer, control_tokens(self.tokenizer, source))
 
     def read(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request: one per question, or one if the template has `questions`.
+        """Return one prompt per question, or one if the template has `questions`.
 
         Args:
             request: object with `state`, any JSON, and `questions`, name -> question.

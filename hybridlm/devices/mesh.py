@@ -95,7 +95,7 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """Return the mesh of a command line; by default None, or all devices of several processes.
+    """Return a command line's mesh; default: None, or all devices of several processes.
 
     Raises:
         ValueError: as `read_sizes`, or there are fewer devices.

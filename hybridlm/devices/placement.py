@@ -92,7 +92,7 @@ class Placement:
         return DATA if self.data > 1 else None
 
     def prefill_lanes(self, lanes: int, limit: int) -> int:
-        """Return the lanes of a prefill step: at most `limit` and `lanes`, at least one per device."""
+        """Return a prefill step's lanes: at most `limit` and `lanes`, one per device."""
         return min(lanes, -(-limit // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:

@@ -14,7 +14,7 @@ from ir_passes.contract.entries import ENTRIES
 def sharded(
     step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Any]:
-    """Return `step`, which sees one device's lanes and rows, over a mesh.
+    """Return `step` over a mesh; it sees one device's lanes and rows.
 
     JAX checks (`check_vma`) that replicated results do not depend on the device.
 

@@ -41,7 +41,7 @@ class NgramDrafter:
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. Tokens must extend those of the previous call."""
+        """See `Drafter`. Tokens must extend the previous call's."""
         for place in range(max(self._seen, MIN_NGRAM), len(token_ids)):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, place) + 1):
                 self._behind[tuple(token_ids[place - size : place])] = place

@@ -66,7 +66,7 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """Open an ASCII text file (bytes by its `buffer`) for a whole output; raises as `replaceable`."""
+    """Open a text file (bytes: `buffer`) for a whole output; raises as `replaceable`."""
     output = replaceable(output, input)
     # Errors in the caller's block may concern other files; only a full disk is surely about this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:

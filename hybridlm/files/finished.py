@@ -81,7 +81,6 @@ class FinishedTexts:
         self.write_if_due()
 
     def write_if_due(self) -> None:
-        """Write new results if the last file is old."""
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()
 

@@ -46,7 +46,7 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
-    """Write lines of parts to their places, with one part and all line lengths in memory.
+    """Write lines of parts to their places; one part and line lengths are in memory.
 
     Args:
         parts: return whole lines; read twice.

@@ -117,8 +117,9 @@ class Parts:
         self.begun = lines[0].get("begun", self.begun)
         self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
-            if not self.joined and _size(self._path(number)) != part.bytes:
-                raise _damaged(self._path(number))
+            path = self._path(number)
+            if not self.joined and not (path.is_file() and path.stat().st_size == part.bytes):
+                raise _damaged(path)
 
     def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
         if head.get("format") != FORMAT:
@@ -241,10 +242,6 @@ def parts_of(output: Path) -> Iterator[Parts]:
             with suppress(OSError):
                 # Not empty: parts are left, or another process has made its lock.
                 folder.rmdir()
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:

@@ -68,7 +68,6 @@ class GrammarState:
             self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many leading tokens the grammar allows."""
         if self._thoughts is not None:
             return self._thoughts.before_end(drafts)
         return self._matcher.validate_tokens(list(drafts))
@@ -166,7 +165,7 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return a sequence's position in a grammar, which begins after open thoughts of the prompt."""
+        """Return a sequence's position in a grammar, begun after the prompt's open thoughts."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)

@@ -148,7 +148,7 @@ class Broadcast(Decisions):
 
     @contextmanager
     def _deferred_interrupts(self) -> Iterator[None]:
-        """Defer SIGINT to the next checkpoint or the command's end: others cannot stop within a command."""
+        """Defer SIGINT to a checkpoint or the command's end: others cannot stop before."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -25,7 +25,7 @@ class Disagreement(RuntimeError):
 
 
 def exit_peer_lost() -> None:
-    """Exit without JAX, whose exit waits for processes that wait for this one."""
+    """Exit without JAX: its exit waits for processes that wait for this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
@@ -34,7 +34,7 @@ def exit_peer_lost() -> None:
 
 
 def peer_timeout() -> float:
-    """Return the seconds after which all exit because of an unresponsive process."""
+    """Return the seconds until all exit because of an unresponsive process."""
     return _timeout
 
 

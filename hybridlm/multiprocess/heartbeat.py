@@ -88,7 +88,7 @@ class Heartbeat:
         self._stopped.set()
 
     def reason(self) -> str | None:
-        """Return why JAX aborts: a known failure, the end of process 0, or a silent process."""
+        """Return why JAX aborts: a failure, the end of process 0, or silence."""
         cause = self.failure
         if cause is None and not self._stopped.is_set():
             if self._process != 0 and is_unreachable(self._store.address):

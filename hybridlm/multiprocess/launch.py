@@ -78,7 +78,7 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
-    """Wait for all processes, or until others have reported a failure, after half of the timeout."""
+    """Wait for all processes, or until others report a failure (half of the timeout)."""
     end, failed = None, None
     while any(process.poll() is None for process in processes):
         if end is None and processes[0].poll() is not None:

@@ -72,7 +72,7 @@ class Messages:
         )
 
     def forget(self, count: int) -> None:
-        """Delete the first `count` messages, which all have received, in whole blocks."""
+        """Delete the first `count` messages in whole blocks; all have received them."""
         while self._deleted < count // _BLOCK:
             self._store.delete(f"message/{self._deleted}")
             self._deleted += 1

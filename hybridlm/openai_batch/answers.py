@@ -45,7 +45,7 @@ class BatchModel:
 
 
 def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
-    """Return a part's answers, in order; bodies of an earlier run are reused, errors are not."""
+    """Return a part's answers, in order; reuse bodies of an earlier run."""
     call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
     with model.keeping(finished):
         scores = _score(model, requests)

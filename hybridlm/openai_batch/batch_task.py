@@ -70,7 +70,7 @@ class BatchObjects(TextObjects):
 
 
 class BatchLines(JsonLines):
-    """A file of requests, one JSON object per line; a pipe is copied to a temporary file."""
+    """JSON lines of requests; a pipe is copied to a temporary file."""
 
     def __init__(self, path: Path):
         self._copy: Any = None

@@ -121,7 +121,7 @@ def token_rows(
 
 
 def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the log-probabilities format of /v1/completions, which includes the token itself.
+    """Return log-probabilities as in /v1/completions, including the token itself.
 
     Args:
         tokenizer: names tokens by their text, incomplete characters by U+FFFD; None by "token_id:N".
@@ -154,7 +154,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
 
 def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
-    """Return name -> log-probability; of tokens with one text, the less likely one is named by id."""
+    """Return log-probabilities by name; of equal texts, less likely tokens by id."""
     named: dict[str, float | None] = {}
     for token, logprob in top.items():
         name = _name(token, tokenizer)

@@ -76,7 +76,7 @@ class KeptState:
         self._lock = threading.Lock()
 
     def findings(self, tokens: int) -> tuple[Finding, ...]:
-        """Return the faults of layers in a step of `tokens`, for every number of accepted tokens."""
+        """Return faults of layers in a step of `tokens`, by number of accepted tokens."""
         # A layer of another package, or a patched one, may have changed under the same name.
         patched = patched_code(*(folder.name for folder in PACKAGES))
         name = None if patched else structure_name(self._structure)
@@ -196,12 +196,12 @@ def _differences(
 
 
 def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:
-    """Return a row, or the first `end` positions of a cache: later ones are written before they are read."""
+    """Return a row, or a cache to `end`: later positions are written before reads."""
     return row if axis is None else np.take(row, np.arange(end), axis)
 
 
 def _distance(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference relative to the largest number; infinite if a number is not finite."""
+    """Return the largest relative difference; infinite if a number is not finite."""
     if not actual.size:
         return 0.0
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)

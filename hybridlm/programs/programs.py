@@ -122,7 +122,6 @@ class Programs:
 
     @property
     def shapes(self) -> list[AnyShape]:
-        """Shapes that have been compiled so far."""
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:

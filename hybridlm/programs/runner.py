@@ -33,7 +33,7 @@ Examples = Callable[[Any], tuple[Any, ...]]
 
 
 class PoolStep(NamedTuple):
-    """A step on the rows of a pool, which it consumes.
+    """A step that consumes the rows of a pool.
 
     `inputs`, `owners` and `counts` as for `Engine.run`.
     """
@@ -105,7 +105,6 @@ class Runner(ABC):
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
@@ -113,7 +112,7 @@ class Runner(ABC):
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Compile a step before its time is measured; return whether the time is the step's alone."""
+        """Compile a step; return whether its measured time will exclude other work."""
         self.compiled(shape, examples)
         return True
 

@@ -50,7 +50,6 @@ class Shape:
         processor: LogitsProcessor | None = None,
         mtp_drafts: int = 0,
     ) -> Self:
-        """Return the key of the step of these inputs, which may be types."""
         lanes, tokens = inputs.batch.tokens.shape
         changes, chosen, probes = inputs.changes, inputs.chosen, inputs.probes
         table = inputs.batch.pages
@@ -101,9 +100,10 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 
 
 def lane_bucket(count: int, lanes: int) -> int:
-    """Return the compiled lanes for `count` sequences, at most `lanes`: 1, 2, 4, 8, 12, 16, 24, 32, 48, ...
+    """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    From 8 on, neighbours differ by a half or a third: idle lanes cost more time than one more compilation.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: idle lanes cost
+    more time than one more compilation.
     """
     size = 1 << max(count - 1, 0).bit_length()
     smaller = size * 3 // 4

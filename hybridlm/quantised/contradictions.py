@@ -41,7 +41,6 @@ def contradictions(
 
 
 def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the listed schemes of a module or its container, such as a layer's experts."""
     while module and module not in listed:
         module = module.rpartition(".")[0]
     return listed.get(module, frozenset())

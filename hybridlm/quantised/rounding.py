@@ -35,7 +35,6 @@ class RoundingScheme:
     group: int | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether groups divide the rows of a matrix."""
         group = _NVFP4_GROUP if self.name == "nvfp4" else self.group or 1
         return shape[-1] % group == 0 and all(shape)
 

@@ -46,17 +46,14 @@ class Probe:
 
     @property
     def vectors(self) -> list[tuple[Intervention, range]]:
-        """Changes of the residual stream by run of positions."""
         return self._of(VECTORS)
 
     @property
     def ablations(self) -> list[tuple[Intervention, range]]:
-        """Ablations of heads and experts by run of positions."""
         return self._of(ABLATIONS)
 
     @property
     def edits(self) -> list[tuple[Intervention, range]]:
-        """Changes of states by run of positions."""
         return self._of(EDITS)
 
     def _of(self, kinds: tuple[str, ...]) -> list[tuple[Intervention, range]]:

@@ -34,7 +34,6 @@ def strip(
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Render plain names and values as an HTML table."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in rows
@@ -43,7 +42,6 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Render a text unchanged, line ends included."""
     return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
 
 

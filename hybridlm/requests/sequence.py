@@ -121,7 +121,7 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
 
     def begin(self) -> None:
-        """Begin to read the prompt in an empty row, after a preemption with all generated tokens.
+        """Begin to read the prompt (and generated tokens) in an empty row.
 
         The next token does not change: its random key has its position.
         """
@@ -150,7 +150,6 @@ class ActiveSequence:
 
     @property
     def output(self) -> list[int]:
-        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
@@ -171,5 +170,4 @@ class ActiveSequence:
         return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
-        """Return the tokens left to sample."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -124,7 +124,6 @@ class CsvScores(JsonScores):
         self._names = list(dict.fromkeys(["id", *columns, "error"]))
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return the records of rows, each a JSON string on a line."""
         each: list[dict[str, Any]] = [{"error": row.error, **(row.fields or {}), "id": row.id} for row in rows]
         cells = ([_cell(json_value(row.get(name), self._columns.get(name))) for name in self._names] for row in each)
         return "".join(dump(_record(record)) + "\n" for record in cells).encode("ascii")

@@ -63,7 +63,6 @@ class ProbedRows:
         return {**reads, "interventions": changes}
 
     def _arrays(self) -> dict[str, int]:
-        """Return the count of numbers at a position by name of the read."""
         hidden = {HIDDEN.format(i): self.sites.hidden for i in self.capture.hidden_states}
         return hidden | {
             site.name: int(np.prod(site.shape)) for site in self.sites.states.values() if self.capture.states

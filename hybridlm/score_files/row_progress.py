@@ -143,7 +143,6 @@ class RowProgress:
 
 @contextmanager
 def score_progress(show: FileProgress, verb: str, tokens: Tokens) -> Iterator[RowProgress]:
-    """Show a bar with share, rows, speed and remaining time, or lines."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

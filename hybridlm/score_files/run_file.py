@@ -35,7 +35,12 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
     """
     input, (index, count) = Path(input), options.share
     path = task.check(input, Path(output), options)
-    limits = _limits(task, options)
+    window_rows = task.window if options.window is None else options.window
+    limits = Limits(
+        window_rows if task.most_rows is None else min(window_rows, task.most_rows),
+        task.window_bytes or min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // task.ids),
+        min(options.sort_window, MAX_SORT_IDS // task.ids),
+    )
     with (
         closing(task.open(input, task.row_fields, task.request)) as source,
         parts_of(path) as parts,
@@ -83,13 +88,6 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
             parts.note(error, task.rows)
             raise
         return task.report(path, parts, earlier_rows)
-
-
-def _limits(task: RowTask, options: FileOptions) -> Limits:
-    rows = task.window if options.window is None else options.window
-    rows = rows if task.most_rows is None else min(rows, task.most_rows)
-    size = task.window_bytes or min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // task.ids)
-    return Limits(rows, size, min(options.sort_window, MAX_SORT_IDS // task.ids))
 
 
 def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:

@@ -24,7 +24,7 @@ _SHARED: Any = Shared()
 
 
 def slot_map(rows: int, devices: int = 1) -> SlotMap:
-    """Return the slot map of the lanes: distinct rows, also of idle lanes, whose rows keep their bits.
+    """Return the slot map: lanes have distinct rows; rows of idle lanes keep their bits.
 
     Args:
         devices: along the data axis, each with as many lanes and rows; slots are row numbers of a device.

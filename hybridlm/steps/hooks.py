@@ -151,7 +151,6 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Zero the outputs of ablated heads on this device."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.

@@ -120,5 +120,5 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, or 0; smaller numbers must fit, too."""
+    """Return the largest fitting number up to a limit, or 0; smaller ones fit, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

@@ -1,4 +1,4 @@
-"""Report on a model on a target: proof, audit and costs of every step, and the fit."""
+"""Report on a model on a target: proof, audit, costs of steps, and fit."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -160,7 +160,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Return the bytes of weights and pool in XLA's layout, by a decode step, or None."""
+    """Return bytes of weights and pool in XLA's layout of a decode step."""
     shape = engine.generating(engine.lanes, 1)
     certificate = steps[shape].certificate if shape in steps else None
     return None if certificate is None else certificate.memory.arguments

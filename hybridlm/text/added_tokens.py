@@ -102,7 +102,6 @@ def str_of(token: Token) -> str:
 
 
 def is_token(value: Any) -> bool:
-    """Return whether a value is an object with the content of a token."""
     return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 

@@ -20,7 +20,6 @@ MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_u
 
 
 def faults_of_tools(tools: Sequence[Any]) -> list[str]:
-    """Return the faults of tools that lack OpenAI's form."""
     expected = 'expected {"type": "function", "function": {...}}'
     return [
         f"tools[{index}]: {expected}, got {tool!r:.200}"

@@ -113,6 +113,5 @@ def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokeniz
 
 
 def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
-    """Add the last tokens of a class."""
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(token, special=True) for token in special])

@@ -106,7 +106,7 @@ def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Create a directory whose name appears when it is complete; delete it after a failure.
+    """Create a directory, named when it is complete and deleted after a failure.
 
     The first process creates, renames and deletes it; all return when it has its name.
     """

@@ -1,4 +1,4 @@
-"""Commands for the rows of a file; their options are fields of a task and of `FileOptions`."""
+"""Commands for rows of a file; options are fields of tasks and `FileOptions`."""
 
 import inspect
 import time

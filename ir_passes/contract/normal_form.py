@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.contract.contract import BoundContract, Shared
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import map_equations
@@ -30,9 +30,9 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
-    """Return a step's normal form, with guarded writes to its pools."""
-    pools = {(array.shape, array.dtype) for array in bound.inputs if isinstance(array.entry, Pool)}
-    return guarded(flatten(program), pools, keep=_is_opaque)
+    """Return a step's normal form, with guarded writes to arrays like its inputs of lanes."""
+    arrays = {(array.shape, array.dtype) for array in bound.inputs if not isinstance(array.entry, Shared)}
+    return guarded(flatten(program), arrays, keep=_is_opaque)
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
@@ -104,12 +104,13 @@ def _guardable(eqn: ir.JaxprEqn) -> bool:
     if eqn.primitive.name not in primitives.SCATTERS:
         return False
     drops = eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    return drops and _outside(eqn) <= limits(ir.dtype_of(eqn.invars[1]))[1]
+    return drops and max(_outside(eqn), default=0) <= limits(ir.dtype_of(eqn.invars[1]))[1]
 
 
-def _outside(scatter: ir.JaxprEqn) -> int:
-    """Return an index out of bounds of every dimension."""
-    return max(ir.shape_of(scatter.invars[0]), default=0)
+def _outside(scatter: ir.JaxprEqn) -> list[int]:
+    """Return an index out of bounds for each column of a scatter's indices."""
+    shape = ir.shape_of(scatter.invars[0])
+    return [shape[dim] for dim in scatter.params["dimension_numbers"].scatter_dims_to_operand_dims]
 
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
@@ -130,8 +131,8 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> 
     dropped = _outside(write)
 
     def places(p: Any, indices: Any) -> Any:
-        columns = [indices[..., k : k + 1] for k in range(indices.shape[-1])]
-        return jnp.concatenate([chosen(p, column, dropped) for column in columns], axis=-1)
+        columns = (chosen(p, indices[..., k : k + 1], limit) for k, limit in enumerate(dropped))
+        return jnp.concatenate([*columns], axis=-1)
 
     array, indices, updates = write.invars
     eqns, (indices,), _ = ir.emit(places, [flag, indices], write)

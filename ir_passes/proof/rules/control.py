@@ -466,12 +466,15 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
         length: number of iterations.
     """
     owner, step = value.owner, ("scan", loop)
+    iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)
     stacked_view = None if value.intact is None else left(value.intact.view, step)
     intact = None if value.intact is None or stacked_view is None else UnchangedRows(value.intact.leaf, stacked_view)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in (*sources, LaneRows(0, packed=owner.packed)):
             lane = OneLane(_symbol_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
-            if owner == lane:
+            by_number = OneLane(iteration, unreduced=owner.unreduced, packed=rows.packed)
+            is_number = rows == LaneRows(0, packed=rows.packed) and length == site.prover.bound.layouts.get(rows.packed)
+            if owner == lane or (is_number and owner == by_number):
                 return Value(replace(rows, axis=0, unreduced=owner.unreduced), range=value.range, intact=intact)
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)

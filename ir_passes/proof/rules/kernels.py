@@ -30,8 +30,8 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
 
     Rows 0 to N - 1 of the result are the operand's rows, one per lane in order. The rows from N on are unspecified. In
     an owner `LaneRows(axis)` from lane 0 they belong to no lane: every rule keeps row i of a result independent of
-    other rows, and no output has rows from N on. At other positions, for example along the channels of a row or after a
-    shared array, the memory may be another lane's.
+    other rows, and no output has rows from N on. So the rows of the lanes do not depend on them. At other positions,
+    for example along the channels of a row or after a shared array, the memory may be another lane's.
     """
     owner, lanes = array.owner, site.prover.bound.lanes
     dim = site.params["dim"]

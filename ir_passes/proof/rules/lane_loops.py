@@ -5,11 +5,12 @@ do not: once a lane has stopped, its values do not change, and it stays stopped.
 stopped lane (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
 
 * `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do not
-change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may have
-shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all lanes.
+  change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may have
+  shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all
+  lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
-grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that may
-change in stopped lanes; its last value depends on all lanes.
+  grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that
+  may change in stopped lanes; its last value depends on all lanes.
 """
 
 from collections.abc import Sequence

@@ -75,8 +75,8 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     """Return the fact of a select between entries of a lane and unowned rows.
 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
-    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate, `entry
-    + size` is past every pool.
+    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate,
+    `entry + size` is past every pool.
 
     Args:
         cases: first the value for false.

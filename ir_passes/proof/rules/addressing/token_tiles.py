@@ -69,7 +69,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    """Return the token, with layout, of the only lane in each element, or None."""
+    """Return token and layout of the only lane that an element depends on, or None."""
     owner, span = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed

@@ -227,6 +227,7 @@ class Certificate(Exchanging):
         return replace(self.versions, flags=flags) == versions and set(flags) <= set(self.versions.flags)
 
     def to_json(self) -> str:
+        """Return JSON text with a checksum."""
         return record.to_json(self, checksum=True)
 
     @classmethod
@@ -239,6 +240,7 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
+        """Return the certificate as text."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",

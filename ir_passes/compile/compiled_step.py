@@ -102,9 +102,11 @@ class CompiledStep(Running, Stage):
         return self.compiled.as_text()
 
     def cost_analysis(self) -> Any:
+        """XLA's cost, as in `jax.stages.Compiled`."""
         return self.compiled.cost_analysis()
 
     def memory_analysis(self) -> Any:
+        """Bytes of arguments, results and scratch."""
         return self.compiled.memory_analysis()
 
     def runtime_executable(self) -> Any:
@@ -112,10 +114,12 @@ class CompiledStep(Running, Stage):
 
     @property
     def input_shardings(self) -> Any:
+        """Sharding of each argument, as a tree of (args, kwargs)."""
         placed = self.compiled.input_shardings
         return placed if self.calling.argnums is not None else jax.tree.unflatten(self.in_tree, placed[0])
 
     @property
     def output_shardings(self) -> Any:
+        """Sharding of each result, as a tree."""
         placed = self.compiled.output_shardings
         return placed if self.calling.in_order else self.calling.restored(placed)

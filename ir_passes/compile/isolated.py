@@ -155,6 +155,7 @@ class IsolatedStep:
         return self.trace(*args, **kwargs).prove(**self._prove).lower()
 
     def clear_cache(self) -> None:
+        """Forget every compiled step."""
         with self._lock:
             self._entries, self._made, self._dispatch = {}, [], self._dispatcher()
 
@@ -167,6 +168,7 @@ class IsolatedStep:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
+        """Certificates in order of compilation."""
         return tuple(step.certificate for step in self._made)
 
     def _entry(

@@ -166,12 +166,15 @@ class LoweredStep(Stage):
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
+        """Return the program as a compiler object."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
+        """Cost before XLA's optimizations."""
         return self.lowered.cost_analysis()
 
     def compile(

@@ -68,6 +68,7 @@ class StatedError(Exception):
 
     @property
     def ids(self) -> tuple[str, ...]:
+        """Ids of all faults."""
         return tuple(fault.id for fault in self.faults)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -153,7 +153,9 @@ class RowLedger:
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:
+        """Give a sequence the label of rows copied to its rows."""
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
+        """Forget a sequence after it has released its rows."""
         self._labels.pop(owner, None)

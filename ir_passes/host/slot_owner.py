@@ -126,15 +126,18 @@ class SlotOwner:
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
+        """Return the owner of a slot map's rows."""
         return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
 
     @property
     def free(self) -> int:
+        """Number of free rows."""
         with self._lock:
             return sum(map(len, self._free))
 
     @property
     def held(self) -> list[int]:
+        """Sorted rows with a holder."""
         with self._lock:
             return sorted(self._held)
 

@@ -5,10 +5,10 @@ A conversion is exact for a number if the new dtype represents it. Dtypes of at 
 
 * A float dtype with m stored mantissa bits represents every integer up to 2 ** (m + 1).
 * A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's, and
-if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative zero uses its bit
-pattern for nan, and XLA may round a small negative number to it: then the conversion of every number must be exact.
+  if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative zero uses its bit
+  pattern for nan, and XLA may round a small negative number to it: then the conversion of every number must be exact.
 * A conversion keeps neither sign nor payload of a nan, so a dtype with at least two nans is never converted and back
-without loss.
+  without loss.
 
 A number that becomes subnormal counts as lost: processors may flush subnormal numbers to zero.
 """

@@ -27,6 +27,7 @@ class Graph:
     bound: BoundContract
 
     def with_program(self, program: ir.ClosedJaxpr) -> "Graph":
+        """Return another program with the same contract."""
         return replace(self, program=program)
 
 

@@ -112,6 +112,7 @@ class SanitizerError(StatedError, RuntimeError):
 
     @property
     def lanes(self) -> tuple[int, ...]:
+        """Lanes with a fault."""
         return tuple(fault.lane for fault in self.faults if isinstance(fault, LaneFault))
 
 

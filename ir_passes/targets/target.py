@@ -175,6 +175,7 @@ def as_target(target: Target | str | None) -> Target:
 
 
 def named_targets() -> tuple[str, ...]:
+    """Return the names of GPUs and TPUs."""
     return (*GPUS, *TPUS)
 
 

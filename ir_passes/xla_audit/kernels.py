@@ -95,6 +95,7 @@ class Kernels:
 
     @property
     def count(self) -> int:
+        """Number of runs."""
         return sum(kernel.times for kernel in self.kernels if not kernel.by_data)
 
     @property
@@ -104,6 +105,7 @@ class Kernels:
 
     @property
     def moved_in_a_turn(self) -> int:
+        """Bytes of one iteration of each data-dependent loop."""
         return sum(kernel.moved for kernel in self.kernels if kernel.by_data)
 
     @property
@@ -113,9 +115,11 @@ class Kernels:
 
     @property
     def flops_in_a_turn(self) -> int:
+        """Operations of products in such an iteration."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if kernel.by_data)
 
     def largest(self, limit: int) -> tuple[ScheduledKernel, ...]:
+        """Return the operations that move most bytes."""
         return tuple(sorted(self.kernels, key=lambda kernel: -kernel.moved)[:limit])
 
 

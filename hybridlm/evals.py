@@ -6,7 +6,7 @@ from hybridlm.evals import HybridLM
 lm_eval.simple_evaluate(model=HybridLM("directory-or-hub-id"), tasks=["hellaswag"])
 """
 
-# lm_eval is an extra: where it is not installed, its types are not known.
+# Without lm_eval its types are not known.
 # pyright: reportMissingImports=false
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,9 +53,6 @@ class HybridLM(TemplateLM):
     Raises:
         ValueError: the model has no tokenizer.
         TypeError: options for a loaded model.
-
-    Attributes:
-        max_length: the model's context.
     """
 
     def __init__(

@@ -46,8 +46,6 @@ class LoadedFiles:
     """Contents of a model's files, without weights.
 
     Attributes:
-        fingerprint: of configuration and weights.
-        eos_token_ids: of a completion.
         adapters: merged into the weights.
         classifier: head of texts, or None.
         has_vocabulary_head: False without logits of tokens.

@@ -67,7 +67,6 @@ class Update:
     """Checked new parameters.
 
     Attributes:
-        names: replaced parameters.
         fingerprint: (all updated parameters by name) -> fingerprint.
         read: (names) -> parameters, on their devices.
     """

@@ -26,7 +26,6 @@ class EngineSide:
     Attributes:
         reading, scoring: steps for a chunk of each prompt, and of each text.
         rows: consumed by each step.
-        position: tokens of each sequence.
         last: newest tokens on the host, int32 [lanes].
     """
 

@@ -28,7 +28,6 @@ def measure_starts(
 
     Args:
         settings: JSON arguments of `hybridlm.load`.
-        warm: starts with a full cache.
 
     Raises:
         ChildProcessError: a process ended with an error; the message has its output.

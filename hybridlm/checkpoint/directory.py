@@ -47,9 +47,7 @@ class CheckpointDirectory:
     """An opened checkpoint: its configuration and the places of its unread tensors.
 
     Attributes:
-        path: the directory, or the GGUF file.
         files: tensor name -> its file; codes and scales are separate tensors.
-        grouped: tensors by quantised weight.
         unindexed: tensors outside the index; not in `files`.
         quantisation_file: content of hf_quant_config.json.
     """

@@ -66,7 +66,6 @@ def fingerprint_of(
 
     Args:
         checkpoint: opened before the weights were read; files of the last seconds are hashed here.
-        packed: names of packed parameters.
     """
     settings = [f" with {adapter.digest}" for adapter in adapters]
     saved = isinstance(checkpoint, SavedDirectory)

@@ -51,6 +51,25 @@ EXPECTED = (
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Options of the chat template."""
+
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Apply the checkpoint's chat template: each prompt is a message.")
+    ] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
+    ] = None
+
+
 Full = Annotated[bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")]
 Verbose = Annotated[
     bool,

@@ -16,7 +16,6 @@ class Machine:
     """Everything that a compiled program's speed depends on.
 
     Attributes:
-        device, processor: names.
         instructions: vector instructions; a virtual machine may hide some.
         cores: available to this process.
     """

@@ -30,7 +30,6 @@ class Placement:
         mesh: with all axes; None for JAX's default device, or the target's first. For an abstract mesh steps are only
             planned.
         target: absent machine to compile for; None for local devices.
-        kernels: as in `load(kernels=)`.
     """
 
     mesh: Mesh | AbstractMesh | None = None

@@ -93,9 +93,13 @@ class Decoding:
             and all(sequence.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
-            lanes = engine.bucket(len(sequences), engine.lanes)
-            step = engine.generating(lanes, 1, top=top, processor=self._processor, **expected_changes(sequences))
-            engine.programs.prepare((step,), engine.example_arguments)
+            changes, programs = expected_changes(sequences), engine.programs
+            request = len(sequences), top, self._processor, *changes.values()
+            if request not in programs.prepared:
+                programs.prepared.add(request)
+                lanes = engine.bucket(len(sequences), engine.lanes)
+                step = engine.generating(lanes, 1, top=top, processor=self._processor, **changes)
+                programs.prepare((step,), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences depends on tokens that are not read yet."""

@@ -39,10 +39,8 @@ class PartRecord:
 
     Attributes:
         tokens: of rows without an error.
-        errors: rows with an error.
         error: the first.
         bytes, sha256: of its file.
-        generated: tokens.
         saved: tokens saved by common beginnings.
         shifted: completions scored from within the prompt.
         size: bytes of text.

@@ -30,7 +30,6 @@ class BlockType(NamedTuple):
     """A type of blocks with a packed form.
 
     Attributes:
-        kind: see `QuantisedWeight`.
         group: columns that share a scale.
         parts: bytes of blocks -> codes and scales.
     """

@@ -23,7 +23,6 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
     Args:
         reason: returns the cause; None lets `abort()` go on.
-        status: exit status.
     """
 
     def report(number: int) -> None:

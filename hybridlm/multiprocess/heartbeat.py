@@ -36,7 +36,6 @@ class HeartbeatRecord(NamedTuple):
     """One heartbeat of a process.
 
     Attributes:
-        beat: its number.
         name: process and host.
         epoch: messages received or sent.
         busy: work of unbounded duration (compilation), or "".

@@ -31,7 +31,6 @@ class BatchModel:
 
     Attributes:
         score: (token ids, number of most likely tokens) -> scores.
-        name: default model name.
         begin: called before each part, for independent parts.
         keeping: context that stores the scores of a part.
     """

@@ -85,6 +85,7 @@ class Programs:
     Attributes:
         settings: of JAX, for tracing, compiling and calls.
         on_compile: called by the compiling thread before each compilation, or None.
+        prepared: steps that were requested from `prepare`, by the caller's description.
         use_store: False in tests that replace parts of steps.
     """
 
@@ -110,6 +111,7 @@ class Programs:
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self.prepared = set[tuple[Any, ...]]()
         self._directory, self.cache = certificates, cache
         self._kept_state = None if config is None else KeptState(config, placement.devices, structure)
         origin = BUILT_IN if config is None else family_named(config.family)[1]

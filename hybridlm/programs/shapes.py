@@ -16,7 +16,6 @@ class Shape:
     """Compilation key of a step.
 
     Attributes:
-        rows: of the pool.
         top: number of reported log-probabilities, or None.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without.

@@ -24,7 +24,6 @@ class LastStart:
     """Seconds from `load` to the first answer, of the last starts.
 
     Attributes:
-        version: of the format.
         warm, cold: last start without and with compilations, or None.
     """
 

@@ -21,7 +21,6 @@ class PackedForm:
     """Form of a packed weight, equal for all parts of a parameter.
 
     Attributes:
-        kind: see `QuantisedWeight`.
         inputs: entries of a row.
         groups: scales of a row.
         has_matrix_scale: the complete matrix has a scale, too.

@@ -74,7 +74,6 @@ class RoundingScheme:
 
         Args:
             ignored: plain modules.
-            head: rounding of head and embedding.
         """
         groups = {"group_0": self._settings_of(["Linear"])}
         if head is not None:

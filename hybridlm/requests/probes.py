@@ -23,8 +23,6 @@ class Probe:
     """Reads and changes inside the model for one sequence.
 
     Attributes:
-        hidden_states: indices to read.
-        runs: positions to read.
         last: keep only the values of the last position.
         interventions: resolved by `ProbeSites`.
     """

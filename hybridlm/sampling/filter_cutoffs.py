@@ -58,7 +58,6 @@ def filter_cutoffs_kernel(
         temperature, top_k, top_p, highest: of all lanes.
         logits: [vocab], of this lane.
         out: [1], `ordered` of the cutoff.
-        block: logits per read.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

@@ -53,7 +53,6 @@ def sample_rows(
         logits: processed.
         temperature: 0 for the most likely token.
         keys: threefry2x32 key words per row.
-        instructions: instruction set.
     """
     operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
     call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")

@@ -42,7 +42,6 @@ class Sampling(NamedTuple):
         top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
         seed: 64 bits in two words, high and low.
-        index: of the request.
     """
 
     temperature: Float32[HostOrDevice, "lane"]

@@ -71,9 +71,6 @@ class ProbedRows:
     def probes(self, texts: Sequence[ScoredIds], field: Any, where: str) -> list[Probe | None]:
         """Return the reads and changes in a row's texts, one per completion.
 
-        Args:
-            field: value of the interventions field.
-
         Raises:
             TypeError, ValueError: a wrong intervention, or several texts to read from.
         """

@@ -85,7 +85,6 @@ class RowTask:
     """A task with its model.
 
     Attributes:
-        columns: fields of the output.
         read: input row -> work; raises ValueError or TypeError.
         run: works -> results, a function of order and content.
         origin: everything that determines the output, except input and run options.
@@ -93,7 +92,6 @@ class RowTask:
         request: fields of requests; None for texts and token ids.
         row_fields: further input fields.
         ids: reported ids per position, at least 1; in memory until the part is written.
-        most_rows: maximum rows of a window.
         window: its default.
         window_bytes: None for 1 MiB.
         counts: returns tokens and places so far.

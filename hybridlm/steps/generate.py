@@ -98,8 +98,6 @@ def finish_step(
 
     Args:
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
-        token: the token that each lane continues with.
-        sampled: all tokens that the step has sampled.
         consumed: tokens per lane; a lane with 0 keeps its token.
         mtp_drafts, processor: as for `generate_step`.
     """

@@ -62,7 +62,6 @@ class Ablations(NamedTuple):
 
     Attributes:
         site: by `site_of`.
-        unit: head or expert.
         first, end: positions in [first, end).
     """
 

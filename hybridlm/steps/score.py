@@ -28,7 +28,6 @@ class Scored(NamedTuple):
         top_tokens, top_logprobs: the most likely tokens, best first.
         rank: place of the target among all tokens, from 1.
         entropy: of the distribution, in nats.
-        chosen_logprobs, chosen_ranks: of the chosen ids.
         hidden_states: of some tokens and layers.
     """
 

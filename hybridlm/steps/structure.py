@@ -46,7 +46,6 @@ class Structure:
     """A model without its parameters: the static part of a step.
 
     Attributes:
-        graph, tree: over its arrays.
         arrays: a `StateArray` in the place of each array of a row.
     """
 

@@ -21,8 +21,6 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: of the device.
-        weights: of the parameters.
         rows: of the pool with its KV cache, and of states of common beginnings while texts are scored.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
@@ -80,7 +78,6 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        memory: of each device.
         scratch: of the largest step, besides weights and rows, or None.
         resident: weights and pool in XLA's layout, or None.
     """

@@ -105,7 +105,6 @@ class StepReport:
     Times are lower bounds in seconds; unknown figures are None.
 
     Attributes:
-        name: of the shape.
         lanes, tokens: 0 for moves of states.
         failed: reason of XLA without a program.
         kernels: operations outside data-dependent loops.
@@ -175,7 +174,6 @@ def step_report(
     """Return the report of a compiled step.
 
     Args:
-        step: for the target.
         floor: None for moves of states.
         context: positions of each lane, for loops and kernel reads.
         arguments: examples.

@@ -47,7 +47,6 @@ class Factors(NamedTuple):
 
     Attributes:
         down, up: names of the tensors A and B.
-        scale: factor on their product.
         embedding: the product is transposed.
         experts: matrices in one tensor; None for a single matrix.
     """

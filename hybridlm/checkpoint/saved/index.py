@@ -77,7 +77,6 @@ class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        fingerprint: of the original checkpoint.
         parameters: arrays by dotted name; a quantised parameter has several.
         packed: quantised parameters by dotted name.
     """

@@ -43,7 +43,6 @@ def file_command(
     """Return the command of a task.
 
     Args:
-        task: its fields are options.
         summary: first paragraph of the help.
         input, output: `typer.Argument` or `typer.Option`.
         items: plural word for the rows.

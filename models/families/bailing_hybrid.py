@@ -115,9 +115,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head.
-
-    The head is a layer of latent attention and experts.
+    """Read config.json with the MTP head, a layer of latent attention and experts.
 
     Raises:
         ConfigError: the head is absent or not implemented.
@@ -148,7 +146,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the published tensor names."""
     decoder = decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
     if config.head is None:
         return decoder

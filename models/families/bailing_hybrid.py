@@ -162,9 +162,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head.
-
-    The head is a layer of latent attention and experts.
+    """Read config.json with the MTP head, a layer of latent attention and experts.
 
     Raises:
         ConfigError: the head is absent or not implemented.
@@ -210,7 +208,6 @@ def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the published tensor names."""
     describe = partial(_describe, config.num_layers)
     decoder = decoder_weights(config, describe, embedding="model.word_embeddings.weight")
     if config.head is None:

@@ -85,7 +85,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the published tensor names."""
     return decoder_weights(config, _describe)
 
 

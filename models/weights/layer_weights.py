@@ -61,14 +61,16 @@ def layer_weights(
     norms: Sequence[str] = NORMS,
 ) -> list[Weight]:
     """List the parameters of a layer at the path `at` with tensor prefix `layer`."""
-    weights = []
-    for j, norm in enumerate(norms):
-        weights.append(
-            tensor((*at, "branches", j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True)
-        )
+    weights = [norm_weight(hidden, (*at, "branches", j), f"{layer}.{norm}") for j, norm in enumerate(norms)]
     for j, branch in enumerate(branches):
         weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
     return weights
+
+
+def norm_weight(hidden: int, at: Path, *names: str, post: bool = False) -> Weight:
+    """Return the norm in front of a branch at the path `at`, or with `post` behind it."""
+    path = (*at, "post_norm" if post else "norm", "weight")
+    return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
 
 def head_weights(hidden: int, names: Names) -> list[Weight]:

@@ -86,7 +86,8 @@ and audited. A copy of a pool is listed in {totals.total() - totals["none"]} of 
 jax {jax.__version__} on {jax.default_backend()}, float32 but where a column says otherwise, {LANES} lanes,
 chunks of {TOKENS} tokens, context 64. Of a row the prefix cache keeps the arrays of fixed size and spans of those that
 grow: a step takes each out of a pool, and one puts it back.
-Written by scripts/write_certificates.py; the steps of published models are in [proof-tables.md](tables/proof-tables.md).
+Written by scripts/write_certificates.py; the steps of published models are in
+[proof-tables.md](tables/proof-tables.md).
 
 | family | checkpoint | {" | ".join(STEPS)} |
 |{"---|" * (2 + len(STEPS))}

@@ -9,17 +9,17 @@ from importlib import metadata
 from typing import Any
 
 from models.families.architectures import named_classes
-from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
-from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lara_mini import LARA_MINI
 from models.families.lfm.lfm2 import LFM2, LFM2_MOE
 from models.families.lfm.lfm3 import LFM3
+from models.families.linear_attention.bailing_hybrid import BAILING_HYBRID
+from models.families.linear_attention.kimi_linear import KIMI_LINEAR
+from models.families.linear_attention.minimax import MINIMAX
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
-from models.families.minimax import MINIMAX
 from models.families.missing import missing_parts
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID

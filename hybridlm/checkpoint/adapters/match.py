@@ -157,7 +157,8 @@ class _Binding:
             names = changed & {name for name, _ in tensors_of(weight)}
             if names and not any(names <= source.shapes.keys() for source in (*weight.options, *weight.adapted)):
                 self._faults.append(
-                    f"{', '.join(sorted(names))}: expected one of them, they are one matrix in two forms"
+                    f"{', '.join(sorted(names))}: expected one of them, they are one matrix in two forms, or "
+                    f"of a block that layers share"
                 )
 
     def _check_tied(self, factors: Mapping[str, Factors], replaced: dict[str, str]) -> None:

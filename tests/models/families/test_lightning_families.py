@@ -27,6 +27,13 @@ def read(config: dict[str, Any]) -> DecoderConfig:
     return family_of(config).read_config(config)
 
 
+def branches(config: dict[str, Any]) -> list[tuple[NormedResidual, NormedResidual]]:
+    """Mixer and feed-forward layer of each layer."""
+    pairs = read(config).layers
+    assert all(isinstance(branch, NormedResidual) for pair in pairs for branch in pair)
+    return [(mixer, forward) for mixer, forward in pairs]  # type: ignore[misc]
+
+
 def rates(config: dict[str, Any]) -> dict[int, np.ndarray]:
     """Decay rates by layer, as they are loaded."""
     weights: list[Weight] = family_of(config).weights(read(config))
@@ -38,19 +45,17 @@ def rates(config: dict[str, Any]) -> dict[int, np.ndarray]:
 
 
 def test_published_minimax() -> None:
-    config = read(MINIMAX)
-    mixers = [mixer for mixer, _ in config.layers]
-    assert all(isinstance(branch, NormedResidual) for layer in config.layers for branch in layer)
-    assert {(branch.stream, branch.output) for layer in config.layers for branch in layer} == {(3.5565588200778455, 1)}
+    mixers, forwards = zip(*branches(MINIMAX), strict=True)
+    assert {(branch.stream, branch.output) for branch in (*mixers, *forwards)} == {(3.5565588200778455, 1)}
     attention = AttentionConfig(64, 8, 128, Rope(64, 1e7))
     assert [i for i, mixer in enumerate(mixers) if mixer.inner == attention] == list(range(7, 80, 8))
     lightning = LightningAttentionConfig(64, 128, 1, 1e-6, activated=True)
     assert {mixer.inner for mixer in mixers} == {attention, lightning}
-    moe = config.layers[0][1].inner
+    (moe,) = {forward.inner for forward in forwards}
     assert isinstance(moe, MoeConfig) and (moe.router.experts, moe.router.per_token, moe.width) == (32, 2, 9216)
     assert moe.router.normalise and not moe.shared_width
     first, last = rates(MINIMAX)[0], rates(MINIMAX)[78]
-    np.testing.assert_allclose(first[[0, 7, 63]], np.float32([2**-0.125, 0.5, 2**-8]) * (1 + 1e-5), rtol=1e-6)
+    np.testing.assert_allclose(first[[0, 7, 63]], np.array([2**-0.125, 0.5, 2**-8]) * (1 + 1e-5), rtol=1e-6)
     np.testing.assert_allclose(last / first, 1 / 79, rtol=1e-3)
 
 
@@ -62,7 +67,7 @@ def test_both_spellings_of_minimax_are_one_model() -> None:
         original |= {f"layernorm_{part}_{end}": NATIVE[f"{factors}_{end}_factor"] for end in ("alpha", "beta")}
     assert read(original) == read(NATIVE)
     alternating = {name: value for name, value in NATIVE.items() if name != "layer_types"}
-    kinds = [type(mixer.inner) for mixer, _ in read(alternating).layers]
+    kinds = [type(mixer.inner) for mixer, _ in branches(alternating)]
     assert kinds == [AttentionConfig, LightningAttentionConfig, AttentionConfig]
 
 

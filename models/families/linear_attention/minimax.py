@@ -15,7 +15,7 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, NormedResidual
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.lightning import lightning_weights, slopes
+from models.families.linear_attention.lightning import lightning_weights, slopes
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig

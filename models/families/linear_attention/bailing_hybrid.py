@@ -15,13 +15,13 @@ from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import named_classes, text_classes
 from models.families.family import Family
-from models.families.kimi import (
+from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
     read_feed_forward,
     read_latent_attention,
 )
-from models.families.lightning import lightning_weights, slopes
+from models.families.linear_attention.lightning import lightning_weights, slopes
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope

@@ -9,7 +9,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.kimi import (
+from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
     read_feed_forward,

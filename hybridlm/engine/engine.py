@@ -351,7 +351,7 @@ class Engine:
             for queue in self.queues:
                 queue.lose_rows()
             if self._pool is not None and self.prefix_cache is not None:
-                self.prefix_cache.lose_pages(self._pool)
+                self.prefix_cache.lose_pages()
             self._pool = None  # frees its memory before the new pool is allocated
             self._pool = self.new_pool(self.rows)
         return self._pool

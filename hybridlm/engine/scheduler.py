@@ -138,7 +138,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Number of sequences and texts; texts behind an unread prefix count as one."""
-        return len(self.waiting) + len(self.joined)
+        return sum(map(len, self._heaps.values())) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
         """Give a sequence its place in the order of arrival."""
@@ -415,7 +415,7 @@ class Scheduler:
         """
         moves, cache, start = self._engine.moves, self._cache_of(sequence), sequence.request.start
         may_wait = _in_use([self._engine]) or snapshot is not start
-        slot = self._admission.enter(sequence, moves.shareable(snapshot, pool), pool, may_wait)
+        slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
         if slot is None:
             return False
         sequence.slot = slot
@@ -588,7 +588,7 @@ class Scheduler:
         if needed >= lanes:
             return needed
         steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
-        busy = self.prefilling or self.waiting
+        busy = self.prefilling or self._heaps
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
     def _release(self, sequence: Queued) -> None:

@@ -90,7 +90,6 @@ class Session:
     previous one. Sessions share the pool of rows and pages, and do not see each other.
 
     Args:
-        engine: runs the steps.
         tokenizer: None if tokens have no text.
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.

@@ -78,7 +78,6 @@ class Scheduler:
     If no row or too few pages are free, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
-        engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: the choice of drafts; None never drafts.
         probing: reads and changes inside the model; None without any.
@@ -87,9 +86,7 @@ class Scheduler:
     Attributes:
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
-        turn: number of the last call of `next`, among all schedulers.
-        thread: thread of that call.
-        seconds: time of that call.
+        turn, thread, seconds: number of the last call of `next` among all schedulers, its thread and time.
     """
 
     def __init__(
@@ -284,11 +281,7 @@ class Scheduler:
 
     @_in_turn
     def check_integrity(self) -> None:
-        """Check that each row has at most one sequence and each sequence one queue.
-
-        Raises:
-            SlotError: with everything that is wrong.
-        """
+        """Check that each row has at most one sequence and each sequence one queue; raises SlotError."""
         faults: list[Statement] = []
         pool, joined = self._pool, self.joined
         without = [sequence.subject for sequence in joined if sequence.slot is None]

@@ -18,7 +18,6 @@ class CacheMemory:
     state. Use of a state is use of its spans, so a span never goes first.
 
     Args:
-        budget: of device and host.
         drop: removes a state from the tree; returns all freed buffers, or None.
         copied: returns a copy of a page of a pool in arrays; other buffers as they are.
 

@@ -31,7 +31,6 @@ class RowMoves:
             part.
 
     Attributes:
-        kind: kind of the states.
         grows: a sequence has growing arrays.
         state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """

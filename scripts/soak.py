@@ -102,8 +102,8 @@ class Soak:
         if pending:
             self.wrong.append(f"requests {sorted(pending)} never ended")
         self._look_for_nan(lm)
-        self._look_for_holders(lm)
         self.seen.update({name: lm.stats[name] - before.get(name, 0) for name in EVENTS if name in lm.stats})
+        self._look_for_holders(lm)
         self.seen["sessions"] += 1
         self.seen["sanitized sessions"] += sanitize
         self.seen["cached sessions"] += lm is self.cached

@@ -30,12 +30,7 @@ Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
 
 class Admission:
-    """The pages of the sequences of one run.
-
-    Args:
-        engine: runs the steps.
-        speculation: the choice of drafts; None never drafts.
-    """
+    """The pages of the sequences of one run."""
 
     def __init__(self, engine: Engine, speculation: Speculation | None):
         self._engine, self._speculation, self._warned = engine, speculation, False

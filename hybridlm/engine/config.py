@@ -178,7 +178,6 @@ class EngineConfig:
         Args:
             model: configuration of the whole model.
             dtype: dtype of the matrices.
-            placement: the devices.
             chunk: default of `chunk`, unless the context is less.
 
         Raises:

@@ -50,7 +50,6 @@ class Decoding:
     """Dispatches the steps of decoding sequences.
 
     Args:
-        engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: the choice of drafts; None never drafts.
         probing: reads and changes inside the model; None without any.
@@ -111,14 +110,7 @@ class Decoding:
     def step(
         self, pool: RowPool, lanes: list[ActiveSequence | None], lane_map: LaneMap, top: int | None
     ) -> DispatchedStep:
-        """Dispatch the next step.
-
-        Args:
-            pool: the rows.
-            lanes: sequence of each lane.
-            lane_map: row of each lane.
-            top: log-probabilities for each token.
-        """
+        """Dispatch the next step, with `top` log-probabilities for each token."""
         speculation = self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):

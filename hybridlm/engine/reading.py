@@ -177,7 +177,7 @@ class Reading(Generic[T]):
     A text has the same lane in the steps of each model (models in lockstep).
 
     Args:
-        engines: of each model; the first has widths and statistics.
+        engines: the first has widths and statistics.
         lanes: of every step.
         inputs: (batch, texts in lanes, feeds) -> inputs.
         top: most likely tokens to report, or None.
@@ -314,11 +314,7 @@ class Reading(Generic[T]):
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
-        """Store the results of a step in its texts, and return the finished texts.
-
-        Args:
-            results: NumPy arrays.
-        """
+        """Store the results of a step, NumPy arrays, in its texts, and return the finished texts."""
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:

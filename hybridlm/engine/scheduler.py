@@ -78,7 +78,6 @@ class Scheduler:
     If no row or too few pages are free, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
-        engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: the choice of drafts; None never drafts.
         probing: reads and changes inside the model; None without any.
@@ -87,9 +86,7 @@ class Scheduler:
     Attributes:
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
-        turn: number of the last call of `next`, among all schedulers.
-        thread: thread of that call.
-        seconds: time of that call.
+        turn, thread, seconds: number of the last call of `next` among all schedulers, its thread and time.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Number of sequences and texts; texts behind an unread prefix count as one."""
-        return len(self.waiting) + len(self.joined)
+        return sum(map(len, self._heaps.values())) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
         """Give a sequence its place in the order of arrival."""
@@ -284,11 +281,7 @@ class Scheduler:
 
     @_in_turn
     def check_integrity(self) -> None:
-        """Check that each row has at most one sequence and each sequence one queue.
-
-        Raises:
-            SlotError: with everything that is wrong.
-        """
+        """Check that each row has at most one sequence and each sequence one queue; raises SlotError."""
         faults: list[Statement] = []
         pool, joined = self._pool, self.joined
         without = [sequence.subject for sequence in joined if sequence.slot is None]
@@ -415,7 +408,7 @@ class Scheduler:
         """
         moves, cache, start = self._engine.moves, self._cache_of(sequence), sequence.request.start
         may_wait = _in_use([self._engine]) or snapshot is not start
-        slot = self._admission.enter(sequence, moves.shareable(snapshot, pool), pool, may_wait)
+        slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
         if slot is None:
             return False
         sequence.slot = slot
@@ -588,7 +581,7 @@ class Scheduler:
         if needed >= lanes:
             return needed
         steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
-        busy = self.prefilling or self.waiting
+        busy = self.prefilling or self._heaps
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
     def _release(self, sequence: Queued) -> None:

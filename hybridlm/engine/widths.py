@@ -30,7 +30,6 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 
     Args:
         chunk: the widest, at least 1.
-        platform: platform of the devices.
     """
     width = MIN_WIDTH.get(platform, MIN_DEVICE_WIDTH)
     widths = list[int]()
@@ -80,7 +79,6 @@ def cheapest_step(
         fitting: (indices into `counts` in the order of preference, lanes) -> those that have a lane.
         sizes: possible numbers of lanes.
         widths: widths of all steps, the widest first.
-        platform: platform of the devices.
         preferred: so many of the first sequences come before the others.
     """
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)

@@ -67,9 +67,9 @@ def layer_weights(
     return weights
 
 
-def norm_weight(hidden: int, at: Path, *names: str, post: bool = False) -> Weight:
-    """Return the norm in front of a branch at the path `at`, or with `post` behind it."""
-    path = (*at, "post_norm" if post else "norm", "weight")
+def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> Weight:
+    """Return the norm in front of the branch at a path, or with `post` behind it."""
+    path = (*branch, "post_norm" if post else "norm", "weight")
     return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
 

@@ -6,6 +6,8 @@ a prompt ends at its own last position. Blocks are dealt to parts in turn, for e
 do not depend on other rows. Later cache entries, stale or NaN, have no influence.
 """
 
+import functools
+import operator
 from functools import partial
 from typing import Any
 
@@ -30,6 +32,8 @@ MIN_INSTANCES = 256
 """Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
+MAX_FUSED_PARTS = 16
+"""Parts that are summed element by element."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
@@ -160,6 +164,14 @@ def decode_attention_kernel(
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 
 
+def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Float32[Array, "lane kv_head query value"]:
+    """Sum over parts; few element by element, which XLA:GPU fuses with what reads the sums."""
+    parts = sums.shape[2]
+    if parts > MAX_FUSED_PARTS:
+        return jnp.sum(sums, axis=2)
+    return functools.reduce(operator.add, (sums[:, :, part] for part in range(parts)))
+
+
 def decode_attention(
     query: QueryRows,
     limit: RowLimits,
@@ -219,7 +231,6 @@ def decode_attention(
     )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
-    out = jnp.sum(out * share[..., None], axis=2)
-    total = jnp.sum(total * share, axis=2)[..., None]
+    out, total = (_summed_parts(sums) for sums in (out * share[..., None], (total * share)[..., None]))
     visible = (limit >= 0)[:, None, :, None]
     return jnp.where(visible, out / jnp.where(visible, total, 1.0), 0.0)

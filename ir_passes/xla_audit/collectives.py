@@ -118,7 +118,7 @@ def _behind_each_other(
 
 
 def _part(array: Array) -> tuple[str, int]:
-    """Return JAX's dtype and the elements."""
+    """Return JAX's dtype and the number of elements."""
     return DTYPES.get(array.dtype, array.dtype), array.count
 
 
@@ -145,21 +145,8 @@ def _matches(
     return matched
 
 
-def _match(
-    waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
-) -> Scheduled | None:
-    """Match a compiled collective to one of the program, by dtype if possible, constants last."""
-    alike = [
-        candidate
-        for candidate in waiting
-        if (candidate.collective.operation, candidate.groups, candidate.count) == (operation, groups, count)
-        and dtype in (candidate.collective.dtype, WIDER.get(candidate.collective.dtype))
-    ]
-    return min(alike, key=lambda candidate: (candidate.collective.dtype != dtype, candidate.constant), default=None)
-
-
 def _exchanged(operation: str, operands: Sequence[Instruction]) -> Iterator[tuple[Instruction, str, int, int]]:
-    """Yield each operand with its dtype, elements and bytes; all-to-all's pieces count as one operand."""
+    """Yield operands with dtype, elements and bytes; pieces of an all-to-all count once."""
     if operation == "all_to_all":
         arrays = [operand.array for operand in operands]
         count, size = sum(array.count for array in arrays), sum(array.bytes for array in arrays)

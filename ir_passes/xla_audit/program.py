@@ -78,7 +78,7 @@ class Instruction:
         attributes: other fields that the value depends on, verbatim.
         fusion_kind: such as "kLoop", or "".
         integers: of an integer constant with at most `MAX_INTEGERS` elements.
-        is_zero: whether a constant's bits are 0.
+        is_zero: a constant's bits are 0.
     """
 
     id: int

@@ -9,6 +9,7 @@ drops indices out of bounds, and a slice is written with its old elements.
 
 from collections import Counter
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,15 +37,17 @@ def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Split reshapes that transpose, also in bodies; opaque and row-wise calls stay."""
-    return map_equations(program, _reshape_in_two, keep=_is_opaque)
+    """Split reshapes that transpose, and name bodies of calls; opaque and row-wise calls stay."""
+    return map_equations(program, _in_parts, keep=_is_opaque)
 
 
 def _is_opaque(eqn: ir.JaxprEqn) -> bool:
     return eqn.primitive.name in primitives.OPAQUE or declaration_of(eqn) is not None
 
 
-def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+def _in_parts(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+    if eqn.primitive.name == "call_hi_primitive":  # `jnp.searchsorted` since jax 0.12
+        return [ir.call_instead(eqn, partial(eqn.primitive.to_lojax, **eqn.params))]
     dimensions = eqn.params["dimensions"] if eqn.primitive.name == "reshape" else None
     if dimensions is None:
         return [eqn]

@@ -644,11 +644,12 @@ OF_MATRICES: dict[str, Any] = {
     "jax.scipy.sparse.linalg.gmres": lambda a, b: jax.vmap(
         lambda a, b: jax.scipy.sparse.linalg.gmres(lambda v: a @ v, b, maxiter=2)[0]
     )(a, b),
+    "jax.scipy.linalg.expm": lambda a, b: jax.scipy.linalg.expm(a * 0.1),
+    "jnp.searchsorted": lambda a, b: jax.vmap(lambda a, b: jnp.searchsorted(jnp.sort(b), a))(a, b),
+    "jnp.interp": lambda a, b: jnp.interp(b, jnp.arange(3.0), jnp.ones(3)),
     "lax.map": lambda a, b: lax.map(lambda v: v / v.sum(), b, batch_size=2),
     "lax.platform_dependent": lambda a, b: lax.platform_dependent(b, cpu=lambda v: v * 2, default=lambda v: v + v),
 }
-if jax.__version_info__ < (0, 12):  # later versions trace a loop of expm as `call_hi_primitive`, which is refused
-    OF_MATRICES["jax.scipy.linalg.expm"] = lambda a, b: jax.scipy.linalg.expm(a * 0.1)
 STEPS += [OutsideStep(name, run, LANES[0], LaneContract(*LANES[1:]), False) for name, run in OF_LANES.items()]
 STEPS += [OutsideStep(name, run, MATRICES[0], LaneContract(*MATRICES[1:]), False) for name, run in OF_MATRICES.items()]
 STEPS += [

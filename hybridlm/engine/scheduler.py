@@ -541,7 +541,7 @@ class Scheduler:
         if cache is None or sequence.slot is None or not pool.settled(sequence.slot) or not sequence.shares_states:
             return
         # A state beyond the known tokens contains drafts that were accepted after the end.
-        if sequence.consumed <= len(tokens):
+        if 0 < sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence) -> None:

@@ -219,6 +219,25 @@ def test_two_devices(path: Path) -> None:
     assert all(events[name] for name in (*OFTEN, "shared pages", "prefix_hits")), events
 
 
+def test_a_sequence_without_a_step_is_preempted(path: Path) -> None:
+    """It has no state for the prefix cache."""
+    lm = host_lm(path, pages=9, lanes=8, prefix_cache="600kB")
+    prompts = [[5 + number] * 40 for number in range(8)]
+    with lm.session() as idle, lm.session() as active:
+        for prompt in prompts:
+            idle.submit(prompt, max_tokens=4, ignore_eos=True)
+        idle.step()
+        assert not idle._scheduler.prefilling[-1].stepped
+        active.submit([9], max_tokens=4, ignore_eos=True)
+        while active.busy:
+            active.step()
+        assert lm.stats["preemptions"] == 1
+        results = dict[int, list[int]]()
+        while idle.busy:
+            results |= {event.index: event.completion.token_ids for event in idle.step() if event.completion}
+    assert [results[index] for index in range(8)] == [continued(prompt, 4, ()) for prompt in prompts]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lengths", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 def test_many_schedules(path: Path, lengths: tuple[int, ...]) -> None:

@@ -81,7 +81,9 @@ class HostModel(Runner):
         return False
 
     def _contents(self, pool: RowPool) -> PoolContents:
-        return self._pools.setdefault(pool, PoolContents(pool)) if pool not in self._pools else self._pools[pool]
+        if pool not in self._pools:
+            self._pools[pool] = PoolContents(pool)
+        return self._pools[pool]
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Run a step; raise AssertionError for a lane whose row or pages hold other tokens than its sequence."""
@@ -123,9 +125,10 @@ class HostModel(Runner):
             sampled[lane, 0] = sampled[lane, count - 1] if step.shape.step == "generate" else sampled[lane, 0]
         rows = pool.take()
         if step.shape.step == "score":
-            return Scored(scores, scores > 0, None, None), rows  # type: ignore[arg-type]
-        token = sampled if step.shape.step == "verify" else sampled[:, 0]
-        outputs: Any = SampledTokens(token, None, None, None)
+            numbers: Any = scores
+            return Scored(numbers, numbers > 0, None, None), rows
+        token: Any = sampled if step.shape.step == "verify" else sampled[:, 0]
+        outputs = SampledTokens(token, None, None, None)
         return ((accepted, outputs) if step.shape.step == "verify" else outputs), rows
 
     def move(self, step: Move, examples: Examples) -> None:

@@ -1,7 +1,6 @@
 """Grouped matrix product of MoE layers: each row times its expert's matrix.
 
-No form has an expert capacity or drops a token. The fastest form depends on the number of rows and on the platform; the
-choice is made here only.
+No form has a capacity or drops a token. The choice by rows and platform is made here only.
 """
 
 from collections.abc import Callable
@@ -278,18 +277,21 @@ def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tu
 grouped_form.defvjp(_grouped_forward, _grouped_backward)
 
 
-def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply the ragged groups by `jax.lax.ragged_dot`.
+RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
+"""Rows `[row, in]` in groups, by matrices `[expert, out, in]`."""
 
-    Results of rows of absent experts, which come last, are undefined.
-    """
+
+def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
+    """Sort rows by expert and multiply ragged groups; rows of absent experts, the last, are undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight
-    y = lax.ragged_dot(
+    # `ragged_dot` takes transposed matrices, which libtpu copies in every step.
+    y = lax.ragged_dot_general(
         x[order].astype(weight.dtype),
-        jnp.swapaxes(plain, 1, 2),
+        plain,
         sizes,
+        RAGGED_DIMS,
         precision=_precision(weight),
         preferred_element_type=jnp.float32,
     )

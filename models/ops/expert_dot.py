@@ -273,15 +273,21 @@ def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tu
 grouped_form.defvjp(_grouped_forward, _grouped_backward)
 
 
+RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
+"""Rows `[row, in]` in groups, by matrices `[expert, out, in]`."""
+
+
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply by `ragged_dot`; results of absent experts are undefined."""
+    """Sort rows by expert and multiply ragged groups; results of absent experts are undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight
-    y = lax.ragged_dot(
+    # `ragged_dot` takes transposed matrices, which libtpu copies in every step.
+    y = lax.ragged_dot_general(
         x[order].astype(weight.dtype),
-        jnp.swapaxes(plain, 1, 2),
+        plain,
         sizes,
+        RAGGED_DIMS,
         precision=_precision(weight),
         preferred_element_type=jnp.float32,
     )

@@ -37,7 +37,7 @@ def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program of row-major reshapes and of calls that name their bodies, also in bodies.
+    """Return a program with row-major reshapes, and calls for compound operations, also in bodies.
 
     Opaque calls and row-wise functions are unchanged.
     """

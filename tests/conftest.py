@@ -6,6 +6,7 @@ Warnings are errors and array annotations of hybridlm and models are executed (p
 import functools
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import tempfile
 import time
@@ -18,7 +19,8 @@ _flags = os.environ.get("XLA_FLAGS", "").split()
 if not any("xla_backend_optimization_level" in flag for flag in _flags):
     # A program is compiled as one module: dividing the small ones of tests among threads costs a sixth of the time.
     _flags.extend(["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"])
-    if importlib.metadata.version("jaxlib").startswith("0.10."):
+    # libtpu ends a process with a flag that it does not know.
+    if importlib.metadata.version("jaxlib").startswith("0.10.") and importlib.util.find_spec("libtpu") is None:
         _flags.append("--xla_cpu_use_fusion_emitters=false")
 if not any("xla_force_host_platform_device_count" in flag for flag in _flags):
     _flags.append("--xla_force_host_platform_device_count=8")

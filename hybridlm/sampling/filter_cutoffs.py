@@ -1,7 +1,8 @@
 """Cutoffs of top_k and top_p on GPUs and TPUs, with a kernel for GPUs.
 
 `sampling.kept_by_filters` defines the tokens. Nothing is sorted: a cutoff is found digit by digit, from sums above each
-digit value. The kernel makes all passes in one operation, one lane per program instance.
+digit value. The kernel makes one pass over the logits for each digit. Parts of a lane's logits are program instances;
+they are the same for every number of lanes, so a lane's bits do not depend on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
@@ -20,21 +22,22 @@ from models.sharding.varying import varying_like
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
-"""Bits of a weighed cutoff per pass without the kernel.
-
-With more sums, XLA:GPU writes the weights of a small vocabulary in each pass.
+"""Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
+each pass.
 """
+PASSES = 32 // DIGIT
+"""Passes of the kernel for each of the two cutoffs."""
 MAX_BLOCK = 2048
-"""Logits per read: they fit into registers with the sums of a digit."""
+"""Logits per read: they fit into registers with a digit's sums."""
+PART_BLOCKS = 2
+"""Blocks of a program instance: few, so that one lane occupies half of a GPU's processors."""
+STATE = (jnp.uint32, jnp.uint32, jnp.float32)
+"""Dtypes that each instance hands on to the next pass: digits found, cutoff of top_k, needed sum."""
 MIN_VOCAB = 16
-MIN_LANES = 64
-"""Minimum lanes for the kernel: an instance uses one of a GPU's 58 to 150 processors, the plain form all."""
 
 
 def unsupported(logits: Any) -> str | None:
     """Return why the kernel rejects logits `[lane, vocab]`, or None."""
-    if logits.shape[0] < MIN_LANES:
-        return f"{logits.shape[0]} lanes: expected at least {MIN_LANES}, or most processors are idle"
     if logits.shape[1] < MIN_VOCAB:
         return f"a vocabulary of {logits.shape[1]}: expected at least {MIN_VOCAB}"
     return None
@@ -44,65 +47,69 @@ KERNEL = Kernel("filter_cutoffs_kernel", ("gpu",), unsupported)
 
 
 def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
-    """Map floats to integers of the same order, equal for equal ones."""
+    """Map floats to integers of the same order; equal floats to equal ones."""
     bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def filter_cutoffs_kernel(
-    temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, out: Any, *, block: int
-) -> None:
-    """Find the least logit that one lane's filters keep.
+    index: Any, temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, sums: Any, old_cutoff: Any,
+    old_of_k: Any, old_needed: Any, new_sums: Any, *results: Any, block: int,
+) -> None:  # fmt: skip
+    """Find a digit of one lane's cutoff from the previous pass, and sum a part of the logits for the next.
 
     Args:
+        index: int32[1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.
         temperature, top_k, top_p: of all lanes.
         highest: largest logits of all lanes.
         logits: [vocab], of this lane.
-        out: [1], `ordered` of the cutoff.
+        sums: [part, digit value], of this lane's previous pass; the first pass reads no state.
+        old_cutoff, old_of_k, old_needed: [1], `STATE` of this instance.
+        new_sums: [digit value], of this part.
+        results: the new `STATE`; the digits of the last pass are `ordered` of the cutoff.
         block: logits per read.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    lane, vocab = pl.program_id(0), logits.shape[0]
-    top = highest[lane]
+    lane, part, vocab = pl.program_id(0), pl.program_id(1), logits.shape[0]
+    number, top = index[0], highest[lane]
+    k, p, heat = top_k[lane], top_p[lane], temperature[lane]
     values = lax.broadcasted_iota(jnp.uint32, (1 << DIGIT,), 0)
 
-    def summed(weigh: Any, start: Array, above: Any) -> Array:
-        """Sum over the vocabulary; the last block begins earlier if blocks do not divide it."""
+    def shift(number: Any) -> Any:
+        return (32 - DIGIT - DIGIT * lax.rem(number, np.int32(PASSES))).astype(jnp.uint32)
 
-        def add(turn: Any, total: Array) -> Array:
-            first = jnp.minimum(turn * block, vocab - block)
-            x = logits[pl.ds(first, block)]
-            new = first + lax.broadcasted_iota(jnp.int32, (block,), 0) >= turn * block
-            order = ordered(x)
-            return total + above(order, jnp.where(new, weigh(x, order), 0.0))
+    above, last = jnp.sum(sums[...], axis=0), jnp.maximum(number - 1, 0)
+    total = jnp.sum(jnp.where(values == 0, above, 0.0))
+    needed = jnp.where(number <= PASSES, k.astype(jnp.float32), jnp.where(last == PASSES, p * total, old_needed[0]))
+    reached = jnp.sum(((above >= needed) & (values > 0)).astype(jnp.int32))
+    cutoff = jnp.where(number > 0, old_cutoff[0] + (reached.astype(jnp.uint32) << shift(last)), jnp.uint32(0))
+    of_k = jnp.where(number == PASSES, jnp.where(k > 0, cutoff, jnp.uint32(0)), old_of_k[0])
+    of_k = jnp.where(number < PASSES, jnp.uint32(0), of_k)
+    of_p = jnp.where(p < 1.0, jnp.minimum(cutoff, ordered(top)), jnp.uint32(0))
+    cutoff = jnp.where(number == PASSES, jnp.uint32(0), cutoff)
+    cutoff = jnp.where(number == 2 * PASSES, jnp.maximum(of_k, of_p), cutoff)
+    candidates = cutoff + (values << shift(number))
 
-        return lax.fori_loop(0, pl.cdiv(vocab, block), add, start)
-
-    def lowest(weigh: Any, enough: Any, wanted: Any) -> Any:
-        """Return the largest value with enough weight at or above it; 0 if not `wanted`."""
-
-        def digit(index: Any, cutoff: Any) -> Any:
-            shift = (32 - DIGIT - DIGIT * index).astype(jnp.uint32)
-            candidates = cutoff + (values << shift)
-            none = jnp.zeros((1 << DIGIT, block), jnp.float32)
-            sums = summed(weigh, none, lambda order, x: jnp.where(order[None] >= candidates[:, None], x[None], 0.0))
-            reached = (jnp.sum(sums, axis=1) >= enough) & (values > 0)
-            return cutoff + (jnp.sum(reached.astype(jnp.int32)).astype(jnp.uint32) << shift)
-
-        return lax.fori_loop(0, (32 // DIGIT) * wanted.astype(jnp.int32), digit, jnp.uint32(0))
-
-    k, p, heat = top_k[lane], top_p[lane], temperature[lane]
-    of_k = lowest(lambda x, order: jnp.ones_like(x), k.astype(jnp.float32), k > 0)
-
-    def weight(x: Array, order: Array) -> Array:
+    def add(turn: Any, sums: Array) -> Array:
+        """Add a block; the last begins earlier if blocks do not divide the vocabulary."""
+        start = (part * PART_BLOCKS + turn) * block
+        first = jnp.minimum(start, vocab - block)
+        x = logits[pl.ds(first, block)]
+        order = ordered(x)
         # in units of the probability of the most likely token; its logit may be infinite
-        return jnp.where(x == top, 1.0, jnp.where(order >= of_k, jnp.exp((x - top) / heat), 0.0))
+        weight = jnp.where(x == top, 1.0, jnp.where(order >= of_k, jnp.exp((x - top) / heat), 0.0))
+        weight = jnp.where(number < PASSES, jnp.ones_like(weight), weight)
+        weight = jnp.where(first + lax.broadcasted_iota(jnp.int32, (block,), 0) >= start, weight, 0.0)
+        return sums + jnp.where(order[None] >= candidates[:, None], weight[None], 0.0)
 
-    total = jnp.sum(summed(weight, jnp.zeros((block,), jnp.float32), lambda order, x: x))
-    of_p = jnp.minimum(lowest(weight, p * total, p < 1.0), ordered(top))
-    out[...] = jnp.full((1,), jnp.maximum(of_k, of_p))
+    wanted = ((number < PASSES) & (k > 0)) | ((number >= PASSES) & (number < 2 * PASSES) & (p < 1.0))
+    turns = jnp.clip(pl.cdiv(vocab, block) - part * PART_BLOCKS, 0, PART_BLOCKS) * wanted.astype(jnp.int32)
+    none = jnp.zeros((1 << DIGIT, block), jnp.float32)
+    new_sums[...] = jnp.sum(lax.fori_loop(0, turns, add, none), axis=1)
+    for result, value in zip(results, (cutoff, of_k, needed), strict=True):
+        result[...] = jnp.full((1,), value)
 
 
 def filter_cutoffs(
@@ -116,10 +123,7 @@ def filter_cutoffs(
     """Return `ordered` of the least logit that top_k, then top_p keep; ties are kept together.
 
     Args:
-        logits: before the temperature.
-        highest: largest logits.
-        temperature: above 0.
-        top_k, top_p: as in `sampling.Sampling`.
+        logits: before the temperature, which is above 0.
         devices: decide whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
@@ -141,7 +145,7 @@ def filter_cutoffs(
 def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
     """Return the inverse of `ordered`: -inf below all numbers, NaN above.
 
-    A subnormal number becomes the next larger normal one, because many devices flush it to zero.
+    A subnormal number becomes the next larger normal one: many devices flush it to zero.
     """
     zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
     order = jnp.where((order > zero) & (order < normal), normal, order)
@@ -198,21 +202,34 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Run `filter_cutoffs` as a kernel, or with `interpret` by Pallas' interpreter."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape
     block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
+    parts = 1 << (pl.cdiv(vocab, PART_BLOCKS * block) - 1).bit_length()
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    cutoffs = gpu_call(
+    of_lane = pl.BlockSpec((pl.Squeezed(), vocab), lambda lane, part: (lane, 0))
+    sums = pl.BlockSpec((pl.Squeezed(), parts, 1 << DIGIT), lambda lane, part: (lane, 0, 0))
+    new_sums = pl.BlockSpec((pl.Squeezed(), pl.Squeezed(), 1 << DIGIT), lambda lane, part: (lane, part, 0))
+    number = pl.BlockSpec((pl.Squeezed(), 1), lambda lane, part: (lane, part))
+    shapes = [((lanes, parts, 1 << DIGIT), jnp.float32), *(((lanes, parts), dtype) for dtype in STATE)]
+    run = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
         pl.GridSpec(
-            grid=(lanes,),
-            in_specs=[unblocked] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
-            out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
+            grid=(lanes, parts),
+            in_specs=[*[unblocked] * 5, of_lane, sums, *[number] * len(STATE)],
+            out_specs=[new_sums, *[number] * len(STATE)],
         ),
-        result_like((lanes, 1), jnp.uint32, logits),
+        [result_like(shape, dtype, logits) for shape, dtype in shapes],
         warps=16,
         interpret=interpret,
-    )(temperature, top_k, top_p, highest, logits)
-    return cutoffs[:, 0]
+    )
+    start = tuple(varying_like(jnp.zeros(shape, dtype), logits) for shape, dtype in shapes)
+
+    def make_pass(number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(run(number[None], temperature, top_k, top_p, highest, logits, *state))
+
+    # A GPU's loop would have twice the operations; the interpreter would be compiled for each pass.
+    count = 2 * PASSES + 1
+    state = lax.fori_loop(np.int32(0), np.int32(count), make_pass, start, unroll=1 if interpret else count)
+    return state[1][:, 0]

@@ -3,8 +3,8 @@
 `lax.reshape(x, sizes, dimensions)`, from `order="F"` and batched convolutions, becomes a transpose and a reshape.
 
 Conditional writes become guarded writes: `where(p, pool.at[i].set(x), pool)` -> `pool.at[where(p, i, size)].set(x)`.
-XLA copies an array that a select reads after its write; a guarded write changes it in place. Elements are equal: a
-scatter drops indices out of bounds, and a slice is written with its old elements.
+XLA copies an array that a select reads after its write; a guarded write is in place. Elements are equal: a scatter
+drops indices out of bounds, and a slice is written with its old elements.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from ir_passes.jaxpr.dtypes import limits
 
 
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program with calls replaced by bodies, except row-wise functions."""
+    """Inline all calls except row-wise functions."""
     program = row_major(program)
     if any(ir.body_of(eqn) is not None and declaration_of(eqn) is None for eqn in program.jaxpr.eqns):
         program = ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
@@ -37,10 +37,7 @@ def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program with row-major reshapes, and calls for compound operations, also in bodies.
-
-    Opaque calls and row-wise functions are unchanged.
-    """
+    """Split reshapes that transpose, call compound operations; opaque and row-wise calls stay."""
     return map_equations(program, _in_parts, keep=_is_opaque)
 
 
@@ -65,7 +62,7 @@ def _in_parts(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
 def guarded(
     program: ir.ClosedJaxpr, arrays: Container[tuple[Any, Any]], *, keep: Callable[[ir.JaxprEqn], bool]
 ) -> ir.ClosedJaxpr:
-    """Return a program with guarded instead of conditional writes to `arrays`, also in bodies."""
+    """Replace conditional writes to `arrays` (shape, dtype) by guarded writes, also in bodies."""
     if not any(_condition(eqn) for eqn in ir.all_eqns(program.jaxpr)):
         return program
     uses = Counter[Any]()
@@ -92,7 +89,7 @@ def guarded(
 
 
 def _condition(eqn: ir.JaxprEqn) -> list[Any]:
-    """Return the operands of a select by one flag, also in a call; else []."""
+    """Return the operands of a select by a scalar, also inside a call, or []."""
     body = ir.body_of(eqn)
     if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
         (select,) = body.jaxpr.eqns
@@ -104,7 +101,7 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
 
 
 def _guardable(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation is a slice write or a scatter that drops indices."""
+    """True for a slice write, or a scatter that drops indices out of bounds."""
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     if eqn.primitive.name not in primitives.SCATTERS:

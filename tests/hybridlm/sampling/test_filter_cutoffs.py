@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from hybridlm.sampling import filter_cutoffs as module
-from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_LANES, MIN_VOCAB, ordered
+from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.sharding.devices import Devices
 
-LANES = MIN_LANES
-VOCABULARIES = (16, 300, 5000)
-"""One block, and blocks that do not divide it."""
+LANES = 60
+"""All combinations of the settings."""
+VOCABULARIES = (16, 300, 10_000)
+"""One block, blocks that do not divide it, and three parts in four instances."""
 KERNELS = Devices(platform="gpu", kernels="interpret")
 
 
@@ -85,12 +86,18 @@ def test_kernel_is_proved_from_the_inside() -> None:
     contract = LaneContract((Lane(), jax.tree.map(lambda _: Lane(), of), Lane(), Shared()), (Lane(),))
     step = lambda *args: (sample_tokens(*args, devices=KERNELS),)
     proof = prove_isolation(step, (logits, of, np.zeros(LANES, np.int32), np.int32(FILTERED)), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
+    notes = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert all(note.about.startswith(KERNEL.name) for note in notes) and notes
 
 
-def test_a_small_vocabulary_and_few_lanes_are_left_to_the_plain_form() -> None:
-    """An instance handles one lane; few instances would leave most of a GPU idle."""
-    assert not KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB)))
-    assert KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB - 1)))
-    assert KERNEL.unsupported(np.zeros((MIN_LANES - 1, MIN_VOCAB)))
+def test_a_lanes_cutoff_does_not_depend_on_the_number_of_lanes() -> None:
+    logits, of = lanes(10_000)
+    expected = cutoffs(logits, of)
+    for lane in range(3):
+        alone = Sampling(*(setting[lane : lane + 1] for setting in of))
+        np.testing.assert_array_equal(cutoffs(logits[lane : lane + 1], alone), expected[lane : lane + 1])
+
+
+def test_a_small_vocabulary_is_left_to_the_plain_form() -> None:
+    assert not KERNEL.unsupported(np.zeros((1, MIN_VOCAB)))
+    assert KERNEL.unsupported(np.zeros((1, MIN_VOCAB - 1)))

@@ -68,16 +68,32 @@ def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_pat
     assert step.faults == () and step.certificate is not None and step.certificate.copies == ()
 
 
+@pytest.mark.target_tpu
+def test_logits_of_one_lane_a_device_are_gathered_by_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libtpu computes these gathers so; without the audit's rule they are findings."""
+
+    def compiled() -> StepReport:
+        shape = Shape("generate", 2, 1, 2)
+        return steps_on_a_mesh("dense_interval", "tpu-v5e", {"data": 2, "model": 2}, [shape], tmp_path, lanes=2)[0]
+
+    step = compiled()
+    assert step.faults == () and step.certificate is not None and step.certificate.not_audited is None
+    assert "all_gather" in {collective.operation for collective in step.certificate.collectives}
+    monkeypatch.setattr("ir_passes.xla_audit.collectives.padded_gather", lambda *_: None)
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "other")):
+        assert any(fault.startswith(FindingKind.MISSING_COLLECTIVE) for fault in compiled().faults)
+
+
 def steps_on_a_mesh(
-    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path
+    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path, **sizes: int
 ) -> tuple[StepReport, ...]:
     """Return the reports on steps of a checkpoint on four devices."""
     fields = json.loads((GOLDEN / name / "config.json").read_text())
     config = folder / "config.json"
     config.write_text(json.dumps(fields | {"vocab_size": 96}))  # 97 rows cannot be split
-    return report_on(
-        target_engine(read_target(f"{target}:4"), EngineConfig(**SIZES), config=config, mesh=mesh), shapes
-    ).steps
+    options = EngineConfig(**SIZES | sizes)
+    small = target_engine(read_target(f"{target}:4"), options, config=config, mesh=mesh)
+    return report_on(small, [small.paged(shape) for shape in shapes]).steps
 
 
 @pytest.mark.target_tpu
@@ -147,11 +163,7 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
         packed = target_engine(
             read_target("nvidia-h100"), EngineConfig(kernels="auto", **of), config=config, recipe=recipe
         )
-        steps = [
-            Shape("generate", 16, 1, 16),
-            packed.generating(packed.prefill_lanes, 256),
-            Shape("score", 16, 64, 16, 0),
-        ]
+        steps = [packed.generating(16, 1), packed.generating(packed.prefill_lanes, 256), packed.scoring(16, 64)]
         reports[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(reports[None], reports["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None

@@ -168,7 +168,7 @@ CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b2
     "name",
     [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)]
     + [f"{form}, 64" for form in (*FORMS[:3], *FORMS[4:])]
-    + ["experts, 32 rows", "product, 16 rows"],
+    + ["experts, 32 rows", "product, 16 rows", "filters, 4 rows"],
 )
 def test_kernels_keep_the_limits_of_each_card(name: str, target: str) -> None:
     """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
@@ -336,12 +336,15 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     assert matrices == {8: 8, 64: 64, 2048: 256 + 112}[rows]
 
 
-def test_filters_read_the_logits_a_few_times() -> None:
-    """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
+@pytest.mark.parametrize("lanes", [1, 64])
+def test_filters_read_the_logits_once_in_each_pass(lanes: int) -> None:
+    """Each of the passes that find the cutoffs is one kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
+    types = [array(lanes, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
+    types[0] = array(lanes, 248320)
     _, result = compiled(partial(operation, kernels="auto"), *types)
-    assert result.moved < 7 * 4 * types[0].size
+    passes = sum(kernel.times for kernel in result.kernels if "filter_cutoffs_kernel" in kernel.op_name)
+    assert passes == 17 and result.moved < (passes + 6) * 4 * types[0].size
 
 
 @pytest.mark.parametrize("vocab", [32768, 248320])

@@ -86,7 +86,7 @@ PRODUCTS = (
     ("Qwen3.5-35B", 12288, 2048, 8, "fp8"), ("Qwen3.5-35B", 12288, 2048, 8, "nvfp4"),
     ("Falcon-H1", 21504, 5120, 64, "int4"), ("LFM2-1.2B", 8192, 2048, 1, "int8"),
 )  # fmt: skip
-FILTERS = (("Qwen3.5-35B", 248320, 64), ("LFM2-1.2B", 65536, 64))
+FILTERS = (("Qwen3.5-35B", 248320, 64), ("Qwen3.5-35B", 248320, 1), ("LFM2-1.2B", 65536, 8))
 PACKED: dict[str, tuple[Form, int]] = {
     "int8": (("int8", False, False), 0),
     "int4": (("int4", False, True), 128),
@@ -104,7 +104,7 @@ TINY = (
     (("tiny", 32, 4, 1, 3),),
     (("tiny", 4, 32, 32, 8, ""), ("tiny", 4, 32, 32, 8, "int4")),
     (("tiny", 32, 32, 16, ""), ("tiny", 32, 32, 2, "fp8")),
-    (("tiny", 300, 64),),
+    (("tiny", 300, 3),),
 )
 """The same for a rehearsal."""
 

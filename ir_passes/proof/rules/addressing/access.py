@@ -80,8 +80,13 @@ class Access:
         )
 
     def whole(self, dim: int) -> bool:
-        """True if the window covers all of a dimension."""
-        return dim in self.window and self.sizes[dim] == self.full[dim]
+        """True if the window covers all of a dimension, and is not the only row by its slot."""
+        return dim in self.window and self.sizes[dim] == self.full[dim] and not self._only_row(dim)
+
+    def _only_row(self, dim: int) -> bool:
+        """True for a row by slot or page of a pool with one row, as of an engine with one lane."""
+        index = self.columns.get(dim)
+        return self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
 
     def step(self, dim: int) -> tuple:
         """Return this access as a step of a view, without the index along `dim`."""
@@ -235,11 +240,15 @@ def _indexed(
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     """Return the access of a dynamic slice or update.
 
-    It has one clamped index, and keeps every dimension.
+    It has one clamped index, and keeps every dimension. Starts of whole dimensions are ignored, but not slots.
     """
     full = site.shapes[0]
     identity = {d: d for d in range(len(full))}
-    columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
+    columns = {
+        d: value
+        for d, value in enumerate(starts)
+        if sizes[d] != full[d] or (full[d] == 1 and isinstance(value.fact, SlotEntry | PageEntry))
+    }
     return Access(full, sizes, columns, identity, {}, (), False, (len(columns),), sizes)
 
 

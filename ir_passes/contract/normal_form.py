@@ -37,7 +37,7 @@ def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Split reshapes that transpose, and name bodies of calls; opaque and row-wise calls stay."""
+    """Split reshapes that transpose, call compound operations; opaque and row-wise calls stay."""
     return map_equations(program, _in_parts, keep=_is_opaque)
 
 

@@ -166,7 +166,7 @@ def _conditions(name: str, value: IndexSum) -> Mask:
 
 
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
-    """Return a shared token index as a sum, next to a bound of its lane or the number of real tokens."""
+    """Return a token index as a sum, compared with a bound of its lane or of all tokens."""
     end, layouts = site.prover.bound.lanes, set[str]()
     for term, _ in bound.terms if bound is not None else ():
         if isinstance(term, OffsetEntry) and (term.first, term.axis, term.symbol) == (end, None, None):

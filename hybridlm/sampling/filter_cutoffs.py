@@ -57,7 +57,7 @@ def filter_cutoffs_kernel(
     index: Any, temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, sums: Any, old_cutoff: Any,
     old_of_k: Any, old_needed: Any, new_sums: Any, *results: Any, block: int,
 ) -> None:  # fmt: skip
-    """Find a digit of one lane's cutoff from the previous pass, and sum a part of the logits for the next.
+    """Find a digit of one lane's cutoff, and sum a part of its logits.
 
     Args:
         index: int32[1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.

@@ -165,7 +165,7 @@ def decode_attention_kernel(
 
 
 def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Float32[Array, "lane kv_head query value"]:
-    """Sum over parts; few element by element, which XLA:GPU fuses with what reads the sums."""
+    """Sum over parts, few element by element: XLA:GPU fuses those."""
     parts = sums.shape[2]
     if parts > MAX_FUSED_PARTS:
         return jnp.sum(sums, axis=2)

@@ -15,10 +15,12 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import DTYPES, call_result, instruction_number, unsupported_rows
+from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, unsupported_rows
 from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
+MORE_PACKED_ROWS = dict.fromkeys(MORE_ROWS, ANY_ROWS)
+"""As `MORE_ROWS`; XLA writes the unpacked numbers to memory."""
 MAX_EXPERT_ROWS = 1024
 """Rows of a product with experts; a matrix is unpacked once."""
 
@@ -32,7 +34,7 @@ class ProductForm(NamedTuple):
 
 
 def _unsupported(x: Any, weight: Any) -> str | None:
-    return _unsupported_numbers(weight) or unsupported_rows(x.shape[0], weight.dtype)
+    return _unsupported_numbers(weight) or unsupported_rows(x.shape[0], weight.dtype, MORE_PACKED_ROWS)
 
 
 def _unsupported_experts(x: Any, weight: Any) -> str | None:

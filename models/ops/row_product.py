@@ -3,6 +3,7 @@
 Defined by `dot` in `linear`. XLA's product packs an operand in every call, and is slow for one narrow row.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,10 @@ from models.ops.kernels import Kernel, RowKernel, combinations
 from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
-"""Rows with instructions outside `UNLIMITED`; XLA is as fast with more."""
-UNLIMITED = frozenset({("avx512bf16", "bfloat16"), ("amx", "bfloat16")})
-"""Instruction sets and dtypes for any rows, where the kernel is faster than XLA (docs/cpu-kernels.md)."""
+"""Rows with instructions outside `MORE_ROWS`; XLA is as fast with more."""
+ANY_ROWS = 2**31 - 1
+MORE_ROWS = {("avx512bf16", "bfloat16"): 128, ("amx", "bfloat16"): ANY_ROWS}
+"""Instruction set and dtype -> rows up to which the kernel is faster than XLA (docs/cpu-kernels.md)."""
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
@@ -31,13 +33,14 @@ def unsupported(x: Any, weight: Any) -> str | None:
     return unsupported_rows(x.shape[0], str(weight.dtype))
 
 
-def unsupported_rows(rows: int, dtype: str) -> str | None:
+def unsupported_rows(rows: int, dtype: str, more_rows: Mapping[tuple[str, str], int] = MORE_ROWS) -> str | None:
     """Return the reason to reject this number of rows, or None."""
     if library() is None:
         return "the library of kernels is not there"
-    if rows >= 1 and (rows <= MAX_ROWS or (fastest(), dtype) in UNLIMITED):
+    most = more_rows.get((fastest(), dtype), MAX_ROWS)
+    if 1 <= rows <= most:
         return None
-    return f"{rows} rows, weight of {dtype}: expected 1 to {MAX_ROWS} rows with the instructions {fastest()}"
+    return f"{rows} rows, weight of {dtype}: expected 1 to {most} rows with the instructions {fastest()}"
 
 
 KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)

@@ -195,8 +195,8 @@ def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, 
 
 def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, LightningAttentionConfig):
-        # The released code counts this layer from -1.
-        return _lightning(c, hidden, path, f"{layer}.attention", (int(path[1]) - 1) / max(layers - 1, 1))
+        # vLLM, SGLang and mlx-lm count layers from 0, the Python code of the checkpoints from -1.
+        return _lightning(c, hidden, path, f"{layer}.attention", int(path[1]) / max(layers - 1, 1))
     if isinstance(c, LatentAttentionConfig):
         return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
     if isinstance(c, KimiDeltaAttentionConfig):

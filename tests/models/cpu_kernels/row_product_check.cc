@@ -155,9 +155,13 @@ class Case {
 
   template <typename Pool>
   void every_count(Pool& pool, int64_t first = 1, int64_t step = 1) {
-    for (int64_t rows = first; rows <= most_; rows += step)
-      check(same_bits(product(pool, x_.data(), rows).data(), alone_.data(), rows * outputs_),
-            name_ + ": other bits among " + std::to_string(rows) + " rows than alone");
+    for (int64_t rows = first; rows <= most_; rows += step) count(pool, rows);
+  }
+
+  template <typename Pool>
+  void count(Pool& pool, int64_t rows) {
+    check(same_bits(product(pool, x_.data(), rows).data(), alone_.data(), rows * outputs_),
+          name_ + ": other bits among " + std::to_string(rows) + " rows than alone");
   }
 
   // Each row is replaced by numbers that would show in any other.
@@ -250,6 +254,7 @@ void check_form(const std::string& name, const Form& form, bool brief) {
   // More rows than tiles hold at a time, which threads prepare.
   Case<T> many(name + " 1100 x 67", form, 1100, 67, true, 150);
   many.every_count(three, 65, 17);
+  for (const int64_t rows : {95, 96, 97, 127, 128, 129}) many.count(three, rows);
   many.late_threads();
   Case<T> shared(name + " 515 x 67", form, 515, 67, true);
   if (!brief) shared.every_row_disturbed(three);

@@ -115,7 +115,7 @@ def lightning_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, An
     turned = int(size * config["partial_rotary_factor"]), config["rope_theta"]
     q = rotate(rms_norm(q, weights["query_layernorm.weight"], eps), *turned)
     k = rotate(rms_norm(k, weights["key_layernorm.weight"], eps), *turned)
-    decay = np.exp(-np.array(decay_rates(heads)) * (1 - (layer - 1) / (config["num_hidden_layers"] - 1) + 1e-5))
+    decay = np.exp(-np.array(decay_rates(heads)) * (1 - layer / (config["num_hidden_layers"] - 1) + 1e-5))
     out = np.zeros_like(v)
     for head in range(heads):
         state = np.zeros((size, size))

@@ -16,7 +16,6 @@ class ItemError(RuntimeError):
         return type(self), self._arguments
 
     def of(self, item: str) -> Self:
-        """Return the error with another name of the item."""
         return type(self)(item, *self._arguments[1:])
 
 
@@ -36,11 +35,7 @@ class NumericalError(ItemError):
 
 
 class GrammarError(ItemError):
-    """No token can be sampled: a grammar, bans or a logits processor rule out all.
-
-    Args:
-        position: of the token.
-    """
+    """No token can be sampled: a grammar, bans or a logits processor rule out all."""
 
     def __init__(self, item: str, position: int, reason: str):
         self._arguments = (item, position, reason)

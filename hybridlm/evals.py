@@ -6,7 +6,7 @@ from hybridlm.evals import HybridLM
 lm_eval.simple_evaluate(model=HybridLM("directory-or-hub-id"), tasks=["hellaswag"])
 """
 
-# lm_eval is an extra: where it is not installed, its types are not known.
+# Without lm_eval its types are not known.
 # pyright: reportMissingImports=false
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from lm_eval.api.registry import register_model
 
 from hybridlm.lm import LM
 from hybridlm.loading import load
-from hybridlm.progress import request_progress
+from hybridlm.progress import counting_progress
 from hybridlm.requests.eval_settings import generation_settings
 from hybridlm.scoring.pairs import encode_pair, encode_text
 from hybridlm.scoring.perplexity import prefix_token, rolling_windows
@@ -53,9 +53,6 @@ class HybridLM(TemplateLM):
     Raises:
         ValueError: the model has no tokenizer.
         TypeError: options for a loaded model.
-
-    Attributes:
-        max_length: the model's context.
     """
 
     def __init__(
@@ -179,7 +176,8 @@ class HybridLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text of each continuation, without its stop string."""
         results: list[str] = []
-        with request_progress(False if disable_tqdm else None, len(requests), self.lm.engine.lanes) as completed:
+        show, lanes = False if disable_tqdm else None, self.lm.engine.lanes
+        with counting_progress(show, "generating", len(requests), above=lanes) as completed:
             for window in _windows(requests):
                 for request, text in zip(window, self._generate(window), strict=True):
                     results.append(text)

@@ -80,7 +80,6 @@ LAYERS = "layers"
 
 
 def _listed(tree: Any, beginning: str = "") -> str:
-    """Return name, dtype and shape of each array of a pytree, in lines."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
@@ -142,11 +141,7 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
 
 
 def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
-    """Check embeddings, and return float32 [N, T, hidden].
-
-    Raises:
-        TypeError, ValueError: another dtype or shape, or other tokens.
-    """
+    """Check embeddings, and return float32 [N, T, hidden]; raises TypeError or ValueError."""
     shape, dtype = np.shape(embeddings), embeddings.dtype
     if len(shape) not in (2, 3) or 0 in shape or dtype != np.float32 or shape[-1] != hidden_size:
         raise TypeError(f"embeddings: expected float32 [T, {hidden_size}] or [N, T, {hidden_size}], got {dtype}{shape}")
@@ -189,7 +184,6 @@ class ForwardSharding(NamedTuple):
 
 
 def forward_sharding(placement: Placement, params: Sequence[Parameter], layers: Any) -> ForwardSharding | None:
-    """Return the partition specs of parameters and state; None on one device."""
     if placement.mesh is None:
         return None
     param_specs, layer_specs = jax.tree.map(lambda leaf: leaf.sharding.spec, (params, layers))
@@ -217,7 +211,7 @@ class ForwardSettings(NamedTuple):
 
     Attributes:
         runs: (width, number of consecutive steps).
-        lanes: lanes at a time on a device.
+        lanes: at a time on a device.
         padded: lanes of all devices, a multiple of `lanes`.
         blocks: KV cache blocks to visit; static, so that the loop has a gradient.
         types: of the state of the padded lanes.
@@ -275,7 +269,7 @@ def run(
     else:
         start = jax.tree.map(filled, layers)
     steps = np.cumsum([0, *widths[:-1]], dtype=np.int32)
-    # Without the barrier XLA would simplify masks of constant lengths, and rounding would change.
+    # XLA would simplify masks of constant lengths, and rounding would change.
     lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, widths).astype(np.int32)))
     step = partial(_device_step, structure, settings)
     if settings.split is not None:
@@ -284,7 +278,7 @@ def run(
         logits = s.logits if settings.keep_logits else None
         result_specs = (s.lanes, logits, s.lanes, s.layers if settings.keep_states else None)
         step = jax.shard_map(step, mesh=s.mesh, in_specs=operand_specs, out_specs=result_specs, check_vma=True)
-    # A gradient runs the pass once for its value, with the same bits, and once more for the gradient.
+    # A gradient runs the pass once for its value, with the same bits, and once for the gradient.
     step = jax.checkpoint(step)
     logprobs, logits, hidden, final_layers = step(params, inputs, start, lengths, position + jnp.asarray(steps))
     cut = partial(jax.tree.map, lambda x: x[:lanes, :count])
@@ -349,7 +343,6 @@ def lane_types(arrays: Any, pages: Any, context: int) -> Any:
     """Return the types of a state with a lane's positions in one array, with shardings.
 
     Args:
-        arrays: of `StateArray`.
         pages: types with one page per lane.
         context: positions, rounded up to whole pages.
     """
@@ -377,7 +370,6 @@ def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
 
 
 def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
-    """Return KV caches with the visited positions of the pages."""
     if array.positions_axis is None:
         return x
     axis, lanes = 1 + array.positions_axis, len(cache)
@@ -389,7 +381,7 @@ def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return (width, number of consecutive steps) for `count` tokens.
 
-    Steps are as in `LM.score`, which omits the last token: it has its own step only if the others are full.
+    Steps are as in `LM.score`, which omits the last token: it has a step only if the others are full.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:

@@ -95,7 +95,7 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.cache
-    def known() -> list[str]:
+    def known() -> dict[str, None]:
         names = list[str]()
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -103,11 +103,12 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 names += get_type_hints(options)
             elif name not in ("self", "cls"):
                 names.append(name)
-        return names
+        return dict.fromkeys(names)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if unknown_names := [name for name in kwargs if name not in known()]:
+        if not kwargs.keys() <= known().keys():
+            unknown_names = [name for name in kwargs if name not in known()]
             raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown_names))
         return function(*args, **kwargs)
 
@@ -115,13 +116,11 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def suggests_fields(cls: type[T]) -> type[T]:
-    """Refuse unknown keywords of a class with a suggestion."""
     cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]  # the signature stays
     return cls
 
 
 def suggests_in_methods(cls: type[T]) -> type[T]:
-    """Refuse unknown keywords of the public methods of a class with a suggestion."""
     for name, member in list(vars(cls).items()):
         function = getattr(member, "__func__", member)
         if not name.startswith("_") and inspect.isfunction(function):

@@ -27,7 +27,7 @@ from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits,
 from hybridlm.keywords import suggests_in_methods
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.programs.start import Start
-from hybridlm.progress import request_progress
+from hybridlm.progress import counting_progress
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
@@ -71,7 +71,6 @@ class LM:
     `SamplingParams`, `ProbeSettings` (reads and changes inside the model), `DistributionSettings` and `FileOptions`.
 
     Attributes:
-        path: of the checkpoint.
         config: from config.json.
         context: maximum tokens of prompt and completion together.
         eos_token_ids: tokens that end a completion.
@@ -120,11 +119,10 @@ class LM:
 
     @property
     def engine(self) -> Engine:
-        """The engine of all methods; raises ForkedProcessError in a process without JAX's threads."""
+        """The engine; raises ForkedProcessError in a process without JAX's threads."""
         return self.text_model.engine
 
     def _repr_html_(self) -> str:
-        """List every parameter with its dtype and shape."""
         rows = [(name, f"{stored_form(array)} {list(array.shape)}") for name, array in self.params.items()]
         summary = f"<summary>{len(rows)} parameters</summary>"
         return f"<pre>{escape(repr(self))}</pre><details>{summary}{table(rows)}</details>"
@@ -144,7 +142,6 @@ class LM:
         from the first prompt token.
 
         Args:
-            prompts: texts.
             sampling_params: for all prompts, or a list with one for each.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, jittable,
@@ -167,7 +164,8 @@ class LM:
         requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
-            with request_progress(progress, len(requests), self.text_model.options.lanes) as completed:
+            lanes = self.text_model.options.lanes
+            with counting_progress(progress, "generating", len(requests), above=lanes) as completed:
                 for event in run_requests(requests, session, self.start):
                     if event.completion is not None:
                         finished[event.index] = event.completion
@@ -255,8 +253,7 @@ class LM:
         """Open a session that submits and cancels requests and runs the engine stepwise.
 
         Args:
-            logits_processor: of all requests, as for `generate`.
-            speculate: of all requests, as for `generate`.
+            logits_processor, speculate: of all requests, as for `generate`.
             capture_to: new folder for arrays that requests read.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
@@ -430,10 +427,9 @@ class LM:
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,
         stride: int | None = None,
     ) -> float:  # fmt: skip
-        """Compute the perplexity of a corpus.
+        """Compute the perplexity of a corpus: exp of the mean negative log-probability of counted tokens.
 
-        exp of the mean negative log-probability over all counted tokens. Conventions differ in counted tokens and
-        context (docs/evaluation.md).
+        Conventions differ in counted tokens and context (docs/evaluation.md).
 
         Args:
             texts: texts, or `pathlib.Path`s of UTF-8 files with one text each.
@@ -476,7 +472,7 @@ class LM:
         return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
-        """Compute logits of hidden states by the final norm and the vocabulary head (a logit lens).
+        """Compute logits by the final norm and the vocabulary head (a logit lens).
 
         The last of `lm.forward(tokens).hidden_states` gives `forward`'s logits, up to rounding. Differentiable. Plain
         JAX without a certificate: rows are independent.

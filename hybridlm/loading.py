@@ -167,7 +167,7 @@ def load(
                 "hybridlm": __version__,
             },
         )
-    # Only the types, so that the engine does not hold weights that are replaced later.
+    # Types only: the engine does not hold weights that are replaced later.
     engine = Engine(typed, params, programs, settings, fingerprint, runner)
     start.ended("engine")
     admit_steps(engine, demand)
@@ -191,7 +191,7 @@ def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Sta
 def _locate(
     path_or_hub_id: str | os.PathLike[str], adapter: str | os.PathLike[str] | Literal[False] | None
 ) -> tuple[Path, Path | None]:
-    """Return the directories of the base model and its adapter; refuse two adapters.
+    """Return the directories of the base model and its adapter.
 
     Raises:
         CheckpointError: one of them is missing.
@@ -214,12 +214,7 @@ def _locate(
 
 
 def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, other: Path | None) -> Path:
-    """Return a decision model's adapter; refuse another one.
-
-    Raises:
-        CheckpointError: it is missing.
-        ValueError: `other` is another adapter.
-    """
+    """Return a decision model's adapter; raises CheckpointError or ValueError if `other` differs."""
     adapter = path / folder
     if other is not None and other.resolve() != adapter.resolve():
         raise ValueError(

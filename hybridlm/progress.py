@@ -51,23 +51,17 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 
 @contextmanager
-def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar over prompts (None: for more prompts than lanes, on a terminal); yield its update."""
-    if show is None and total <= lanes:
-        show = False
-    with counting_progress(show, "generating", total) as update:
-        yield lambda count: update(count, "")
+def counting_progress(show: bool | None, description: str, total: int, above: int = 0) -> Iterator[Callable[..., None]]:
+    """Show a bar over items; yield its update (number of finished items, last name).
 
-
-@contextmanager
-def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items (None: on a terminal); yield its update (number of finished items, last name)."""
+    Args:
+        show: None shows it on a terminal, for more than `above` items.
+    """
     name = TextColumn("{task.fields[name]}")
-    with progress_bar(
-        show, TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
-    ) as bar:
+    columns = TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
+    with progress_bar(False if show is None and total <= above else show, *columns) as bar:
         if bar is None:
-            yield lambda count, name: None
+            yield lambda count, name="": None
             return
         task = bar.add_task(description, total=total, name="")
-        yield lambda count, name: bar.update(task, completed=count, name=name)
+        yield lambda count, name="": bar.update(task, completed=count, name=name)

@@ -7,7 +7,7 @@ scores = score_dataset(ray.data.read_parquet("texts/"), "directory-or-hub-id", a
 scores.write_parquet("scores/")
 """
 
-# ray is an extra: where it is not installed, its types are not known, and pyright takes this file for it.
+# Without ray its types are not known, and pyright takes this file for it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import os
@@ -46,15 +46,15 @@ def score_dataset(
 ) -> Dataset:
     """Return the values of a task for every row of a dataset, as `LM.run_file`.
 
-    The rows of the result are in the order of the dataset. They are computed in batches of `batch_size` consecutive
-    rows, independent of the dataset's blocks and of the number of actors: the same dataset and settings give the same
-    bits. Nothing runs before the result is consumed.
+    Rows are in the dataset's order, computed in batches of `batch_size` consecutive rows, independent of blocks and
+    actors: the same dataset and settings give the same bits. Nothing runs before the result is consumed. A warning is
+    given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
 
     Args:
         dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them not null in
             every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
             messages as for `LM.score_file`; and the columns that the task names. Other columns are dropped.
-        model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.
+        model: a checkpoint directory that exists on every machine, or a Hub id.
         actors: each loads the model once.
         num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
             their number, so that a machine gets one actor.
@@ -64,10 +64,8 @@ def score_dataset(
             second model (`DivergenceTask`) cannot be sent to an actor.
         **settings: arguments of `hybridlm.load` in every actor (lanes, context, dtype, chunk, ...).
 
-    A warning is given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
-
     Returns:
-        Rows with id, the columns of the task, and error. A row that cannot be computed has its id and error only.
+        Rows with id, the columns of the task, and error; only id and error for a row that cannot be computed.
 
     Raises:
         ValueError: `actors` or `batch_size` is not a whole number of at least 1, or the task is not for tables.

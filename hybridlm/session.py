@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -57,6 +57,25 @@ class Event(NamedTuple):
     completion: Completion | None
 
 
+@dataclass(eq=False)
+class AliveRequest:
+    """A request that has not ended.
+
+    Attributes:
+        sequence: its tokens; after inserted ends of thoughts another one.
+        text: its text; None without a tokenizer.
+        budget: limit of its thoughts.
+        prompt: its prompt while it is scored.
+        prompt_logprobs: log-probabilities of its prompt.
+    """
+
+    sequence: ActiveSequence
+    text: GrowingText | None = None
+    budget: ThinkingBudget | None = None
+    prompt: PromptText | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
 @suggests_in_methods
 class Session:
     """Requests that are run step by step; `LM.session` makes it.
@@ -71,7 +90,6 @@ class Session:
     previous one. Sessions share the pool of rows and pages, and do not see each other.
 
     Args:
-        engine: runs the steps.
         tokenizer: None if tokens have no text.
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.
@@ -96,13 +114,9 @@ class Session:
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
         self._capture_to = capture_to
         self._scheduler, self._probing = Scheduler(engine, processor, speculation, probing), probing
-        self._alive: dict[int, ActiveSequence] = {}
-        self._texts: dict[int, GrowingText] = {}
-        self._budgets: dict[int, ThinkingBudget] = {}
+        self._alive: dict[int, AliveRequest] = {}
+        self._unscored: list[AliveRequest] = []
         self._events: list[Event] = []
-        self._unscored: dict[int, Request] = {}
-        self._prompts: dict[int, PromptText] = {}
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
@@ -185,38 +199,38 @@ class Session:
         if params.prompt_logprobs is not None and request.probe is not None and request.probe.intervenes:
             raise ValueError("prompt_logprobs: expected None with interventions; lm.score takes interventions")
         with self._engine.decisions.command("add", session=self, request=request):
-            if tokenizer is not None and params.thinking_budget is not None:
-                budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
-                self._budgets[request.index] = budget
-            self._submitted = request.index + 1
-            sequence = self._alive[request.index] = ActiveSequence(request)
-            sequence.grammar = self._grammar(sequence)
-            if self._probing is not None:
-                capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
-                sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
+            sequence = ActiveSequence(request)
+            alive = AliveRequest(sequence)
             if tokenizer is not None:
-                self._texts[request.index] = GrowingText(
+                alive.text = GrowingText(
                     tokenizer,
                     params.stop_strings,
                     skip_special_tokens=params.skip_special_tokens,
                     keep_tool_markers=params.keep_tool_markers,
                 )
+                if params.thinking_budget is not None:
+                    alive.budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
+            self._submitted = request.index + 1
+            self._alive[request.index] = alive
+            sequence.grammar = self._grammar(sequence)
+            if self._probing is not None:
+                capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
+                sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
             if params.prompt_logprobs is None:
-                self._start(sequence)
+                self._start(alive)
             elif len(request.prompt) == 1:
-                self._start(sequence, [None])
+                self._start(alive, [None])
             else:
                 self._scheduler.arrive(sequence)
-                self._unscored[request.index] = request
+                self._unscored.append(alive)
 
-    def _start(self, sequence: ActiveSequence, logprobs: PromptLogprobs | None = None) -> None:
+    def _start(self, alive: AliveRequest, logprobs: PromptLogprobs | None = None) -> None:
         """Queue a request, with the log-probabilities of its prompt; end it if its prompt fills the context."""
-        if logprobs is not None:
-            self._prompt_logprobs[sequence.request.index] = logprobs
-        if len(sequence.request.prompt) < self._engine.context:
-            self._scheduler.add(sequence)
+        alive.prompt_logprobs = logprobs
+        if len(alive.sequence.request.prompt) < self._engine.context:
+            self._scheduler.add(alive.sequence)
         else:
-            self._end(sequence, "length", None)
+            self._end(alive, "length", None)
 
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion as "cancelled".
@@ -244,16 +258,22 @@ class Session:
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
-            while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
+            while self._in_flight and self._in_flight[0].accepted is not None:
                 self._read()
             try:
-                if self._unscored:
-                    requests, self._unscored = list(self._unscored.values()), {}
-                    self._prompts |= add_prompts(self._engine, self._scheduler, requests)
-                dispatched = self._scheduler.next()
+                new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
+                self._unscored.clear()
+                prompts = add_prompts(self._engine, self._scheduler, [sequence.request for sequence in new])
+                for index, prompt in prompts.items():
+                    self._alive[index].prompt = prompt
             except BaseException:
                 self.close()
                 raise
+            dispatched = self._next()
+            if dispatched is None and self._in_flight:
+                while self._in_flight:
+                    self._read()
+                dispatched = self._next()
             if dispatched is not None:
                 self._in_flight.append(dispatched)
             if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
@@ -262,6 +282,14 @@ class Session:
                 self._scheduler.check_integrity()
             events, self._events = self._events, []
             return events
+
+    def _next(self) -> DispatchedStep | None:
+        """Dispatch the next step, as `Scheduler.next`; a failure closes the session."""
+        try:
+            return self._scheduler.next(unread=bool(self._in_flight))
+        except BaseException:
+            self.close()
+            raise
 
     def check_integrity(self) -> None:
         """Check that every row of the pools is free or held by one active request.
@@ -324,13 +352,14 @@ class Session:
         for text in dispatched.parts[0].text.reading.take(scored, dispatched.parts):
             logprobs = prompt_logprobs(text)
             for index in text.requests:
-                del self._prompts[index]
+                alive = self._alive[index]
+                alive.prompt = None
                 if isinstance(logprobs, list):
-                    self._start(self._alive[index], logprobs)
+                    self._start(alive, logprobs)
                     continue
                 error = self.errors[index] = NumericalError(f"request {index}", logprobs)
                 wrong = wrong or error
-                self._forget(self._alive[index], "cancelled")
+                self._forget(alive.sequence, "cancelled")
         if wrong is not None:
             raise wrong
 
@@ -408,21 +437,21 @@ class Session:
     def _grow(self, sequence: ActiveSequence) -> None:
         index, token = sequence.request.index, sequence.generated[-1]
         self._engine.stats["generated_tokens"] += 1
-        text = self._texts.get(index)
+        alive = self._alive[index]
+        text = alive.text
         if text is not None and token not in sequence.request.params.stop_token_ids:
             text.push(token)
         reason = self._finish_reason(sequence, text)
         if reason is None:
             self._events.append(Event(index, token, "" if text is None else text.take(), None))
-            budget = self._budgets.get(index)
-            if budget is not None and budget.spent(token):
-                self._end_thoughts(sequence, budget.end_ids)
+            if text is not None and alive.budget is not None and alive.budget.spent(token):
+                self._end_thoughts(alive, text, alive.budget.end_ids)
         else:
-            self._end(sequence, reason, token)
+            self._end(alive, reason, token)
 
-    def _end_thoughts(self, sequence: ActiveSequence, end_ids: list[int]) -> None:
-        """Append the end marker of thoughts to a sequence, and queue the sequence again."""
-        request, index, text = sequence.request, sequence.request.index, self._texts[sequence.request.index]
+    def _end_thoughts(self, alive: AliveRequest, text: GrowingText, end_ids: list[int]) -> None:
+        """Append the end marker of thoughts to a request, and queue it again."""
+        sequence, request, index = alive.sequence, alive.sequence.request, alive.sequence.request.index
         remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
         prompt = (*request.prompt, *sequence.generated, *end_ids)
         if remaining < 1 or len(prompt) >= self._engine.context:
@@ -435,14 +464,14 @@ class Session:
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
         follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
         follower.grammar = self._grammar(follower)
-        self._alive[index] = follower
+        alive.sequence = follower
         for token in end_ids:
             text.push(token)
             self._engine.stats["generated_tokens"] += 1
             self._events.append(Event(index, token, text.take(), None))
         if text.stopped:
             self._events.pop()
-            self._end(follower, "stop", end_ids[-1])
+            self._end(alive, "stop", end_ids[-1])
         else:
             self._scheduler.add(follower)
 
@@ -454,14 +483,13 @@ class Session:
         finished = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
         return "length" if finished else None
 
-    def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
+    def _end(self, alive: AliveRequest, reason: FinishReason, token: int | None) -> None:
         """Append the last event of a request."""
+        sequence, text = alive.sequence, alive.text
         index, logprobs = sequence.request.index, sequence.request.params.logprobs
-        text = self._texts.get(index)
         if text is not None:
             text.finish()
             reason = "stop" if text.stopped and reason == "length" else reason
-        of_prompt = self._prompt_logprobs.get(index)
         self._forget(sequence, reason)
         params, prompt, output = sequence.request.params, list(sequence.request.given), sequence.output
         reasoning = answer = None
@@ -489,19 +517,14 @@ class Session:
             answer=answer,
             captured=None if sequence.recorder is None else sequence.recorder.finish(),
             seed=params.seed if params.temperature > 0 else None,
-            prompt_logprobs=of_prompt,
+            prompt_logprobs=alive.prompt_logprobs,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
     def _forget(self, sequence: ActiveSequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._scheduler.leave(sequence)
-        del self._alive[sequence.request.index]
-        self._texts.pop(sequence.request.index, None)
-        self._budgets.pop(sequence.request.index, None)
-        self._unscored.pop(sequence.request.index, None)
-        self._prompt_logprobs.pop(sequence.request.index, None)
-        prompt = self._prompts.pop(sequence.request.index, None)
+        prompt = self._alive.pop(sequence.request.index).prompt
         if prompt is not None:
             prompt.requests.remove(sequence.request.index)
             if not prompt.requests:

@@ -33,16 +33,14 @@ def require_siblings() -> None:
         expected = os.path.join(root, name, "__init__.py")
         loaded = sys.modules.get(name)
         spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(name)
-        path = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
+        path = spec.origin if spec else getattr(loaded, "__file__", None)
+        if spec and not (path and os.path.exists(path)):
+            path = next(iter(spec.submodule_search_locations or []), path)
         if path is None or os.path.dirname(os.path.realpath(path)) != os.path.dirname(expected):
             raise ForeignPackageError(name, path, expected, _reason(name, path, expected, loaded is not None))
         if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
             reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
             raise ForeignPackageError(name, path, expected, reason)
-
-
-def _location(origin: str | None, folders: list[str] | None) -> str | None:
-    return origin if origin and os.path.exists(origin) else next(iter(folders or []), origin)
 
 
 def _reason(name: str, path: str | None, expected: str, loaded: bool) -> str:

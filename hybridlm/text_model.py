@@ -46,11 +46,8 @@ class LoadedFiles:
     """Contents of a model's files, without weights.
 
     Attributes:
-        fingerprint: of configuration and weights.
-        tokenizer: None without one.
-        eos_token_ids: of a completion.
         adapters: merged into the weights.
-        classifier: head of texts; None without.
+        classifier: head of texts, or None.
         has_vocabulary_head: False without logits of tokens.
     """
 
@@ -69,8 +66,7 @@ class TokenCounts(NamedTuple):
     Attributes:
         saved: tokens of shared beginnings.
         computed: prefilled or generated tokens.
-        step_tokens: tokens of the steps.
-        step_places: their token places, lanes x chunk each.
+        step_tokens, step_places: tokens of the steps, and their token places (lanes x chunk).
     """
 
     saved: int = 0
@@ -87,23 +83,36 @@ class TextModel:
     """A loaded model for scoring, decisions and files.
 
     Args:
-        files: of the checkpoint.
         params: in use, by dotted name.
         start: times, for the first answer.
 
     Attributes:
-        path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
+        path, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
+        text_inputs: checks of texts that need no vocabulary head.
         config, options: of the whole model; of its engine.
         structure: for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
         self._engine, self.params, self._start = engine, params, start
-        self.path, self.tokenizer, self.eos_token_ids = files.path, files.tokenizer, files.eos_token_ids
+        self.path, self.eos_token_ids = files.path, files.eos_token_ids
         self.classifier, self.has_vocabulary_head = files.classifier, files.has_vocabulary_head
         self.fingerprint = files.fingerprint
         self.config, self.structure, self.options = engine.config, engine.programs.structure, engine.options
+        self.text_inputs = Inputs(
+            files.tokenizer, self.config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            self.config.placeholders, engine.cache_limit, engine.head_drafts,
+        )  # fmt: skip
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; may be replaced."""
+        return self.text_inputs.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self.text_inputs.tokenizer = tokenizer
 
     @property
     def engine(self) -> Engine:
@@ -124,17 +133,8 @@ class TextModel:
         return self.classifier
 
     @property
-    def text_inputs(self) -> Inputs:
-        """Limits of texts that need no vocabulary head."""
-        engine, config = self.engine, self.config
-        return Inputs(
-            self.tokenizer, config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
-            config.placeholders, engine.cache_limit, engine.head_drafts,
-        )  # fmt: skip
-
-    @property
     def inputs(self) -> Inputs:
-        """Limits of prompts and scored texts."""
+        """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
         self.require_vocabulary_head()
         return self.text_inputs
 
@@ -193,7 +193,6 @@ class TextModel:
         return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
 
     def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
-        """Return the reads and changes inside the model for texts."""
         spans = [range(text.prompt, len(text.token_ids)) for text in texts]
         return settings.of_texts(self.engine, spans, prefix)
 
@@ -205,7 +204,6 @@ class TextModel:
         return Prompts(self.tokenizer, read_settings(self.path, self.config.hidden_size))
 
     def decider(self, full_lanes: bool = False) -> Decider:
-        """Return the reader of decisions."""
         settings = self.prompts.settings
         head = settings.head
         if head is None:
@@ -231,7 +229,6 @@ class TextModel:
         return rows * self.config.logits_multiplier
 
     def counts(self) -> TokenCounts:
-        """Return the tokens and places so far."""
         stats = self.engine.stats
         computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
         return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])

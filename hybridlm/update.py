@@ -45,7 +45,7 @@ class ModelWeights:
     Attributes:
         config: of the whole model.
         dtype: of the matrices.
-        types: name -> shape, dtype and sharding in memory.
+        types: shape, dtype and sharding in memory, by name.
     """
 
     config: DecoderConfig
@@ -67,7 +67,6 @@ class Update:
     """Checked new parameters.
 
     Attributes:
-        names: replaced parameters.
         fingerprint: (all updated parameters by name) -> fingerprint.
         read: (names) -> parameters, on their devices.
     """
@@ -224,7 +223,6 @@ def _weights_by_path(family: Family, names: frozenset[str], config: DecoderConfi
 
 
 def _is_in_place(array: Array, model: ModelWeights, name: str) -> bool:
-    """Whether an array has the sharding of the parameter `name`."""
     kind = model.types.get(name)
     if kind is None or kind.sharding is None or array.ndim != len(kind.shape):
         return False

@@ -34,14 +34,9 @@ from models.ops.linear import LinearWeight
 class Weights:
     """The weights of a loaded model; `LM` describes arguments and errors.
 
-    Args:
-        texts: the model that uses the weights.
-        decoder: flax nnx module with the parameters.
-        files: contents of the checkpoint.
-
     Attributes:
-        decoder: the module, with the parameters in use.
-        source_fingerprint: fingerprint of the checkpoint with the merged adapters.
+        decoder: flax nnx module, with the parameters in use.
+        source_fingerprint: of the checkpoint with the merged adapters.
     """
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
@@ -54,7 +49,6 @@ class Weights:
 
     @property
     def packed(self) -> list[str]:
-        """Names of the packed parameters."""
         return [name for name, kind in self._types.items() if isinstance(kind, LinearWeight)]
 
     @property
@@ -67,7 +61,6 @@ class Weights:
         return ModelWeights(self._texts.config, engine.kind.dtype, engine.placement, self._types)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
-        """Merge a LoRA adapter into the weights."""
         self._require_replaceable("merge_adapter")
         if self._texts.fingerprint != self.source_fingerprint:
             raise ValueError("merge_adapter: the weights have been updated and belong to no checkpoint; merge it there")
@@ -105,7 +98,6 @@ class Weights:
             self._use({name: arrays[name] for name in self._types}, typed, update.fingerprint(arrays))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model."""
         texts, engine, dtype = self._texts, self._engine, self._engine.kind.dtype
         if not texts.has_vocabulary_head:
             raise ValueError("save: expected a vocabulary head, this checkpoint has none; copy its directory instead")
@@ -123,14 +115,12 @@ class Weights:
         save_checkpoint(target, texts.path, model, parameters, packed)
 
     def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: Fingerprint) -> None:
-        """Use other parameters of the same types, in the same order."""
         self._texts.params, self._texts.fingerprint = params, fingerprint
         paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
         self.decoder, _ = assemble(typed, {path: params[dotted(path)] for path, _ in paths})
         self._engine.replace_parameters(tuple(params.values()), fingerprint)
 
     def _require_replaceable(self, method: str) -> None:
-        """Raise ValueError if the weights cannot be replaced."""
         fault, advice = "", "load the other weights, or the adapter, instead"
         if not self._texts.has_vocabulary_head:
             fault = "this model has no vocabulary head"

@@ -36,7 +36,7 @@ DRAFTED_BY_USER = "by the user's drafter"
 CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
-"""Errors for the user, which process 0 raises at the same point; another one ends this process."""
+"""Errors for the user, which process 0 raises at the same point; others end this process."""
 
 
 def open_session(
@@ -47,7 +47,7 @@ def open_session(
     speculate: Speculate | AsLoaded,
     capture_to: Path | None = None,
 ) -> Session:
-    """Open a session, in all processes. Arguments as for `Session`; `speculate` as for `LM.session`."""
+    """Open a session, in all processes; arguments as for `Session` and `LM.session`."""
     broadcast = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
     speculation = engine.speculation(speculate)
     with engine.decisions.command("session", logits_processor=processor, speculate=broadcast):
@@ -67,9 +67,7 @@ def probed_session(
     """Return requests with their reads and changes inside the model, and a session for them.
 
     Args:
-        requests: requests of a call, `n` for each prompt.
-        probes: reads and changes inside the model.
-        n: completions of a prompt.
+        requests: of a call, `n` for each prompt.
         processor, speculate: as for `open_session`.
 
     Raises:
@@ -117,7 +115,7 @@ def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup)
 
 
 def _in_process_0(token_ids: object, k: int) -> list[int]:
-    """Stand for the user's drafter in other processes than process 0: proposals are received."""
+    """Stand for the user's drafter outside process 0: proposals are received."""
     raise RuntimeError("the drafter is in process 0")
 
 

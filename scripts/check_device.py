@@ -5,7 +5,7 @@
 
 Writes one page and a few files. Needs a checkout and the packages that pyproject.toml requires; no extra, no network,
 no installation. Each of the six parts is a process with a deadline. A record is on disk as soon as its check ends, so a
-crash, a hang or a kill loses only the running check. docs/accelerators.md lists the parts and the files. The exit
+crash, a hang or a kill loses only the running check. docs/accelerators.md lists the parts. The exit
 status is 0 if no check failed, and in each part one passed.
 """
 

@@ -2,11 +2,13 @@
 
     python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
-Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of
-decoding sequences are moved to pools of other sizes. Half of the prompts have a common prefix. A tenth of the sessions
-runs with the sanitizer, a third with a prefix cache. A completion must equal the request's solo run token by token,
-unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps of other
-shapes round differently. The exit status is 1 if a completion differs.
+Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, decode steps get
+other numbers of lanes, and texts are scored between steps. Half of the prompts have a common prefix, of which the
+prefix cache shares pages. There are so few pages that sequences are preempted. Half of the sessions draft right and
+wrong tokens. A tenth of the sessions runs with the sanitizer, half with a prefix cache. A completion must equal the
+request's solo run token by token, unless the two best logits of the solo run are closer than 5e-3 at the first token
+that differs, because steps of other shapes round differently. The exit status is 1 if a completion differs, or if one
+of these events never happened.
 """
 
 import argparse
@@ -14,7 +16,9 @@ import random
 import resource
 import sys
 import time
+import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +27,60 @@ import numpy as np
 
 import hybridlm
 from hybridlm import demo
+from hybridlm.engine import admission
+from hybridlm.engine.speculation import Speculation
+from models import KV_BLOCK
 
 NEAR_TIE = 5e-3
 SAMPLES = 10
 """Number of memory measurements."""
 LIBRARY = 48
 """Number of different requests; each has one solo run."""
+EVENTS = (
+    "cancelled", "scored texts", "shared pages", "forced numbers of lanes", "preemptions", "drafted_tokens",
+    "accepted_tokens", "prefix_hits",
+)  # fmt: skip
+"""Without these a run shows little."""
 
 
 class Soak:
     """The models, the requests with their solo runs, and statistics."""
 
     def __init__(self, model: Path, lanes: int, seed: int):
-        settings: dict[str, Any] = {"lanes": lanes, "context": 256, "chunk": 16, "dtype": "float32"}
+        settings: dict[str, Any] = {"lanes": lanes, "context": 512, "chunk": 16, "dtype": "float32"}
         self.lm = hybridlm.load(model, **settings)
+        settings["cache"] = (lanes + 2) * KV_BLOCK
+        self.few = hybridlm.load(model, **settings)
         self.sanitized = hybridlm.load(model, sanitize=True, **settings)
-        self.cached = hybridlm.load(model, prefix_cache="1MB", **settings)
+        self.cached = hybridlm.load(model, prefix_cache="20MB", **settings)
         self.random = random.Random(seed)
-        self.begins = [self.random.randrange(self.lm.config.vocab_size) for _ in range(100)]
+        self.begins = [self.random.randrange(self.lm.config.vocab_size) for _ in range(280)]
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.requests = [self._request() for _ in range(LIBRARY)]
         self.alone = [self.lm.generate([prompt], **settings)[0] for prompt, settings in self.requests]
+        self.texts = [self.begins[:150], self.begins[:150][::-1], self.begins[:17]]
+        self.scores = [score.logprobs for score in self.lm.score(self.texts)]
 
     def _request(self) -> tuple[list[int], dict[str, Any]]:
         rng = self.random
-        prompt = [rng.randrange(self.lm.config.vocab_size) for _ in range(rng.choice((1, 2, 15, 16, 17, 33, 70)))]
+        prompt = [rng.randrange(self.lm.config.vocab_size) for _ in range(rng.choice((1, 2, 15, 16, 17, 33, 120)))]
         if rng.random() < 0.5:
-            prompt = self.begins[: rng.choice((5, 16, 40, 100))] + prompt
+            prompt = self.begins[: rng.choice((5, 16, 100, 128, 129, 260))] + prompt
         settings: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "ignore_eos": rng.random() < 0.5}
         if rng.random() < 0.3:
             settings["stop"] = [rng.randrange(self.lm.config.vocab_size) for _ in range(40)]
         return prompt, settings
 
     def session(self) -> None:
-        """Run a random session, every tenth sanitized, every third with a prefix cache."""
+        """Run a random session, every tenth sanitized, half with a prefix cache, half with drafts."""
         rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
-        lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
+        lm = self.sanitized if sanitize else self.cached if count % 2 == 1 else self.few
         todo = rng.randint(1, 60)
         pending: dict[int, int] = {}
-        with lm.session() as session:
+        before = lm.stats
+        with lm.session(speculate=self if count % 4 < 2 else None) as session:
             while todo or session.busy:
                 if todo and rng.random() < 0.5:
                     number = rng.randrange(LIBRARY)
@@ -74,16 +91,45 @@ class Soak:
                     self._cancel(session, rng.choice(list(pending)))
                 if rng.random() < 0.03:
                     self._resize(session)
+                if rng.random() < 0.005:
+                    self._score(lm)
                 for event in session.step():
                     if event.completion is not None:
                         self._compare(pending.pop(event.index), event.completion)
                 session.check_integrity()
+                pages = lm.engine.pool.row_pages.owner
+                self.seen["shared pages"] += 0 if pages is None else int((pages.counts() > 1).sum())
         if pending:
             self.wrong.append(f"requests {sorted(pending)} never ended")
         self._look_for_nan(lm)
+        self.seen.update({name: lm.stats[name] - before.get(name, 0) for name in EVENTS if name in lm.stats})
+        self._look_for_holders(lm)
         self.seen["sessions"] += 1
         self.seen["sanitized sessions"] += sanitize
         self.seen["cached sessions"] += lm is self.cached
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """Draft two right tokens and a wrong one of a request, as the drafter of half of the sessions."""
+        ids, count = list(token_ids), len(token_ids)
+        texts = (completion.prompt_token_ids + completion.token_ids for completion in self.alone)
+        right = next((text[count : count + 2] for text in texts if text[:count] == ids), [])
+        return [*right, self.begins[count % len(self.begins)]][:k]
+
+    def _score(self, lm: hybridlm.LM) -> None:
+        """Score texts between steps of a session."""
+        for expected, score in zip(self.scores, lm.score(self.texts), strict=True):
+            self.seen["scored texts"] += 1
+            if not np.allclose(score.logprobs[1:], expected[1:], atol=1e-3):
+                self.wrong.append(f"a text of {len(expected)} tokens has other log-probabilities")
+
+    def _look_for_holders(self, lm: hybridlm.LM) -> None:
+        """Check that no row has a holder after a session, and without cached states no page."""
+        if lm is self.cached:
+            lm.engine.clear_prefix_cache()
+        pool = lm.engine.pool
+        free = sum(map(pool.row_pages.free_in, range(pool.devices)))
+        if pool.owner.held or free != pool.pages - pool.devices:
+            self.wrong.append(f"rows {pool.owner.held} are held, {free} pages are free, after all requests have ended")
 
     def _cancel(self, session: hybridlm.Session, index: int) -> None:
         try:
@@ -149,6 +195,8 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    admission.ROOM, Speculation.always = 3, True  # sequences soon need more pages; every draft is verified
+    warnings.filterwarnings("ignore", ".*was preempted after")
     start, sizes = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)
     limit = options.minutes if options.sessions is None else float("inf")
@@ -158,6 +206,13 @@ def main() -> None:
         soak.session()
         if len(sizes) < minutes // (options.minutes / SAMPLES):
             sizes.append(resident())
+    print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
+    for name in sorted(soak.seen):
+        print(f"{name:20} {soak.seen[name]:9d}")
+    for name, lm in (("steps", soak.few), ("sanitized steps", soak.sanitized), ("cached steps", soak.cached)):
+        print(f"{name:20} {lm.stats['steps']:9d}")
+    soak.wrong += [f"nothing is shown: 0 {name}" for name in EVENTS if not soak.seen[name]]
+    sizes.append(resident())
     print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
     for name in sorted(soak.seen):
         print(f"{name:20} {soak.seen[name]:9d}")

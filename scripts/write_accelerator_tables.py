@@ -1,4 +1,4 @@
-"""Write the tables of docs/accelerators.md: steps of Qwen3.5-35B-A3B, and bytes and kernels by part.
+"""Write docs/tables/accelerator-tables.md: steps of Qwen3.5-35B-A3B, and bytes and kernels by part.
 
     python scripts/write_accelerator_tables.py [--tables decode prompts tpu parts] [--rows "8 131,072 off"] [--new]
 
@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("--tables", nargs="*", default=list(COLUMNS), choices=[*COLUMNS])
     parser.add_argument("--rows", nargs="*", help="first cells of rows, joined by a blank: 8 131,072 off")
     parser.add_argument("--new", action="store_true", help="compile the steps of rows that the page has")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "accelerators.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "accelerator-tables.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     good = True

@@ -1,4 +1,4 @@
-"""Write the table of steps with packed weights, compiled for an absent GPU, into docs/quantised.md.
+"""Write the table of steps with packed weights, compiled for an absent GPU, into docs/tables/packed-weights.md.
 
     python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "quantised.md"
+PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
 BEGIN, END = "<!-- steps -->\n", "<!-- end of steps -->\n"
 TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
 CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}

@@ -2,8 +2,8 @@
 
     python scripts/write_proof_figures.py [--part 0] [--programs 12]
 
-Also write the trusted base and the verdicts of public functions to docs/verification.md. Ten minutes on two cores. The
-exit status is 1 if a program that leaks is proved.
+Also write docs/tables/proof-tables.md: the trusted base and the verdicts of public functions. Ten minutes on two
+cores. The exit status is 1 if a program that leaks is proved.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, CHECKS = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/verification.md"
+PAGE, TABLES = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/tables/proof-tables.md"
 REFERENCE = ROOT / "tests/reference"
 
 
@@ -79,27 +79,27 @@ def is_entry(value: Any) -> bool:
 
 
 def public_functions() -> list[str]:
-    """Return the table of public functions and steps in the manner of public code, with contracts and verdicts."""
+    """Return the table of public functions, those with one contract and verdict in a row."""
     import jax
     from outside_steps import NOT_PROVED, STEPS
     from test_shipped_kernels import DECLARED, USES  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels
 
-    rows = ["| function | source | contract | verdict |", "|---|---|---|---|"]
+    names: dict[tuple[str, str, str], list[str]] = {}
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for name, use in USES.items():
             step, args, contract = use()
             is_proved = proved(step, args, contract)
             verdict = "proved" if is_proved else f"needs a declaration: {DECLARED.get(name, '')}".replace("\\", "")
-            rows.append(f"| `{name}` | `jax.experimental.pallas.ops` | {entries_of(contract)} | {verdict} |")
+            key = ("`jax.experimental.pallas.ops`", entries_of(contract), verdict)
+            names.setdefault(key, []).append(f"`{name}`")
         for step in STEPS:
-            is_proved, source = (
-                proved(step.run, step.args, step.contract),
-                "JAX" if "." in step.name else "packed engines",
-            )
+            is_proved = proved(step.run, step.args, step.contract)
+            source = "JAX" if "." in step.name else "packed engines"
             refused = "refused, leaks" if step.leaks else f"refused, clean: {NOT_PROVED.get(step.name, '')}"
-            row = (f"`{step.name}`", source, entries_of(step.contract), "proved" if is_proved else refused)
-            rows.append(f"| {' | '.join(row)} |")
-    return rows
+            key = (source, entries_of(step.contract), "proved" if is_proved else refused)
+            names.setdefault(key, []).append(f"`{step.name}`")
+    rows = [f"| {' '.join(group)} | {' | '.join(key)} |" for key, group in names.items()]
+    return ["| functions | source | contract | verdict |", "|---|---|---|---|", *rows]
 
 
 def figures(part: int, programs: int) -> tuple[list[str], bool]:
@@ -144,10 +144,10 @@ def main() -> int:
     parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
     parser.add_argument("--functions-only", action="store_true", help="write the base and the public functions")
     options = parser.parse_args()
-    replaced(CHECKS, "trusted base", trusted_base())
+    replaced(TABLES, "trusted base", trusted_base())
     if options.base_only:
         return 0
-    replaced(CHECKS, "public functions", public_functions())
+    replaced(TABLES, "public functions", public_functions())
     if options.functions_only:
         return 0
     lines, leaked = figures(options.part, options.programs)

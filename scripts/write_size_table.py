@@ -1,4 +1,4 @@
-"""Write the table of sizes in memory into docs/quantised.md.
+"""Write the table of sizes in memory into docs/tables/packed-weights.md.
 
     python scripts/write_size_table.py
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "quantised.md"
+PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
 
 
 def main() -> None:

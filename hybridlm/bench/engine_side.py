@@ -21,12 +21,11 @@ WARM_UP = 5
 class EngineSide:
     """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
-    Engine steps: tokens are copied to the host while the next step, which takes them from the rows, runs.
+    Tokens are copied to the host while the next step, which takes them from the rows, runs.
 
     Attributes:
         reading, scoring: steps for a chunk of each prompt, and of each text.
         rows: consumed by each step.
-        position: tokens of each sequence.
         last: newest tokens on the host, int32 [lanes].
     """
 
@@ -70,7 +69,7 @@ class EngineSide:
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each decode step of all lanes, up to the last token on the host."""
+        """Return the seconds of each decode step, up to the last token on the host."""
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]
@@ -93,7 +92,6 @@ class EngineSide:
 
     @property
     def scoring(self) -> CompiledStep:
-        """The compiled scoring step of a chunk, for its cost and its profile."""
         return self._engine.program(self._engine.shape("score", self.lanes, self._engine.chunk, self.lanes, top=0))
 
     def score(self, tokens: int) -> float:

@@ -21,12 +21,7 @@ DEFAULT_REPEATS = 7
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """Best of several measurements.
-
-    Attributes:
-        read_bytes: per second.
-        float32_flops, bfloat16_flops: per second, square product with float32 results.
-    """
+    """Best of several measurements, per second; products are square with float32 results."""
 
     read_bytes: float
     float32_flops: float
@@ -38,7 +33,6 @@ class MachineLimits:
 
 
 def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:
-    """Measure the default device."""
     return MachineLimits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
@@ -59,7 +53,7 @@ def _read(size: int) -> float:
         array = jnp.ones((count,), jnp.float32)
         total = jax.jit(jnp.sum)
         return count * 4 / best_seconds(lambda: total(array).block_until_ready())
-    # XLA:CPU's sum is far slower than memory; NumPy's maximum on all cores reads at full bandwidth.
+    # XLA:CPU's sum is far slower than memory; NumPy's maximum reads at full bandwidth.
     threads = cores()
     parts = [np.arange(count // threads, dtype=np.float32) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:

@@ -1,7 +1,7 @@
 """Benchmark sides of llama.cpp.
 
-One process of llama-batched-bench per measurement; or llama-server for mixed batches, with one slot per sequence and
-one HTTP client per request.
+One process of llama-batched-bench per measurement; for mixed batches llama-server, with a slot per sequence and an HTTP
+client per request.
 """
 
 import json
@@ -35,7 +35,6 @@ class LlamaCppSide:
         return [self._table(self._prompt, steps)["T_TG"] / steps]
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill `tokens` tokens in every lane."""
         return self._table(tokens, 1)["T_PP"]
 
     def _table(self, prompt: int, steps: int) -> dict[str, float]:
@@ -66,11 +65,7 @@ START_SECONDS = 300.0
 
 
 class LlamaServerSide:
-    """A llama-server process on this machine.
-
-    Raises:
-        SideFailed: no answer within `START_SECONDS`.
-    """
+    """A llama-server process on this machine; raises SideFailed after `START_SECONDS`."""
 
     def __init__(self, program: Path, gguf: Path, lanes: int, context: int):
         self.name = f"llama-server {gguf.stem.rpartition('-')[2]}"
@@ -103,7 +98,6 @@ class LlamaServerSide:
         return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """Return the seconds from the first submission to the last token."""
         settings = {**SAMPLED, "min_p": 0.0} if sampled else {"temperature": 0.0, "top_k": 1}
 
         def complete(request: MixedRequest) -> int:

@@ -1,6 +1,6 @@
-"""Requests with different prompt and completion lengths, submitted together.
+"""Requests with log-normal prompt and completion lengths, submitted together.
 
-Lengths are log-normal. End tokens are ignored, so that engines compute the same tokens.
+End tokens are ignored, so that engines compute the same tokens.
 """
 
 import time
@@ -43,6 +43,17 @@ def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[
     ]
 
 
+class LateToken(NamedTuple):
+    """The first token of a request that arrives while all other lanes decode.
+
+    Attributes:
+        seconds, steps: from its submission to its first token.
+    """
+
+    seconds: float
+    steps: int
+
+
 class OwnMixedSide:
     """The sessions of a loaded model.
 
@@ -72,6 +83,20 @@ class OwnMixedSide:
         prefill = counted["step_places"] - counted["decode_places"]
         self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)
         return seconds
+
+    def late_token(self, requests: Sequence[MixedRequest]) -> LateToken:
+        """Measure one more request, greedy, with a prompt of median length, while all other lanes decode."""
+        others = min(self._lm.engine.lanes - 1, len(requests))
+        late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
+        with self._lm.session() as session:
+            waiting = {session.submit(late[:SHORTEST_PROMPT], ignore_eos=True) for _ in range(others)}
+            while waiting:
+                waiting -= {event.index for event in session.step()}
+            start, steps = time.perf_counter(), 0
+            index = session.submit(late, max_tokens=1, ignore_eos=True)
+            while all(event.index != index for event in session.step()):
+                steps += 1
+            return LateToken(time.perf_counter() - start, steps + 1)
 
 
 PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")

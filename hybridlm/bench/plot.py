@@ -9,7 +9,6 @@ Series = Mapping[str, Sequence[float]]
 
 
 def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions: Series) -> str:
-    """Return an SVG document with two panels."""
     width, height = 2 * (LEFT + WIDTH) + GAP, TOP + HEIGHT + BOTTOM
     panels = _panel(LEFT, "tokens/s", lanes, tokens_per_second)
     panels += _panel(2 * LEFT + WIDTH + GAP // 2, "fraction of the floor", lanes, fractions, minimum=1.0)
@@ -56,6 +55,5 @@ def _panel(begin: int, label: str, lanes: Sequence[int], series: Series, minimum
 
 
 def _tick(highest: float) -> float:
-    """Return a round distance of about five grid lines."""
     power = 10.0 ** (len(str(int(highest))) - 1) if highest >= 1 else 0.1
     return next(power * factor for factor in (0.2, 0.5, 1.0, 2.0) if highest / (power * factor) <= 6)

@@ -57,7 +57,7 @@ def parts_of_instructions(hlo: str) -> dict[str, str]:
 
 
 def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Return the microseconds of each operation, without nested operations on the same thread."""
+    """Return each operation's microseconds, without nested operations on the same thread."""
     total: dict[str, float] = defaultdict(float)
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for event in events:

@@ -1,7 +1,4 @@
-"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
-
-A side is warmed up; another engine raises `SideFailed` if it cannot be measured.
-"""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
 
 import os
 import statistics
@@ -74,11 +71,9 @@ class Measured:
         return next(timing.seconds for timing in self.timings if timing.name == side)
 
     def speed(self, side: str) -> float:
-        """Tokens per second."""
         return self.tokens / self._seconds(side)
 
     def of_floor(self, side: str) -> float:
-        """Fraction of the machine's limit."""
         assert self.floors is not None
         return self.floors[side] / self._seconds(side)
 
@@ -90,7 +85,7 @@ class Measured:
 def in_turns(
     runs: Sequence[tuple[str, Callable[[], float]]], rounds: int, left_out: set[str] | None = None
 ) -> list[Timing]:
-    """Run all sides once in each round (A B A B), so that other load affects all.
+    """Run all sides in each round (A B A B): other load affects all.
 
     Args:
         runs: name and run, which returns seconds.

@@ -27,9 +27,7 @@ def measure_starts(
     """Measure a start with an empty cache, and starts with the cache it filled.
 
     Args:
-        model: checkpoint directory or Hub id.
         settings: JSON arguments of `hybridlm.load`.
-        warm: starts with a full cache.
 
     Raises:
         ChildProcessError: a process ended with an error; the message has its output.
@@ -49,8 +47,8 @@ def start(began: float, imported: float, arguments: Mapping[str, Any]) -> dict[s
         arguments: `spawned` (`time.time()` of the process), `model`, `prompt` and `settings`.
 
     Returns:
-        `parts`: part -> seconds, one after the other; `total` is their sum. `steps`: step -> `stored`, and
-        `seconds` by part; steps are loaded and compiled in parallel threads.
+        `parts`: seconds by part, one after the other; `total` is their sum. `steps`: step -> `stored`, and `seconds` by
+        part; steps load and compile in parallel threads.
     """
     from hybridlm.loading import load
 

@@ -1,7 +1,4 @@
-"""Mixed batches through vLLM, in a process of another Python environment.
-
-vLLM pins torch and transformers, so it cannot be installed in this environment.
-"""
+"""Mixed batches through vLLM, in another environment: it pins torch and transformers."""
 
 import json
 import subprocess
@@ -22,7 +19,7 @@ class VllmSide:
     name = "vllm"
 
     def __init__(self, python: Path, model: Path, dtype: str, lanes: int, context: int):
-        # -I keeps this folder out of the import path: its modules have names of the standard library.
+        # -I keeps this folder, with names of the standard library, out of the import path.
         self._command = [str(python), "-I", str(WORKER), str(model), dtype, str(lanes), str(context)]
         self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -46,7 +43,6 @@ class VllmSide:
         return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """Return the seconds from the first submission to the last token."""
         assert self._process.stdin is not None
         settings = dict(SAMPLED) if sampled else {"temperature": 0.0}
         body = {"prompts": [r.prompt for r in requests], "max_tokens": [r.max_tokens for r in requests]}

@@ -1,7 +1,7 @@
 """The process of `VllmSide`, for an interpreter with vLLM and without this package.
 
-python vllm_worker.py MODEL DTYPE LANES CONTEXT: prints {} once the model is loaded, then reads mixed batches as lines
-of JSON from standard input, and prints the seconds and the number of generated tokens of each.
+`python vllm_worker.py MODEL DTYPE LANES CONTEXT` prints {} once the model is loaded, then reads mixed batches as lines
+of JSON, and prints seconds and generated tokens of each.
 """
 
 import json
@@ -10,7 +10,6 @@ import time
 
 
 def main() -> None:
-    """Load the model and run the batches."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     model, dtype, lanes, context = sys.argv[1:]

@@ -1,6 +1,6 @@
 """Checkpoints: find the directory, check it, read parameters, write saved models.
 
-Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, and with `weights`.
+Begin with `opened`, and with `weights`.
 """
 
 from hybridlm.checkpoint.adapters import Adapter, bind, open_adapter

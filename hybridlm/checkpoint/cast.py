@@ -1,7 +1,6 @@
-"""Conversion of arrays to another dtype by blocks, into memory of huge pages.
+"""Conversion of arrays to another dtype by blocks, into huge pages.
 
-With small pages a core looks up an address every 4 KB, and prefetches stop at pages without an address at hand
-(docs/cpu-kernels.md).
+With small pages a core looks up an address every 4 KB, and prefetches stop there (docs/cpu-kernels.md).
 """
 
 import contextlib
@@ -19,13 +18,10 @@ from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.errors import CheckpointError
 
 ALIGNMENT = 64
-"""XLA's CPU client takes over an array of this alignment without a copy."""
+"""XLA's CPU client uses an array of this alignment without a copy."""
 PAGE = 2 << 20
 BLOCK = 64 << 20
-"""Address space shared by weights, so that small weights fill a page.
-
-Unwritten pages take no memory.
-"""
+"""Address space shared by weights, so that small weights fill a page; unwritten pages take no memory."""
 
 
 class HugePages:
@@ -37,7 +33,7 @@ class HugePages:
         self._used = 0
 
     def empty(self, size: int) -> np.ndarray:
-        """Allocate uninitialised, aligned bytes; they are freed with their last view."""
+        """Allocate uninitialised, aligned bytes; freed with their last view."""
         if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
             buffer = np.empty(size + ALIGNMENT, np.uint8)
             start = -buffer.ctypes.data % ALIGNMENT
@@ -62,7 +58,6 @@ def _new_block(size: int) -> mmap.mmap:
 
 
 def _free(block: mmap.mmap, start: int, size: int) -> None:
-    """Free the small pages inside an array."""
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
         block.madvise(mmap.MADV_DONTNEED, first, end - first)
@@ -70,7 +65,7 @@ def _free(block: mmap.mmap, start: int, size: int) -> None:
 
 DTYPES: Mapping[str, np.dtype] = {kind.name: kind for kind in READABLE.values()}
 
-# Elements that are converted at once; bounds the memory of a conversion.
+# Elements per conversion; bounds its memory.
 _BLOCK = 1 << 22
 _MEMORY = HugePages()
 
@@ -86,11 +81,11 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
     """Copy an array into one of another dtype.
 
     Raises:
-        CheckpointError: a finite value is beyond the range of the dtype and would become infinite.
+        CheckpointError: a finite value would become infinite.
     """
     kind = result.dtype
     narrowing = kind != array.dtype and kind != np.float32
-    # Overflow, as above 65504 in float16, is found below, and named with its tensor.
+    # Overflow (above 65504 in float16) is found below, and named with its tensor.
     with np.errstate(over="ignore"):
         for block in _blocks(array.shape):
             np.copyto(result[block], array[block], casting="unsafe")
@@ -110,7 +105,7 @@ def finite_tensor(path: Path, name: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Check the numbers of a tensor; raises CheckpointError for NaN or infinity."""
+    """Raise CheckpointError for NaN or infinity in a tensor."""
     finite = np.isfinite(tensor)
     if not finite.all():
         first = [int(index) for index in np.argwhere(~finite)[0]]
@@ -123,7 +118,7 @@ def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
 
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Allocate an uninitialised array that XLA's CPU client takes over without a copy."""
+    """Allocate an uninitialised array that XLA's CPU client uses without a copy."""
     return _MEMORY.empty(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Heads of sequence-classification and reward models, in the place of a vocabulary head."""
+"""Heads of sequence-classification and reward models, in place of a vocabulary head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,11 +23,7 @@ READ_ELSEWHERE = frozenset({SCORE_PATTERN, *JEV_HEAD})
 
 @dataclass(frozen=True)
 class Classifier:
-    """The head of a sequence-classification or reward model.
-
-    Attributes:
-        weight: float32 [labels, hidden].
-    """
+    """The head of a sequence-classification or reward model; `weight` is float32 [labels, hidden]."""
 
     weight: np.ndarray
     labels: tuple[str, ...]
@@ -39,7 +35,7 @@ def read_classifier(
     """Read the head of texts of a checkpoint, if it has one.
 
     Returns:
-        Family and configuration of the other tensors, the head, and whether there is a vocabulary head. If not, the
+        Family and configuration of the other tensors, the head, and whether there is a vocabulary head. Without it the
         model has its embedding in that place, and no result may depend on it.
 
     Raises:
@@ -50,7 +46,7 @@ def read_classifier(
     names = set(directory.names)
     bare = not any(name.endswith("lm_head.weight") for name in names)
     if SCORE not in names:
-        # A model that was saved without any head, as embedding models are.
+        # A model saved without any head, like embedding models.
         models = [str(name) for name in directory.config.get("architectures") or ()]
         headless = (models and all(name.endswith("Model") for name in models)) or (
             any((directory.path / name).is_file() for name in DECISION_HEADS)

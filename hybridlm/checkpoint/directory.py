@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory: config.json and one safetensors file, several shards, or a file of torch."""
+"""A Hugging Face checkpoint directory: config.json and safetensors files, or a file of torch."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,10 +47,8 @@ class CheckpointDirectory:
     """An opened checkpoint: its configuration and the places of its unread tensors.
 
     Attributes:
-        path: the directory, or the GGUF file.
         files: tensor name -> its file; codes and scales are separate tensors.
-        grouped: the tensors of each quantised weight, taken together.
-        unindexed: tensors that the index does not list; not in `files`.
+        unindexed: tensors outside the index; not in `files`.
         quantisation_file: content of hf_quant_config.json.
     """
 
@@ -71,7 +69,6 @@ class CheckpointDirectory:
         yield from (name for name in self.grouped.faults if name not in self.files or name in self.grouped.parts)
 
     def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape and place of one tensor of the files."""
         return self.files[name].tensors[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -81,7 +78,7 @@ class CheckpointDirectory:
         return () if name in self.grouped.faults else self.info(name).shape
 
     def stored_as(self, name: str) -> str:
-        """Return the dtype of a weight in the format's words, or its quantisation scheme."""
+        """Return a weight's dtype in the format's words, or its quantisation scheme."""
         if name in self.grouped.quantised:
             return self.grouped.quantised[name].scheme
         return self.info(name).dtype
@@ -90,7 +87,7 @@ class CheckpointDirectory:
         """Return a weight: a read-only view of its file, or dequantised in float32.
 
         Raises:
-            CheckpointError: a dtype that is not read, a scale or a code that is not finite, or a file that has shrunk.
+            CheckpointError: an unread dtype, a scale or code that is not finite, or a file that has shrunk.
         """
         if name not in self.grouped.quantised:
             return self.files[name].read(name)
@@ -98,7 +95,7 @@ class CheckpointDirectory:
             return dequantise(self.grouped.quantised[name], self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a quantised weight; None without such a form."""
+        """Return the packed form of a quantised weight, or None."""
         if name not in self.grouped.quantised:
             return self.files[name].packed_form(name)
         tensor = self.grouped.quantised[name]
@@ -137,8 +134,8 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     model.safetensors takes precedence over an index, as in transformers; `pytorch_model.bin` is read without both.
 
     Raises:
-        CheckpointError: no directory, no config.json, no weights (other pickles are refused), or all faults of the
-            index and the headers.
+        CheckpointError: no directory, config.json or weights (other pickles are refused), or all faults of the index
+            and the headers.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -205,7 +202,6 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
 ) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
-    """Return the files of indexed tensors, of other tensors, and notes."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -241,7 +237,6 @@ def _open_shards(
 
 
 def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return the predicate of tensors that the family does not read."""
     try:
         family = family_of(config)
     except UnsupportedModel:
@@ -258,7 +253,7 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> Safetenso
 
 
 def _is_inside(file_name: str) -> bool:
-    """True if a file name stays in the directory on every system.
+    """Return whether a file name stays in the directory on every system.
 
     It is not resolved: in the Hub's cache every file is a link into another folder.
     """

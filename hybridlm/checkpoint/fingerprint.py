@@ -1,4 +1,4 @@
-"""Fingerprints of models: SHA-256 of configuration and weights, computed on first use."""
+"""Fingerprints of models: SHA-256 of configuration and weights, on first use."""
 
 import hashlib
 import json
@@ -73,7 +73,6 @@ class CheckpointVersion(NamedTuple):
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
-    """Return the version of an opened checkpoint."""
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
     return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
@@ -81,7 +80,7 @@ def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
     """Return the SHA-256 of the configuration and all tensors.
 
-    It does not depend on the path, the shards, or the spacing and key order of config.json.
+    Independent of the path, the shards, and the layout of config.json.
 
     Raises:
         CheckpointError: a file became shorter after opening.
@@ -95,10 +94,7 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
-    """Return the fingerprint of a checkpoint with unchanged files.
-
-    If the files have changed, a warning is logged and the result is random.
-    """
+    """Return the fingerprint of a checkpoint; random, with a logged warning, if files have changed."""
     try:
         directory = reopen(version.path)
         if isinstance(directory, CheckpointDirectory) and version_of(directory) == version:
@@ -135,7 +131,6 @@ Piece = tuple[Path, int, int]
 
 
 def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
-    """Yield pieces of all tensors, by name, in groups of about `BLOCK` bytes."""
     pieces: list[Piece] = []
     size = 0
     for name in sorted(directory.files):
@@ -152,10 +147,7 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
 
 
 def _hash_pieces(pieces: list[Piece]) -> bytes:
-    """Return the SHA-256 of concatenated pieces.
-
-    The files are read, because a mapped file that shrinks kills the process.
-    """
+    """Return the SHA-256 of pieces, unmapped: a mapped file that shrinks kills the process."""
     digest = hashlib.sha256()
     with ExitStack() as files:
         opened: dict[Path, BinaryIO] = {}

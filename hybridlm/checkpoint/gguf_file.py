@@ -18,7 +18,7 @@ class GgufFile(MappedFile):
     """A GGUF file with the interface of `SafetensorsFile`.
 
     Attributes:
-        tensors: Hugging Face name -> TensorInfo; its dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
+        tensors: by Hugging Face name; the dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
     """
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
@@ -34,18 +34,16 @@ class GgufFile(MappedFile):
 
         Raises:
             KeyError: no tensor of that name.
-            CheckpointError: a scale that is not finite, or a file that has shrunk since it was opened.
+            CheckpointError: a scale that is not finite, or a file that has shrunk.
         """
         return self._named[name].numbers(self._raw(name), self.path)
 
     read_stored = read
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a tensor; None without such a form."""
         return self._named[name].packed_form()
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the arrays of a tensor in its packed form; raises as `read`."""
         return self._named[name].packed(self._raw(name), form, self.path)
 
     def _raw(self, name: str) -> np.ndarray:
@@ -54,12 +52,10 @@ class GgufFile(MappedFile):
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file with the suffix of GGUF files."""
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
 
 
 def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return name -> content: config.json and the tokenizer's files of a GGUF file."""
     return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 

@@ -30,25 +30,23 @@ class GivenTensors(TensorFile):
         where: source, for errors.
 
     Attributes:
-        tensors: dtype and shape of each; a dtype other than a float of 16 or 32 bits has NumPy's name.
+        tensors: dtype and shape; dtypes other than floats of 16 or 32 bits have NumPy's names.
     """
 
     def __init__(self, arrays: Mapping[str, Any], where: str):
         self._arrays = arrays
-        tensors = {name: _info(np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+        tensors = dict[str, TensorInfo]()
+        for name, array in arrays.items():
+            dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+            tensors[name] = TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
         super().__init__(Path(where), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array on the host, perhaps with the memory of the caller."""
+        """Return an array on the host, perhaps in the caller's memory."""
         return np.asarray(jax.device_get(self._arrays[name]))
 
 
-def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
-    return TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
-
-
 def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:
-    """Return arrays, by the names of tensors, as an opened checkpoint for `load_parameters`."""
     file = GivenTensors(arrays, where)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
     return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
@@ -57,9 +55,8 @@ def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirecto
 def imported(tensor: Any) -> np.ndarray | jax.Array:
     """Return an array that shares the memory of a tensor, through DLPack.
 
-    Args:
-        tensor: NumPy or JAX array, returned unchanged; or a tensor of another library. Only a PyTorch tensor with gaps
-            and a dtype that NumPy lacks (bfloat16) is copied.
+    NumPy and JAX arrays are returned unchanged. Only a PyTorch tensor with gaps and a dtype that NumPy lacks (bfloat16)
+    is copied.
 
     Raises:
         TypeError: an object without DLPack.
@@ -93,8 +90,7 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
     """Return a SHA-256 of a description and of each parameter's name, dtype, shape and bits.
 
-    Each device reduces its bits to 128 for each parameter, in one pass. The result depends on the order of parts over
-    the mesh.
+    Each device reduces each parameter to 128 bits, in one pass. The result depends on the order of parts over the mesh.
     """
     digest = hashlib.sha256(description.encode())
     words = jax.device_get({name: array_digest(array) for name, array in params.items()})

@@ -20,18 +20,14 @@ from models.weights.sources import ArraySlice, TensorSlice
 
 @dataclass(frozen=True)
 class ChosenSource:
-    """The source of one parameter in a checkpoint.
-
-    Attributes:
-        names: canonical name -> name in the checkpoint.
-    """
+    """The source of one parameter in a checkpoint; `names` maps canonical to stored names."""
 
     weight: Weight
     source: WeightSource
     names: Mapping[str, str]
 
     def pieces(self, checkpoint: CheckpointDirectory, window: ArraySlice) -> list[TensorSlice]:
-        """Return the tensor slices of a parameter's window, in the order of the files."""
+        """Return the slices of a parameter's window, in file order."""
 
         def place(piece: TensorSlice) -> tuple[str, int]:
             name = self.names[piece.name]
@@ -48,7 +44,7 @@ class ReadPlan:
 
     Attributes:
         choices: one per parameter, in the family's order.
-        skipped: pattern -> number of tensors that are not read.
+        skipped: pattern -> number of unread tensors.
     """
 
     choices: tuple[ChosenSource, ...]
@@ -62,8 +58,8 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     The first complete option with fitting shapes is used; tensors of other options are unexpected.
 
     Raises:
-        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor; "missing" refers to the
-            most complete option.
+        CheckpointError: every missing (in the most complete option), unexpected, mis-shaped, ambiguous or unreadable
+            tensor.
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
@@ -123,7 +119,7 @@ _ROWS = 4096
 
 
 def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) -> str | None:
-    """Return the difference between a tied model's stored head and its embedding, or None."""
+    """Return the difference between a tied model's stored head and embedding, or None."""
     shapes = [checkpoint.shape(name) for name in (head, embedding)]
     kinds = [checkpoint.stored_as(name) for name in (head, embedding)]
     advice = (
@@ -142,7 +138,7 @@ def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) 
 
 
 def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) -> Callable[[str], str]:
-    """Return the function from names in the files to canonical names; refuse a foreign prefix of all names.
+    """Return the function from stored to canonical names.
 
     Raises:
         CheckpointError: all names have a prefix that no checkpoint of the family has.
@@ -176,7 +172,7 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: WeightSource) -> tuple[float, int]:
-        """Return the missing fraction of the tensors, and the number with another shape."""
+        """Return the missing share of tensors, and the number with another shape."""
         shapes = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
         misfits = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in shapes.items())
         return 1 - len(shapes) / len(source.shapes), misfits

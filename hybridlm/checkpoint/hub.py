@@ -9,7 +9,7 @@ from hybridlm.checkpoint.directory import TORCH
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.errors import CheckpointError
 
-# Files that are downloaded: never the weights of other frameworks; `TORCH` only without safetensors.
+# Downloaded files: never weights of other frameworks; `TORCH` only without safetensors.
 FILES = [
     "config.json",
     "generation_config.json",
@@ -30,7 +30,7 @@ FILES = [
     "calibration.json",
     "additional_chat_templates/*.jinja",
 ]
-# "*" crosses folders in these patterns; folders have checkpoints of other formats ("original/", "onnx/").
+# "*" crosses folders here; folders have checkpoints of other formats ("original/", "onnx/").
 IGNORED = [f"*/{name}" for name in FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
@@ -39,8 +39,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that exists takes
-            precedence.
+        dir_or_hub_id: an existing path takes precedence over a Hub id ("organisation/name").
         revision: branch, tag or commit on the Hub.
         cache_dir: replaces huggingface_hub's own cache.
 
@@ -48,7 +47,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
         CheckpointError: no such directory or Hub id, not allowed, or not in the cache while offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
-    # os.path instead of Path, which raises for "~nobody" and for a name that is too long.
+    # os.path: Path raises for "~nobody" and too long names.
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path)
@@ -75,11 +74,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`.
-
-    Raises:
-        CheckpointError: as `resolve`.
-    """
+    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path
@@ -94,8 +89,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    """Download files into huggingface_hub's cache; return the snapshot's folder."""
-    # Imported here: it takes longer than everything else for a local directory.
+    # Imported here: it takes longer than loading a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,4 +1,4 @@
-"""Model in a checkpoint directory: family, configuration and optional multi-token-prediction (MTP) head."""
+"""Model in a checkpoint directory: family, configuration and multi-token-prediction (MTP) head."""
 
 import warnings
 from pathlib import Path
@@ -69,7 +69,6 @@ def _config_faults(path: Path, head: bool) -> list[str]:
 
 
 def family_of_model(config: DecoderConfig) -> Family:
-    """Return the family of a model, with the MTP head if it has one."""
     family, _ = family_named(config.family)
     return family if config.head is None else with_head(family)
 
@@ -78,7 +77,7 @@ INSTEAD = "speculate='ngram' needs no head."
 
 
 def with_head(family: Family) -> Family:
-    """Return the variant of a family with the MTP head; raises ValueError without one."""
+    """Return the family's variant with the MTP head; raises ValueError without one."""
     if family.with_head is None:
         names = ", ".join(dict.fromkeys(other.name for other in FAMILIES if other.with_head is not None))
         raise ValueError(

@@ -30,7 +30,7 @@ class OpenModel(NamedTuple):
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a directory or GGUF file and check everything except parameters; raises CheckpointError with every fault."""
+    """Open a directory or GGUF file and check everything but parameters; raises CheckpointError."""
     if is_gguf(path):
         return open_gguf(path)
     return open_saved(Path(path)) if is_saved(Path(path)) else open_directory(path)
@@ -39,8 +39,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of most bytes of a checkpoint.
 
-    For a saved model, the dtype of its matrices; for a quantised checkpoint, the dtype of its configuration; otherwise
-    bfloat16.
+    For a saved model the dtype of its matrices; for a quantised one the dtype of its configuration, or bfloat16.
     """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
@@ -62,12 +61,11 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Return the fingerprint of a model after its weights have been read.
 
-    A saved model has the fingerprint of the original, unless it is loaded in another dtype or with other packed
-    weights, because saving rounds numbers.
+    A saved model has the original's fingerprint, except in another dtype or with other packed weights: saving rounds
+    numbers.
 
     Args:
         checkpoint: opened before the weights were read; files of the last seconds are hashed here.
-        packed: names of the parameters that are packed.
     """
     settings = [f" with {adapter.digest}" for adapter in adapters]
     saved = isinstance(checkpoint, SavedDirectory)
@@ -90,12 +88,10 @@ def fingerprint_of(
 
 
 def has_head(checkpoint: Checkpoint, family: Family) -> bool:
-    """Return whether a checkpoint has an MTP head that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
     return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.names)
 
 
 def head_tensors(family: Family) -> set[str]:
-    """Return the patterns of the tensors of the MTP head."""
     return set() if family.with_head is None else set(family.skipped) - set(family.with_head.skipped)

@@ -1,7 +1,7 @@
 """Quantisation of a checkpoint, shard by shard, into files of compressed-tensors.
 
-As in published recipes, these matrices stay plain: embedding, head, norms, convolutions, routers, gates, and small or
-low-rank projections; with 4 bits also projections of mixers, whose rounding costs hybrid models most.
+As in published recipes, these stay plain: embedding, head, norms, convolutions, routers, gates, and small or low-rank
+projections; with 4 bits also mixers' projections, whose rounding costs hybrid models most.
 """
 
 import json
@@ -56,7 +56,6 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """Name shared by the matrices with one scale of the whole matrix."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module
@@ -77,11 +76,7 @@ class Recipe:
 
     @classmethod
     def of(cls, scheme: str, *, group_size: int | None = None, mixers: bool = False, head: bool = False) -> "Recipe":
-        """Return the recipe of the settings of `quantise_checkpoint`.
-
-        Raises:
-            ValueError: the scheme cannot be used.
-        """
+        """Return the recipe of settings of `quantise_checkpoint`; raises ValueError."""
         rounding = rounding_scheme(scheme, group_size)
         vocabulary = rounding if rounding.bits == 8 else rounding_scheme("int8")
         return cls(rounding, mixers, vocabulary if head else None)
@@ -103,7 +98,7 @@ class QuantiseReport:
 
     Attributes:
         quantised: number of matrices.
-        ragged: tensors that groups do not divide; they stay plain.
+        ragged: plain tensors that groups do not divide.
     """
 
     quantised: int
@@ -122,13 +117,13 @@ def quantise_checkpoint(
     head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
-    """Write a quantised copy of a checkpoint.
+    """Write a quantised copy of a checkpoint; its name appears when it is complete.
 
-    The copy gets its name when it is complete. About one tensor is in memory.
+    About one tensor is in memory.
 
     Args:
         source: directory of a plain checkpoint in Hugging Face's layout.
-        target: a directory that does not exist yet.
+        target: new directory.
         scheme: "fp8-block", "int8", "int4" or "nvfp4".
         group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
         mixers: quantise projections of attention, linear attention and Mamba with 4 bits, too.
@@ -160,14 +155,15 @@ def quantise_checkpoint(
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = read_object(checkpoint.path / "config.json", MAX_CONFIG_BYTES)
-        fields["quantization_config"] = recipe.rounding.settings(_plain_modules(checkpoint, plan), recipe.head)
+        matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
+        plain = [name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name]
+        fields["quantization_config"] = recipe.rounding.settings(sorted(plain), recipe.head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
 
 
 def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:
-    """Return the form in memory of each packed parameter of a quantised copy."""
     forms = dict[ParameterPath, PackedForm]()
     for weight in weights:
         source = weight.options[0]
@@ -184,7 +180,6 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
 def _plan(
     checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
-    """Return tensor -> matrices to be quantised, and the ragged tensors."""
     plan: dict[str, list[Quantised]] = {}
     refused: set[str] = set()
     for choice in choices:
@@ -203,18 +198,12 @@ def _plan(
 
 
 def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingScheme) -> Iterator[Quantised]:
-    """Yield the matrices of the experts in one tensor."""
     separate = next(source for source in choice.weight.options if source is not choice.source)
     stem, _, last = canonical.rpartition("experts.")
     prefix, stem = raw.removesuffix(last), stem + "experts."
     for name, shape in separate.shapes.items():
         window = None if separate.places is None else separate.places[name]
         yield Quantised(prefix + name.removeprefix(stem), window, shape, rounding)
-
-
-def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
-    matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
-    return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
 
 
 class _QuantisedWriter:
@@ -224,7 +213,7 @@ class _QuantisedWriter:
         self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
         self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
         self.bytes_read = self.written = 0
-        # Several matrices may share a scale, so all of them are read first.
+        # Matrices may share a scale, so all are read first.
         self.largest: dict[str, float] = {}
         for raw, parts in plan.items():
             if any(part.rounding.name == "nvfp4" for part in parts):

@@ -1,7 +1,7 @@
 """Reader and writer of safetensors files.
 
-Format: https://huggingface.co/docs/safetensors. The library gives NumPy no view of the mapped file and does not list
-every fault of a header. Arrays are written one by one, without a second copy.
+Format: https://huggingface.co/docs/safetensors. The library gives NumPy no view of the mapped file, does not list every
+fault of a header, and copies arrays to write them.
 """
 
 import json
@@ -50,19 +50,19 @@ class ArrayFile(MappedFile):
     """A mapped file of plain arrays, with the dtypes of safetensors.
 
     Attributes:
-        metadata: free-form strings of the file; empty without them.
+        metadata: free-form strings of the file.
     """
 
     metadata: Mapping[str, str] = MappingProxyType({})
 
     def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor in bfloat16, float16 or float32."""
+        """Return a read-only view of a tensor in bfloat16, float16 or float32."""
         if self.tensors[name].dtype not in READABLE:
             raise CheckpointError(self.path, f"{name}: {unreadable(self.tensors[name].dtype)}")
         return self.read_stored(name)
 
     def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8."""
+        """Return a read-only view of a tensor of a dtype of `STORED`, codes as uint8."""
         info = self.tensors[name]
         if info.dtype not in STORED:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
@@ -77,8 +77,7 @@ class SafetensorsFile(ArrayFile):
     """One safetensors file with a checked header; arrays are views of the mapped file.
 
     Attributes:
-        tensors: name -> TensorInfo, in the order of the data.
-        metadata: the free-form `__metadata__` strings.
+        tensors: in the order of the data.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -95,7 +94,6 @@ class SafetensorsFile(ArrayFile):
 
 
 def unreadable(dtype: str) -> str:
-    """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (codes of a quantised weight need scales of a known form)"
@@ -135,7 +133,7 @@ def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[st
         if info is not None:
             tensors[name] = info
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
-    # A hole where an entry could not be read would be that same fault a second time.
+    # A hole in place of an unreadable entry would report the same fault twice.
     if len(tensors) == len(entries):
         _check_layout(ordered, available, faults)
     if faults:
@@ -170,7 +168,6 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
 
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
-    """Check that tensors cover the data without hole, overlap or rest."""
     position, predecessor = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:
@@ -186,7 +183,7 @@ def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: lis
 
 
 def _sizes(value: Any) -> bool:
-    # type() instead of isinstance, because JSON true is an int in Python.
+    # type(), because JSON true is an int in Python.
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
@@ -199,7 +196,6 @@ Types = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes in front of the arrays."""
     end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
     for name, (shape, dtype) in types.items():
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
@@ -209,11 +205,7 @@ def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a header, then the arrays.
-
-    Raises:
-        ValueError: an array differs from its type.
-    """
+    """Write a header, then the arrays; raises ValueError if one differs from its type."""
     file.write(safetensors_header(types, metadata))
     for (name, (shape, dtype)), array in zip(types.items(), arrays, strict=True):
         if (array.shape, array.dtype.name) != (shape, dtype):

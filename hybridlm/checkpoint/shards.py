@@ -1,7 +1,7 @@
 """Shards of a parameter over the devices of a mesh (tensor parallel and expert parallel).
 
 If a dimension has several segments (rows of q, k and v), each device has a piece of every segment. The array over all
-devices has another order than the whole parameter, and is longer if devices have the same piece.
+devices has another order than the whole parameter, and is longer if devices have copies.
 """
 
 import itertools
@@ -46,26 +46,23 @@ class Shards(NamedTuple):
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of one device's shard."""
         shape = list(self.shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] = sum(part.stop - part.start for part in sharded.slices(0, self._along(sharded)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
-        """Return the bytes of one device's shard."""
         return math.prod(self.local_shape) * dtype.itemsize
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the array over all devices."""
         shape = list(self.local_shape)
         for sharded in self.sharded_dims:
             shape[sharded.dim] *= self._along(sharded)
         return tuple(shape)
 
     def windows(self, start: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
-        """Yield the pieces of the shard at `start`: place in the parameter, place in the shard."""
+        """Yield the pieces of the shard at `start`: place in the parameter, in the shard."""
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape
         for sharded in self.sharded_dims:
@@ -92,10 +89,9 @@ class Shards(NamedTuple):
 def build_together(
     layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]
 ) -> dict[str, jax.Array]:
-    """Build several arrays; each distinct shard of this process is read once.
+    """Build arrays on the same devices; this process reads each shard once.
 
     Args:
-        layouts: name -> layout; on the same devices.
         host: (name -> start of the shard) -> (name -> the shard, not written to afterwards).
     """
     shardings = {name: layout.sharding for name, layout in layouts.items() if layout.sharding is not None}
@@ -124,5 +120,5 @@ ALL_WHOLE: Mapping[ParameterPath, Shards] = MappingProxyType({})
 
 
 def shards_of(weight: Weight, shards: Mapping[ParameterPath, Shards]) -> Shards:
-    """Return the layout of a parameter; by default whole on JAX's default device."""
+    """Return a parameter's layout; by default whole on JAX's default device."""
     return shards.get(weight.path) or Shards(tuple(weight.shape))

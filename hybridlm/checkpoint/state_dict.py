@@ -1,7 +1,7 @@
 """Tensors of the `data.pkl` of a plain state dict of `torch.save`, without unpickling.
 
-The opcodes are read with the standard library's disassembler. Only those of a state dict are followed, on values of our
-own: a class or function is a name, compared with a list. Everything else is refused by name.
+The standard library's disassembler reads the opcodes. Only those of a state dict are followed, on values of our own: a
+class or function is a name, compared with a list. Everything else is refused by name.
 """
 
 import pickletools
@@ -168,7 +168,6 @@ class _Machine:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    """Return the value of an allowed call."""
     if not isinstance(function, _Name) or not isinstance(arguments, tuple):
         raise StateDictError(f"a call of {_described(function)}")
     if function == DICT and arguments == ():

@@ -17,10 +17,10 @@ class StoredWeight:
 
     Attributes:
         name: as if it were stored plainly.
-        stored_as: its dtype, or the scheme that it is quantised by.
-        bytes: bytes of codes and scales together.
+        stored_as: its dtype, or its quantisation scheme.
+        bytes: of codes and scales together.
         not_finite: numbers that are NaN or infinite.
-        zero_rows, clipped_groups: rows of zeros, and clipped groups, of a matrix; None for another weight.
+        zero_rows, clipped_groups: of a matrix; None for another weight.
         lost: rows of zeros where they are many (see `lost_rows`).
     """
 
@@ -35,7 +35,7 @@ class StoredWeight:
 
 
 def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
-    """Yield the weights by name, each read when it is asked for.
+    """Yield the weights by name, each read on demand.
 
     Raises:
         CheckpointError: tensors that make no weight, or scales and codes that are not finite.

@@ -17,8 +17,7 @@ class TensorFile:
     """A file of tensors. Every method raises KeyError if no tensor has the name.
 
     Args:
-        path: path, or name of another source.
-        tensors: by name.
+        path: or name of another source.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
@@ -33,11 +32,11 @@ class TensorFile:
         return self.read(name)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a tensor of blocks, or None."""
+        """Return a tensor's packed form, or None."""
         return None
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the arrays in the form of `packed_form`; raises CheckpointError."""
+        """Return the arrays in packed form; raises CheckpointError."""
         raise NotImplementedError
 
     def release(self, name: str) -> None:
@@ -47,17 +46,14 @@ class TensorFile:
 class MappedFile(TensorFile):
     """Tensors in a read-only mapped file.
 
-    If the file is rewritten in place, views change or the process crashes.
+    If the file is rewritten in place, views change or the process crashes. Reading methods raise CheckpointError if it
+    has shrunk.
 
     Args:
         data_start: byte 0 of `begin` and `end` of a tensor.
 
     Attributes:
         version: of the file when it was opened.
-
-    Raises:
-        KeyError: of each method: no tensor of that name.
-        CheckpointError: of each method that reads: the file has shrunk since then.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):
@@ -68,7 +64,6 @@ class MappedFile(TensorFile):
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the file, and its end."""
         info, size = self.tensors[name], self._map.size()
         if size < self._data_start + info.end:
             fault = f"{name}: the file ends at byte {size}; it was longer when it was opened. Load again."
@@ -81,7 +76,6 @@ class MappedFile(TensorFile):
         return self._map[begin + start : min(begin + start + length, end)]
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
         info = self.tensors[name]
         start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
         length = self._data_start + info.end - start

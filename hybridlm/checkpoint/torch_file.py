@@ -1,7 +1,6 @@
-"""Reader of `pytorch_model.bin`: the zip archive that torch (1.6 or newer) writes for a plain state dict.
+"""Reader of `pytorch_model.bin`: torch's zip archive (1.6 or newer) of a plain state dict.
 
-The archive stores each tensor's numbers as one entry without compression, so that arrays are views of the mapped file.
-No part of the file is unpickled or executed (`state_dict`).
+Entries are uncompressed, so that arrays are views of the mapped file. Nothing is unpickled or executed (`state_dict`).
 """
 
 import io
@@ -19,7 +18,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.quantised.shapes import TensorInfo
 
 MAX_DIRECTORY_BYTES = 16_000_000
-"""Bytes of the archive's table of entries, and of the description of the tensors, at most."""
+"""Most bytes of the archive's table of entries, and of the description of the tensors."""
 LOCAL_HEADER_BYTES = 30
 _ZIP_ERRORS = (
     zipfile.BadZipFile, NotImplementedError, OSError, ValueError, KeyError, EOFError, OverflowError, struct.error
@@ -60,7 +59,7 @@ class _LimitedReads(io.FileIO):
 
 
 def _read_tensors(file: _LimitedReads) -> Mapping[str, TensorInfo]:
-    """Return the tensors of the archive, with places from the first byte of the file."""
+    """Return the archive's tensors, with places from the first byte of the file."""
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         if len(entries) < len(archive.infolist()):
@@ -93,7 +92,6 @@ def _read_tensors(file: _LimitedReads) -> Mapping[str, TensorInfo]:
 
 
 def _small(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return the content of an entry, with a checked checksum."""
     _require_stored(entry)
     if entry.file_size > MAX_DIRECTORY_BYTES:
         raise ValueError(f"{entry.filename}: {entry.file_size} bytes, above the limit of {MAX_DIRECTORY_BYTES}")

@@ -38,8 +38,8 @@ class LoadReport:
 
     Attributes:
         parameters: number of weights.
-        skipped: pattern -> number of tensors that were not read.
-        converted: stored dtype or scheme -> number of converted parameters, without those that are always float32.
+        skipped: pattern -> number of unread tensors.
+        converted: stored dtype or scheme -> number of converted parameters, except those always in float32.
     """
 
     path: Path
@@ -50,7 +50,6 @@ class LoadReport:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return a sentence for each note and for the unread tensors."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.skipped:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
@@ -87,7 +86,7 @@ def load_parameters(
     Args:
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: layout over devices; by default whole on JAX's default device.
+        shards: by default whole on JAX's default device.
         adapters: merged in float32, in order, and rounded once.
         only: paths to be read; None for all.
         packed: from `packed_parameters` with the same arguments.
@@ -146,11 +145,7 @@ def packed_parameters(
     adapters: Sequence[BoundAdapter] = (),
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
-    """Return the parameters that can stay packed, and their layouts, from headers.
-
-    Raises:
-        CheckpointError: all faults of the headers.
-    """
+    """Return parameters that can stay packed, and their layouts, from headers; raises CheckpointError."""
     checkpoint, family, config = model
     plan = None
     if isinstance(checkpoint, SavedDirectory):
@@ -172,9 +167,9 @@ def _read_tensors(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tensors.
 
-    Only parts for devices of this process are read, and converted directly into their final place. Besides the result,
-    one tensor is in memory (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared
-    with the files.
+    Only parts for this process's devices are read, and converted into their final place. Besides the result, one tensor
+    is in memory (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared with the
+    files.
 
     Returns:
         The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.
@@ -183,7 +178,7 @@ def _read_tensors(
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-        # A copy that XLA takes over; a view of the mapped file would change with the file.
+        # A copy that XLA takes over; a view would change with the file.
         result, filled = aligned_empty(shape, np.dtype(np.float32) if adapters else kind), 0
         pieces = list(windows)
         for window, target in pieces:

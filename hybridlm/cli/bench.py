@@ -1,4 +1,4 @@
-"""`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
+"""`hybridlm bench`: throughput, compared with the machine's limits and other engines."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -44,7 +44,7 @@ class Against(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Sizes of a benchmark."""
+    """Sizes, figures and files of a benchmark."""
 
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
@@ -63,6 +63,28 @@ class Work:
             show_default="512, 2048 with --mixed, or with --start as for generate",
         ),
     ] = None
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
+    ] = False
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
+        ),
+    ] = False
+    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
+
+    def check(self, mixed: bool) -> None:
+        """Raise ValueError or OSError for unusable files and options: measuring takes minutes."""
+        for file in (self.json_to, self.plot_to):
+            if file is not None:
+                replaceable(file)
+        modes = {"--start": self.start, "--mixed": mixed}
+        options = modes | {"--plot": self.plot_to is not None, "--profile": self.profile, "--prefill": self.prefill > 0}
+        for mode in (mode for mode, used in modes.items() if used):
+            if unused := [name for name, used in options.items() if used and name != mode]:
+                raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +113,7 @@ class Engines:
                 require_extra(f"--against {engine}", package, "bench")
 
     def own_sides(self, model: str) -> dict[str, str]:
-        """Return side -> checkpoint of this library's sides, the model first."""
+        """Return the checkpoints of this library's sides by name, the model first."""
         paths = self.copies or []
         sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in paths}
         if len(sides) <= len(paths):
@@ -99,7 +121,6 @@ class Engines:
         return sides
 
     def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
-        """Return the other engines' sides."""
         sides: list[Side] = []
         for engine in self.against or []:
             if engine is Against.LLAMA_CPP:
@@ -110,38 +131,8 @@ class Engines:
         return sides
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Figures and files of a benchmark."""
-
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
-    ] = False
-    start: Annotated[
-        bool,
-        typer.Option(
-            "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
-        ),
-    ] = False
-    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
-
-    def check(self, mixed: bool, prefill: bool) -> None:
-        """Raise ValueError or OSError for unusable files and options: measuring takes minutes."""
-        for file in (self.json_to, self.plot_to):
-            if file is not None:
-                replaceable(file)
-        modes = {"--start": self.start, "--mixed": mixed}
-        options = modes | {"--plot": self.plot_to is not None, "--profile": self.profile, "--prefill": prefill}
-        for mode in (mode for mode, used in modes.items() if used):
-            if unused := [name for name, used in options.items() if used and name != mode]:
-                raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
-
-
 @loads("dtype", "chunk", "kernels", "adapter")
-def bench(
-    loading: Loading, model: Model, work: Work, engines: Engines, mixed: bench_mixed.MixedOptions, report: Report
-) -> None:
+def bench(loading: Loading, model: Model, work: Work, engines: Engines, mixed: bench_mixed.MixedOptions) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
     The floor of a step is the time to read its weights and state once, or to multiply them, at limits that are measured
@@ -153,21 +144,20 @@ def bench(
 
     With --mixed, each engine runs the same requests, which are submitted at once; --against llama-server and vllm.
     """
-    report.check(mixed.mixed, work.prefill > 0)
-    if report.start:
+    work.check(mixed.mixed)
+    if work.start:
         count = EngineConfig.lanes if work.lanes == DEFAULT_LANES else max(work.lanes)
         options = {"lanes": count, "context": work.context, **loading.settings}
-        bench_start.bench_start(model, work.prompt, work.rounds, report.json_to, options)
+        bench_start.bench_start(model, work.prompt, work.rounds, work.json_to, options)
     elif mixed.mixed:
         peers = mixed.peers({engine.value for engine in engines.against or []}, engines.gguf or [])
         own_sides, lanes = engines.own_sides(model), max(work.lanes)
-        bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, report.json_to)
+        bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, work.json_to)
     else:
-        _bench_steps(loading, model, work, engines, report)
+        _bench_steps(loading, model, work, engines)
 
 
-def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, report: Report) -> None:
-    """Measure decode steps, and prefill, scores and profiles on request."""
+def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> None:
     context = DEFAULT_CONTEXT if work.context is None else work.context
     size = max(work.tokens * work.rounds, work.prefill) + work.prompt + work.tokens
     if size > context:
@@ -211,18 +201,18 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
         _print_rows(console, measured[-1])
         if work.prefill:
             measured += _measure_texts(console, sides, number, work, left_out)
-        if report.profile:
+        if work.profile:
             _print_profiles(console, own_sides[0], work)
-        if report.json_to is not None:
+        if work.json_to is not None:
             machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
             figures = {"model": model, "machine": machine, "measured": [each.figures() for each in measured]}
-            write_json(report.json_to, figures)
-    if report.plot_to is not None:
+            write_json(work.json_to, figures)
+    if work.plot_to is not None:
         decoded = [each for each in measured if each.kind == "decode"]
         names = [timing.name for timing in decoded[0].timings if timing.name not in left_out]
         speeds = {name: [each.speed(name) for each in decoded] for name in names}
         fractions = {name: [each.of_floor(name) for each in decoded] for name in names}
-        with replacing(report.plot_to) as file:
+        with replacing(work.plot_to) as file:
             file.buffer.write(plot(f"{lm.path.name} on {device}", work.lanes, speeds, fractions).encode())
     if left_out:
         raise typer.Exit(bench_mixed.EXIT_SIDES_FAILED)

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.llama_cpp import LlamaServerSide
-from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
+from hybridlm.bench.mixed import LateToken, MixedRequest, OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
@@ -84,13 +84,15 @@ def bench_mixed(
         runs = [(side.name, partial(side.run, requests, mixed.sampled)) for side in sides]
         in_turns(runs, 1, left_out)  # compiles
         timings = in_turns([run for run in runs if run[0] not in left_out], rounds, left_out)
-    _print(lm, requests, mixed, lanes, timings, own_sides)
+    late = {side.name: side.late_token(requests) for side in own_sides}
+    _print(lm, requests, mixed, lanes, timings, own_sides, late)
     if out is not None:
         seconds = {timing.name: timing.rounds for timing in timings}
         shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own_sides}
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": lanes, "sampled": mixed.sampled}
-        write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
+        figures |= {"context": context, "tokens": tokens, "seconds": seconds, "shares": shares}
+        write_json(out, figures | {"late": {name: token._asdict() for name, token in late.items()}})
     if left_out:
         raise typer.Exit(EXIT_SIDES_FAILED)
 
@@ -121,6 +123,7 @@ def _print(
     lanes: int,
     timings: Sequence[Timing],
     own_sides: Sequence[OwnMixedSide],
+    late: Mapping[str, LateToken],
 ) -> None:
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
     console = console_for_table()
@@ -137,11 +140,16 @@ def _print(
         "completion tokens/s",
         "prompt places filled",
         "decode places filled",
+        "late first token",
         "hybridlm is faster by",
     )
-    shares = {side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}") for side in own_sides if side.decode is not None}
+    shares = {
+        side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}", f"{late[side.name].seconds:.2f} s")
+        for side in own_sides
+        if side.decode is not None
+    }
     for timing in timings:
         ratio = timings[0].ratio_text(timing)
         speed = f"{completions / statistics.median(timing.rounds):,.1f}"
-        table.add_row(timing.name, f"{timing.seconds:.2f}", speed, *shares.get(timing.name, ("", "")), ratio)
+        table.add_row(timing.name, f"{timing.seconds:.2f}", speed, *shares.get(timing.name, ("", "", "")), ratio)
     console.print(table)

@@ -62,7 +62,6 @@ def demo(
 
 
 def _speed(completions: Sequence[Completion], seconds: float) -> str:
-    """Return the tokens read and generated, and tokens per second."""
     prompt = sum(len(completion.prompt_token_ids) for completion in completions)
     sampled = sum(len(completion.token_ids) for completion in completions)
     return (

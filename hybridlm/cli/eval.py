@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Loading, Model, json_object, loads, write_json
+from hybridlm.cli.options import ChatOptions, Loading, Model, json_object, loads, write_json
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 
@@ -26,22 +26,7 @@ class Tasks:
         int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Template:
-    """Options of the chat template and of thoughts."""
-
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the checkpoint's chat template.")] = False
-    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None
-    thinking: Annotated[
-        bool | None, typer.Option("--enable-thinking/--disable-thinking", help="For chat templates that ask it.")
-    ] = None
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="Variables of the chat template, a JSON object.", metavar="JSON")
-    ] = None
-    think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None
-    thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0
 
 
 @loads()
@@ -49,8 +34,9 @@ def evaluate(
     loading: Loading,
     model: Model,
     tasks: Tasks,
-    template: Template,
-    seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0,
+    template: ChatOptions,
+    think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None,
+    thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write results, settings and versions as JSON.")
     ] = None,
@@ -78,11 +64,11 @@ def evaluate(
         )
     evaluated = HybridLM(
         loading.load(model),
-        seed=seed,
+        seed=tasks.seed,
         enable_thinking=template.thinking,
         chat_template_args=variables,
-        think_end_token=template.think_end,
-        thinking_budget=template.thinking_budget,
+        think_end_token=think_end,
+        thinking_budget=thinking_budget,
     )
     try:
         results = simple_evaluate(

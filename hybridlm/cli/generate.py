@@ -11,7 +11,7 @@ import typer
 
 from hybridlm.cli.files.prompts import NamedPrompt, Source
 from hybridlm.cli.groups import setting
-from hybridlm.cli.options import EXPECTED, Loading, Model, json_object, loads
+from hybridlm.cli.options import EXPECTED, ChatOptions, Loading, Model, json_object, loads
 from hybridlm.files.json_lines import dump, finite
 from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
@@ -23,25 +23,6 @@ from hybridlm.session import Event
 from ir_passes.files.strict_json import parse_json
 
 MAX_TOOLS_BYTES = 16 * MEGABYTE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chat:
-    """Options of the chat template."""
-
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
-    ] = None
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
-    ] = None
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +43,16 @@ class SamplingOptions(PlainSettings):
     allowed_token_id: Annotated[
         list[int] | None, typer.Option(help="Sample only this token id; repeatable for more ids.")
     ] = None
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None
+    choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None
 
-    def params(self, form: StructuredOutputs | None) -> SamplingParams:
+    def params(self) -> SamplingParams:
         values = asdict(self)
+        for name in ("json_schema", "regex", "choice"):
+            del values[name]
         stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
         bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
         allowed_ids = values.pop("allowed_token_id") or None
@@ -74,22 +62,10 @@ class SamplingOptions(PlainSettings):
             logit_bias=None if bias is None else cast(Any, json_object(bias, "--logit-bias")),
             bad_words=bad_words,
             allowed_token_ids=allowed_ids,
-            structured_outputs=form,
+            structured_outputs=self._structured_outputs(),
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """Form of the completions."""
-
-    json_schema: Annotated[
-        Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
-    ] = None
-    regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None
-    choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None
-
-    def structured_outputs(self) -> StructuredOutputs | None:
-        """Return the form as `SamplingParams` has it."""
+    def _structured_outputs(self) -> StructuredOutputs | None:
         if (self.json_schema is not None) + (self.regex is not None) + bool(self.choice) > 1:
             raise typer.BadParameter("give one of them", param_hint="--json-schema, --regex, --choice")
         if self.json_schema is not None:
@@ -106,9 +82,12 @@ def generate(
     loading: Loading,
     model: Model,
     source: Source,
-    chat: Chat,
+    chat: ChatOptions,
     sampling: SamplingOptions,
-    form: Form,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
 ) -> None:
@@ -122,15 +101,15 @@ def generate(
         if getattr(sampling, option) is not None and not json:
             raise typer.BadParameter("is printed with --json only", param_hint=f"--{option.replace('_', '-')}")
     if not chat.chat and any(
-        option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, chat.tools)
+        option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, tools)
     ):
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
     # Of several processes the first one alone has the prompts.
     prompts = [] if jax.process_index() else source.read()
     variables = json_object(chat.chat_template_kwargs, "--chat-template-kwargs")
-    functions = [] if chat.tools is None else _read_tools(chat.tools)
-    params = sampling.params(form.structured_outputs())
+    functions = [] if tools is None else _read_tools(tools)
+    params = sampling.params()
     check_count(n, "n")
     check_settings(params)
     if (lm := loading.leading(model)) is None:
@@ -177,7 +156,9 @@ def _read_tools(file: Path) -> list[Any]:
     return value
 
 
-def _chat_ids(lm: LM, message: str | list[Any], chat: Chat, variables: dict[str, Any], tools: list[Any]) -> list[int]:
+def _chat_ids(
+    lm: LM, message: str | list[Any], chat: ChatOptions, variables: dict[str, Any], tools: list[Any]
+) -> list[int]:
     if lm.tokenizer is None:
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
@@ -188,7 +169,6 @@ def _chat_ids(lm: LM, message: str | list[Any], chat: Chat, variables: dict[str,
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
-    """Yield events; add requests with a full context to `full`."""
     for event in events:
         completion = event.completion
         if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:

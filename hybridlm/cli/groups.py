@@ -1,7 +1,7 @@
 """Groups of options: dataclasses with a field for each option of a command.
 
 A command takes a group as one argument. A field is annotated for typer, has arguments of `typer.Option` as metadata, or
-is a sampling setting of `SamplingParams`.
+is a setting of `SamplingParams`.
 """
 
 import inspect
@@ -28,12 +28,10 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
 
 
 def options_of(group: type[Any]) -> list[Field[Any]]:
-    """Return the options of a group: fields with metadata, or all without any."""
     return [field for field in fields(group) if field.metadata] or list(fields(group))
 
 
 def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
-    """Yield the parameters of a command for the fields of a group."""
     hints = get_type_hints(group, include_extras=True)
     for field in options_of(group):
         value = field.default if field.default_factory is MISSING else field.default_factory()
@@ -64,7 +62,7 @@ def expanded(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
 
 
 def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a command; build each group from its options."""
+    """Return a command's arguments; build each group from its options."""
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
     return values | {name: _built(group, values) for name, group in groups.items()}
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hybridlm.cli.options import Debug, Loading, Model, console_for_table, loads, reported, table_of
+from hybridlm.cli.options import Debug, Full, Loading, Model, console_for_table, loads, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from ir_passes.compile.stored import ExecutableStore
@@ -76,9 +76,7 @@ def list_families(debug: Debug = False) -> None:
 def warmup(
     loading: Loading,
     model: Model,
-    full: Annotated[
-        bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")
-    ] = False,
+    full: Full = False,
 ) -> None:
     """Compile and store every step of generation and scoring.
 

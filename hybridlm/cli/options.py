@@ -1,4 +1,4 @@
-"""Options of `load` for all commands; errors as messages without traceback; ends by signals."""
+"""Options of `load` for all commands; errors without traceback; ends by signals."""
 
 import inspect
 import json
@@ -51,6 +51,26 @@ EXPECTED = (
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Options of the chat template."""
+
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Apply the checkpoint's chat template: each prompt is a message.")
+    ] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
+    ] = None
+
+
+Full = Annotated[bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")]
 Verbose = Annotated[
     bool,
     typer.Option(
@@ -67,17 +87,12 @@ Own = ParamSpec("Own")
 
 @dataclass(frozen=True)
 class Loading:
-    """Options of `hybridlm.load` from the command line.
-
-    Attributes:
-        settings: option -> value; the mesh is unparsed text.
-    """
+    """Options of `hybridlm.load` from the command line; the mesh is unparsed text."""
 
     settings: dict[str, Any]
 
     @property
     def mesh_sizes(self) -> dict[str, int] | None:
-        """Sizes of the axes of --mesh; None without."""
         mesh = self.settings["mesh"]
         return None if mesh is None else read_sizes(mesh)
 
@@ -102,11 +117,11 @@ class Loading:
 def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
     """Give a command options of `hybridlm.load`, --verbose and --debug, and report its errors.
 
-    The command takes the options of `load` as its first argument, then options or groups.
+    The command's first argument is the options of `load`.
 
     Args:
         *names: options of `load`; all of `LOADING` by default.
-        **defaults: different defaults.
+        **defaults: of these options.
     """
 
     def decorate(command: Callable[Concatenate[Loading, Own], None]) -> Callable[..., None]:
@@ -140,11 +155,7 @@ def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = 
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any]:
-    """Return the JSON object of an option; an empty one for None.
-
-    Raises:
-        ValueError: something else.
-    """
+    """Return the JSON object of an option, {} for None; raises ValueError for others."""
     try:
         return {} if text is None else parse_object(text.encode())
     except ValueError as error:
@@ -153,15 +164,13 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
 
 @contextmanager
 def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
-    """Report exceptions of a command as a message and an exit status.
+    """Report exceptions of a command, and with `verbose` hybridlm's log, as messages.
 
-    With `verbose` the log of hybridlm goes there, too.
-
-    The status is 1 for errors, 70 if another process failed, and 128 + N after signal N, as in a shell: 130 after
+    The exit status is 1 for errors, 70 if another process failed, and 128 + N after signal N, as in a shell: 130 after
     Ctrl-C, 143 after SIGTERM, 141 if the reader of standard output closed it.
     """
     with warnings.catch_warnings(), _logged() if verbose else nullcontext():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *rest: typer.echo(f"warning: {message}", err=True)
         try:
             yield
             sys.stdout.flush()
@@ -203,7 +212,6 @@ def console_for_table(width: int = 120) -> Console:
 
 
 def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:
-    """Return an empty table."""
     table = Table(title=title, title_justify="left", title_style="")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < text_columns else "right", **columns)
@@ -219,10 +227,6 @@ def _message(error: Exception) -> str:
 def _notes(error: BaseException) -> list[str]:
     """Return the notes on an error, without JAX's notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
-
-
-def _show_warning(message: Warning | str, *rest: Any) -> None:
-    typer.echo(f"warning: {message}", err=True)
 
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]

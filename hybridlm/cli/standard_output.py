@@ -65,10 +65,9 @@ def standard_output() -> Iterator[None]:
 
 
 def concerns_standard_output(error: BaseException) -> bool:
-    """Whether it is an error of writing to standard output."""
     return isinstance(error, OSError) and error.filename == NAME
 
 
 def drop_rest() -> None:
-    """Discard buffered and later output, which would raise again at exit."""
+    """Discard buffered and later output: it would raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import Loading, console_for_table, loads, table_of
+from hybridlm.cli.options import Full, Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
@@ -73,9 +73,7 @@ class Subject:
 def verify(
     loading: Loading,
     subject: Subject,
-    full: Annotated[
-        bool, typer.Option("--full", help="Only the steps of all lanes, not those of smaller buckets.")
-    ] = False,
+    full: Full = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
     ] = False,
@@ -126,7 +124,7 @@ def verify(
 
 
 def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engine, VerifyReport]:
-    """Return the engine of a model and its report; raises ValueError for contradictory options."""
+    """Return a model's engine and report; raises ValueError for contradictory options."""
     model, config, recipe = subject.model, subject.config, subject.recipe()
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")

@@ -33,7 +33,6 @@ class VerifyReport:
     """Report on steps: proved, compiled and audited, or without weights proved and planned.
 
     Args:
-        planned: steps are planned, not compiled.
         out: directory for certificates as JSON, or None.
 
     Attributes:
@@ -55,7 +54,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """The verdict on all steps so far, for the last line if no step has a fault."""
+        """Verdict on all steps so far, if no step has a fault."""
         if self.planned:
             return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
         missing = sum(certificate.not_audited is not None for certificate in self.found)
@@ -95,7 +94,6 @@ class VerifyReport:
         )
 
     def _exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives and their bytes per device."""
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged
@@ -106,7 +104,6 @@ class VerifyReport:
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON, named for its step; create the directory."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())
@@ -131,7 +128,7 @@ def verify_target(
     """Print the report on a model on a target; exit with status 1 on faults.
 
     Raises:
-        ValueError: options that contradict each other.
+        ValueError: contradictory options.
         TargetError: there is no such target, or its compiler is not installed.
     """
     if (model is None) == (config is None):

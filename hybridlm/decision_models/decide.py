@@ -23,7 +23,7 @@ class Decider:
     Attributes:
         head: scores options.
         read: (token ids of texts, places of each) -> the residual stream there.
-        context: maximum number of tokens of a prompt.
+        context: maximum tokens of a prompt.
         cache: positions of a device's KV cache; None if it holds a whole context.
     """
 
@@ -48,11 +48,7 @@ class Decider:
         return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:
-        """Return the answers to requests, in order.
-
-        Raises:
-            TypeError, ValueError: with the index of a wrong request.
-        """
+        """Return the answers to requests; raises TypeError or ValueError with a wrong request's index."""
         encoded = []
         for i, request in enumerate(requests):
             try:

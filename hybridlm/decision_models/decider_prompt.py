@@ -50,7 +50,6 @@ _TEMPLATE = """
 
 
 def decider_template(family: str) -> str:
-    """Return the source of a family's template."""
     settings = [
         f"{{%- set {name} = {'none' if word is None else json.dumps(word)} -%}}" for name, word in WORDS[family].items()
     ]

@@ -24,9 +24,7 @@ MAX_OPTIONS = 1024
 
 @dataclass(frozen=True)
 class SlotHead:
-    """A linear head with one row per option: of `jev`, pplx-decider and d3.
-
-    Scores are summed in float64 per question.
+    """A linear head with a row per option (`jev`, pplx-decider, d3); float64 sums.
 
     Attributes:
         weight: float32 [rows, hidden].
@@ -86,7 +84,7 @@ def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> 
 
 
 def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
-    """Return the float32 tensors of a head's file, which has no others."""
+    """Return the float32 tensors of a head's file; raises CheckpointError for others."""
     if not path.is_file():
         raise CheckpointError(path, "expected the head of the decision model, found no file")
     file = SafetensorsFile(path)
@@ -98,7 +96,7 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np
 
 @dataclass(frozen=True)
 class LabelHead:
-    """Logits of the options' labels, which are distinct tokens.
+    """Logits of the options' labels, all distinct tokens.
 
     Attributes:
         rows: token ids -> vocabulary head rows with all logit factors, float64 [ids, hidden].

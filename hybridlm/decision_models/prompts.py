@@ -1,7 +1,7 @@
 """Prompts of decision requests: token ids, and places of answers.
 
-A template writes sentinels, which are dropped: `<|mark|>` behind the token to read, per question, and `<|split|>`
-between separately encoded texts. Without a mark the last token is read.
+A template writes sentinels, which are dropped: `<|mark|>` behind each question's token to read, by default the last,
+and `<|split|>` between separately encoded texts.
 """
 
 import json
@@ -42,12 +42,11 @@ class Prompts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer with sentinels as special tokens, which requests cannot write."""
+        """The tokenizer with sentinels as special tokens: requests cannot write them."""
         return self.checkpoint_tokenizer.with_special_tokens([MARK, SPLIT])
 
     @cached_property
     def sentinels(self) -> tuple[int | None, int | None]:
-        """Token ids of the mark and of the split."""
         return self.tokenizer.token_to_id(MARK), self.tokenizer.token_to_id(SPLIT)
 
     @cached_property
@@ -66,16 +65,13 @@ class Prompts:
 
     @cached_property
     def controls(self) -> ControlTokens:
-        """The control tokens of the template that writes the prompts."""
         source = self.settings.template
         if source is None:
             source = self.checkpoint_tokenizer.chat_templates.get("default", "")
         return ControlTokens(self.tokenizer, control_tokens(self.tokenizer, source))
 
     def read(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request: one per question, or one for all.
-
-        A template with `questions` takes all together.
+        """Return one prompt per question, or one if the template has `questions`.
 
         Args:
             request: object with `state`, any JSON, and `questions`, name -> question.
@@ -117,7 +113,7 @@ class Prompts:
 
     def _safe(self, value: Any) -> Any:
         """Return a JSON value without control tokens, or at least without sentinels."""
-        # A template that takes care of control tokens itself knows nothing of sentinels.
+        # A template that handles control tokens itself knows no sentinels.
         return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
 
     def _without_marks(self, ids: Sequence[int], group: tuple[DecisionQuestion, ...]) -> Prompt:
@@ -174,7 +170,7 @@ def _text(value: Any) -> str:
 
 def _without_sentinels(value: Any) -> Any:
     if isinstance(value, str):
-        while MARK in value or SPLIT in value:  # again, as taking one away may make another one
+        while MARK in value or SPLIT in value:  # again: taking one away may make another one
             value = value.replace(MARK, "").replace(SPLIT, "")
         return value
     if isinstance(value, dict):

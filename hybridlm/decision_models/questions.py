@@ -118,10 +118,9 @@ def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float
 def read_questions(
     questions: Any, labels: Mapping[str, Sequence[str]], noul_options: Sequence[str]
 ) -> list[DecisionQuestion]:
-    """Return the questions of a request.
+    """Return the questions of a request, an object of name -> question.
 
     Args:
-        questions: name -> question.
         labels: type -> option labels; default Yes and No, or A, B, C, ....
         noul_options: order of "true" and "false".
 

@@ -127,7 +127,7 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
 
 
 def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for an unknown head, whose answers are not label scores."""
+    """Raise CheckpointError for an unknown head: its answers are no label scores."""
     heads = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
     names = fields.get("architectures")
     heads += (

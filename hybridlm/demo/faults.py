@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
     """Swap the states of rows 0 and 1, 2 and 3, ... once per batch.
 
-    The swap follows the step that consumes the first sampled token. Sequences keep rows, tokens, positions and
-    the pages of their KV caches. It is meant for batches that begin together.
+    The swap follows the step that consumes the first sampled token. Sequences keep rows, tokens, positions and pages of
+    their KV caches. It is meant for batches that begin together.
 
     Args:
         lm: with at least two lanes.

@@ -152,7 +152,6 @@ def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
 
 
 def _telling(rng: _Random, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return sentences with one or two holders each."""
     sentences: list[str] = []
     rest = [rng.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
     while rest:

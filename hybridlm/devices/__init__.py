@@ -1,4 +1,4 @@
 """Devices: the machine, meshes and their axes, and the placement of a step's arrays.
 
-Imports `checkpoint` for the shards of parameters. Begin with `placement`.
+Begin with `placement`.
 """

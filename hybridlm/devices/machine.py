@@ -16,7 +16,6 @@ class Machine:
     """Everything that a compiled program's speed depends on.
 
     Attributes:
-        device, processor: names.
         instructions: vector instructions; a virtual machine may hide some.
         cores: available to this process.
     """
@@ -36,12 +35,10 @@ class Machine:
 
 
 def cores() -> int:
-    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> tuple[str, str]:
-    """Return the reported CPU name and vector instructions."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]

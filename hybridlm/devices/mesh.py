@@ -82,11 +82,7 @@ def with_all_axes(user_mesh: Mesh) -> Mesh:
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """Parse "data=2,model=2".
-
-    Raises:
-        ValueError: another form, or an unknown or repeated axis.
-    """
+    """Parse "data=2,model=2"; raises ValueError, also for an unknown or repeated axis."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
@@ -99,7 +95,7 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """Return the mesh of a command line; by default None, or all devices of several processes.
+    """Return a command line's mesh; default: None, or all devices of several processes.
 
     Raises:
         ValueError: as `read_sizes`, or there are fewer devices.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
@@ -26,10 +27,9 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes; None for JAX's default device, or the target's first. Steps are only planned for an
-            abstract mesh.
+        mesh: with all axes; None for JAX's default device, or the target's first. For an abstract mesh steps are only
+            planned.
         target: absent machine to compile for; None for local devices.
-        kernels: as in `load(kernels=)`.
     """
 
     mesh: Mesh | AbstractMesh | None = None
@@ -48,7 +48,7 @@ class Placement:
             return self.kernel_mode
         return "none" if (kernel_library := library()) is None else kernel_library.name
 
-    @property
+    @cached_property
     def platform(self) -> str:
         """Platform of compilation: "cpu", "gpu" or "tpu"."""
         if self.target is not None:
@@ -56,7 +56,6 @@ class Placement:
         return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
 
     def size(self, axis: str) -> int:
-        """Return the number of devices along an axis."""
         return 1 if self.mesh is None else self.mesh.shape[axis]
 
     @property
@@ -71,7 +70,7 @@ class Placement:
 
     @property
     def share_threads(self) -> bool:
-        """Whether several devices are CPUs of this process: XLA gives them one thread pool."""
+        """True if several devices are CPUs of this process: XLA gives them one thread pool."""
         return isinstance(self.mesh, Mesh) and sum(device.platform == "cpu" for device in self.mesh.local_devices) > 1
 
     @property
@@ -92,7 +91,7 @@ class Placement:
         return DATA if self.data > 1 else None
 
     def prefill_lanes(self, lanes: int, limit: int) -> int:
-        """Return the lanes of a prefill step: at most `limit` and `lanes`, at least one per device."""
+        """Return a prefill step's lanes: at most `limit` and `lanes`, one per device."""
         return min(lanes, -(-limit // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:
@@ -105,7 +104,6 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def dimensions(self, array: Any) -> list[str | None]:
-        """Return the mesh axis of each dimension of an array, or None."""
         split = [] if self.mesh is None else list(array.sharding.spec)
         return split + [None] * (len(array.shape) - len(split))
 
@@ -179,7 +177,7 @@ ONE_DEVICE = Placement()
 
 
 def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
-    """Return the placement of `load(mesh=)`; None is JAX's default device.
+    """Return the placement of `load(mesh=)`.
 
     Raises:
         ValueError: other axes, lanes that do not divide over it, or a sanitizer on a mesh.
@@ -211,10 +209,8 @@ def check_lanes(lanes: int, data: int) -> None:
 
 
 def numbers_on_a_device(array: Any) -> int:
-    """Return the elements of an array or type on one device."""
     return math.prod(array.shape if array.sharding is None else array.sharding.shard_shape(array.shape))
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Return the bytes of all arrays or types on one device."""
     return sum(numbers_on_a_device(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -14,10 +14,9 @@ from ir_passes.contract.entries import ENTRIES
 def sharded(
     step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Any]:
-    """Return `step` as a function of arrays sharded over a mesh.
+    """Return `step` over a mesh; it sees one device's lanes and rows.
 
-    The step sees the lanes and rows of one device. JAX checks (`check_vma`) that replicated results do not depend on
-    the device.
+    JAX checks (`check_vma`) that replicated results do not depend on the device.
 
     Args:
         step: positional arguments -> tuple.
@@ -43,6 +42,5 @@ def sharded(
 
 
 def _pool(entry: Any) -> Pool | None:
-    """Return the first pool of an argument or result."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

@@ -1,4 +1,4 @@
 """Speculative decoding without the engine: drafters, acceptance rates and step times.
 
-Imports nothing of hybridlm. Begin with `drafters`.
+Begin with `drafters`.
 """

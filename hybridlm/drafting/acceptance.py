@@ -13,7 +13,7 @@ MIN_TRUSTED_RATE = 0.6
 RETRY_INTERVAL = 16
 """One of this many sequences starts with the initial rate."""
 PRIOR_WEIGHT = 2.0
-"""Weight of earlier sequences in a new one's acceptance counts, in drafts."""
+"""Weight of earlier sequences in a new one's counts, in drafts."""
 MIN_LEARNING_RATE = 0.15
 """Minimum weight of the newest drafts in the next sequence's rate."""
 
@@ -21,11 +21,8 @@ MIN_LEARNING_RATE = 0.15
 class AcceptancePrior:
     """Expected acceptance rate of a sequence's first drafts, from the last sequences.
 
-    Args:
-        rate: initial rate, high enough for drafts to be tried.
-
     Attributes:
-        rate: probability that a draft is accepted if those before it are.
+        rate: probability that a draft is accepted if those before it are; initially high enough for drafts to be tried.
     """
 
     def __init__(self, rate: float = 0.8) -> None:
@@ -60,11 +57,9 @@ class Acceptance:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record that the first `accepted` of `drafted` drafts were right."""
         self._right = DECAY * self._right + accepted
         self._tried = DECAY * self._tried + min(accepted + 1, drafted)
         if self.rate > MIN_TRUSTED_RATE:
@@ -74,7 +69,6 @@ class Acceptance:
         return sampled >= self._resume
 
     def pause(self, sampled: int) -> None:
-        """Pause drafting and reset the rate."""
         self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT

@@ -41,7 +41,7 @@ class NgramDrafter:
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. Tokens must extend those of the previous call."""
+        """See `Drafter`. Tokens must extend the previous call's."""
         for place in range(max(self._seen, MIN_NGRAM), len(token_ids)):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, place) + 1):
                 self._behind[tuple(token_ids[place - size : place])] = place
@@ -122,11 +122,7 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
 
 
 class DecidedDrafter:
-    """A user's drafter; process 0 decides for all processes.
-
-    Args:
-        decide: returns its argument's result in process 0.
-    """
+    """A user's drafter; process 0 decides for all processes by `decide`."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, decide: Callable[[Callable[[], list[int]]], list[int]]):
         self._drafter, self._vocab_size, self._decide = drafter, vocab_size, decide

@@ -17,27 +17,18 @@ class StepTimes:
         self._seconds: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
     def start(self, step: Any) -> "StepTiming":
-        """Start measuring a step of this kind."""
         return StepTiming(self._seconds[step])
 
     def measured(self, step: Any) -> bool:
-        """Whether enough steps have been measured."""
         return len(self._seconds[step]) >= MIN_TIMES
 
     def min_seconds(self, step: Any) -> float:
-        """Return the minimum of the last durations, in seconds.
-
-        Other load only makes steps slower. Valid if `measured`.
-        """
+        """Return the minimum of the last durations, in seconds: other load only makes steps slower."""
         return min(self._seconds[step])
 
 
 class StepTiming:
-    """Measurement of one step in flight.
-
-    Attributes:
-        seconds: None while unknown.
-    """
+    """Measurement of one step in flight; `seconds` is None while unknown."""
 
     def __init__(self, durations: deque[float]):
         self._kept, self._began = durations, time.perf_counter()
@@ -61,6 +52,5 @@ class StepTiming:
             self.seconds = time.perf_counter() - max(self._began, previous_end)
 
     def keep(self, seconds: float | None) -> None:
-        """Add a duration of this kind of step; None adds nothing."""
         if seconds is not None:
             self._kept.append(seconds)

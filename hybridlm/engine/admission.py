@@ -30,12 +30,7 @@ Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
 
 class Admission:
-    """The pages of the sequences of one run.
-
-    Args:
-        engine: runs the steps.
-        speculation: the choice of drafts; None never drafts.
-    """
+    """The pages of the sequences of one run."""
 
     def __init__(self, engine: Engine, speculation: Speculation | None):
         self._engine, self._speculation, self._warned = engine, speculation, False
@@ -79,8 +74,12 @@ class Admission:
             SlotsExhausted: no other sequence is on this device; its request should have been refused.
         """
         assert sequence.slot is not None
-        device = pool.device_of(sequence.slot)
-        neighbours = [other for other in joined if other.slot is not None and pool.device_of(other.slot) == device]
+        device, slots = pool.device_of(sequence.slot), [self._slot(other) for other in joined]
+        neighbours = [
+            other
+            for other, slot in zip(joined, slots, strict=True)
+            if slot is not None and pool.device_of(slot) == device
+        ]
         if len(neighbours) == 1:
             pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
         return max(neighbours, key=lambda other: other.order)
@@ -96,6 +95,9 @@ class Admission:
                 "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
                 stacklevel=2,
             )
+
+    def _slot(self, queued: ActiveSequence | QueuedText) -> Slot | None:
+        return queued.slot_of(self._engine) if isinstance(queued, QueuedText) else queued.slot
 
     def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
         """Return the positions of a decoding sequence after its next step, with all drafts."""

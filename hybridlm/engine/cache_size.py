@@ -37,7 +37,6 @@ def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | 
     Args:
         cache: option of `load`.
         page_bytes: bytes of a page on each device; 0 for a model without a KV cache, which has no limit.
-        devices: devices that pages are split over.
 
     Raises:
         ValueError: `cache` holds not one page on each device.

@@ -65,7 +65,7 @@ class EngineConfig:
             neither audited nor dispatched ahead, and are several times slower.
         speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the
             tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
-            of the checkpoint (Qwen3-Next, Qwen3.5), read only for this option; an object with `propose(token_ids, k)
+            of the checkpoint, read only for this option; an object with `propose(token_ids, k)
             -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same. Drafts pause while
             they cost more time than they save. See docs/speculation.md.
         draft_tokens: maximum number of drafts of a sequence in a step; less than the context.
@@ -178,7 +178,6 @@ class EngineConfig:
         Args:
             model: configuration of the whole model.
             dtype: dtype of the matrices.
-            placement: the devices.
             chunk: default of `chunk`, unless the context is less.
 
         Raises:

@@ -50,7 +50,6 @@ class Decoding:
     """Dispatches the steps of decoding sequences.
 
     Args:
-        engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: the choice of drafts; None never drafts.
         probing: reads and changes inside the model; None without any.
@@ -93,9 +92,13 @@ class Decoding:
             and all(sequence.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
-            lanes = engine.bucket(len(sequences), engine.lanes)
-            step = engine.generating(lanes, 1, top=top, processor=self._processor, **expected_changes(sequences))
-            engine.programs.prepare((step,), engine.example_arguments)
+            changes, programs = expected_changes(sequences), engine.programs
+            request = len(sequences), top, self._processor, *changes.values()
+            if request not in programs.prepared:
+                programs.prepared.add(request)
+                lanes = engine.bucket(len(sequences), engine.lanes)
+                step = engine.generating(lanes, 1, top=top, processor=self._processor, **changes)
+                programs.prepare((step,), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences depends on tokens that are not read yet."""
@@ -107,14 +110,7 @@ class Decoding:
     def step(
         self, pool: RowPool, lanes: list[ActiveSequence | None], lane_map: LaneMap, top: int | None
     ) -> DispatchedStep:
-        """Dispatch the next step.
-
-        Args:
-            pool: the rows.
-            lanes: sequence of each lane.
-            lane_map: row of each lane.
-            top: log-probabilities for each token.
-        """
+        """Dispatch the next step, with `top` log-probabilities for each token."""
         speculation = self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):

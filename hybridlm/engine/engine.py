@@ -6,6 +6,7 @@ More than 300 lines: one class with parts that share its parameters and its pool
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -84,32 +85,26 @@ class Engine:
         model: the model as one device holds it, for the shapes of its state.
         params, programs: its parameters, flat, and its compiled steps.
         settings: options of `load` for this model and the devices of `programs`.
-        fingerprint: fingerprint of the checkpoint; "" without weights.
+        fingerprint: of the checkpoint; "" without weights.
         runner: runs the steps; None for the compiled ones in this process alone.
-        prefill_lanes: maximum number of prompts prefilled at a time, at most the lanes.
+        prefill_lanes: most prompts in a prefill step, at most the lanes.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        options: options of `load`, as in `settings`.
-        lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
-        config: config of the whole model.
+        options, lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
         widths: tokens of a lane in a prefill or scoring step, the widest first (see `hybridlm.engine.widths`).
         decisions: shares commands and decisions with the other processes, if there are any.
-        placement: the devices of the parameters and of the programs.
         hidden_size: width of the residual stream.
-        params: parameters of the model, as every step takes them.
         rows: rows of the pool: one for each lane.
         blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
         page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
-        prefill_lanes: maximum lanes of a prefill or scoring step.
-        prefill_sizes: possible numbers of lanes of prefill steps.
-        row_arrays: makes the arrays of rows.
-        runner: runs the steps, and reads their outputs.
-        stats: counters of steps and tokens.
+        prefill_lanes, prefill_sizes: most and possible lanes of a prefill or scoring step.
         prefix_cache: states of earlier prompts; None without.
         queues: queues of open sessions and calls, which share the pool.
+        given_up: release the rows of queues that were dropped; called by `pool`, because the garbage collector may drop
+            a queue while the pool changes.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners in the step.
@@ -162,6 +157,7 @@ class Engine:
         self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
         self._pool: RowPool | None = None
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
@@ -337,11 +333,17 @@ class Engine:
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
         self.require_parameters()
+        with TURN_LOCK:
+            while self.given_up:
+                self.given_up.popleft()(self)
+            return self._whole_pool()
+
+    def _whole_pool(self) -> RowPool:
         if self._pool is None or not self._pool.whole:
             for queue in self.queues:
                 queue.lose_rows()
             if self._pool is not None and self.prefix_cache is not None:
-                self.prefix_cache.lose_pages(self._pool)
+                self.prefix_cache.lose_pages()
             self._pool = None  # frees its memory before the new pool is allocated
             self._pool = self.new_pool(self.rows)
         return self._pool
@@ -388,10 +390,8 @@ class Engine:
         """Dispatch a step on the rows of a pool and return its pending outputs.
 
         Args:
-            shape: the program.
-            pool: pool with rows that are consumed and replaced.
             rows: row of each lane (`LaneMap.rows`), int32 [N]; `inputs` has its slots.
-            inputs: inputs of the step; host arrays must not be written to afterwards.
+            inputs: host arrays must not be written to afterwards.
             owners: owner of each lane, for the sanitizer and the test hook; None for an idle lane.
             counts: tokens that each lane consumes, int32 [N], on the host; None if the step decides: then it returns
                 them as its first output, and `RowPool.settle` is called once that has been read.
@@ -425,19 +425,11 @@ class Engine:
         return outputs
 
     def program(self, shape: AnyShape) -> CompiledStep:
-        """Return the program of a shape, compiled on first use.
-
-        Raises:
-            IsolationError, AuditError, HloError: the step is refused (see `compile_step`).
-        """
+        """Return the program of a shape, compiled on first use; raises as `compile_step`."""
         return self.programs.in_full(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
-        """Return the proof and the scratch plan of a step without compilation.
-
-        Raises:
-            IsolationError: the step is refused.
-        """
+        """Return the proof and the scratch plan of a step without compilation; raises IsolationError."""
         return self.programs.planned(shape, self.example_arguments(shape))
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:

@@ -13,14 +13,13 @@ from hybridlm.rows.snapshot import Snapshot
 from hybridlm.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """Checks inputs against the limits of one model.
 
     Attributes:
         tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
-        context: maximum length of a sequence.
         eos_token_ids: tokens that end a completion.
         require: checks that a state can be continued by the model; raises SnapshotError.
         placeholders: tokens that stand for images, audio or video; they are refused.

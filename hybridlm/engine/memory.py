@@ -40,11 +40,9 @@ class Demand:
         page: bytes of a page of the KV cache; 0 without one.
         lanes: rows of the pool on each device, one for each lane.
         states: most states of common beginnings while texts are scored, which have arrays besides the pool.
-        context: maximum length of a sequence.
         page_limit: most pages of a pool by `load(cache=)`; None for those of all rows.
         scratch: scratch of the largest compiled step; 0 while none has been compiled.
         prefix_cache: limit of the prefix cache.
-        devices: number of devices that lanes are split over.
     """
 
     weights: int
@@ -188,10 +186,8 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
     """Return the memory that each device needs without the steps; called before weights are read.
 
     Args:
-        model: the model as one device holds it.
         weights: bytes of its parameters.
         settings: lanes on all devices, context, dtype and prefix cache; each device may hold all cached states.
-        placement: the devices.
 
     Raises:
         InsufficientMemory: it exceeds the available memory.

@@ -71,7 +71,6 @@ class Probing:
     A sequence is an `ActiveSequence` or a `QueuedText`. Requests read hidden states where a token is sampled.
 
     Args:
-        engine: runs the steps.
         sites: sites of the model.
         target: folder where a file is written for each sequence, or a table for all; None for memory.
 
@@ -121,15 +120,10 @@ class Probing:
     def after_step(
         self, pool: RowPool, lane_map: LaneMap, stepped: Sequence[tuple[int, Any, int]]
     ) -> dict[int, StepReads]:
-        """Dispatch the changes of states after a step, then the copies of states to read.
+        """Dispatch the changes of states after a step, then the copies of states to read; return lane -> reads.
 
         Args:
-            pool: the rows.
-            lane_map: row of each lane of the step.
             stepped: lane, sequence, and number of tokens that the sequence consumed in the step.
-
-        Returns:
-            Lane -> reads.
         """
         probed = [entry for entry in stepped if entry[1].probe is not None]
         self._edit(
@@ -158,10 +152,7 @@ class Probing:
         """Record the values that a step has read; return the first position without finite numbers.
 
         Args:
-            sequence: the sequence.
-            reads: reads of its lane; None for nothing.
-            hidden_states: hidden states of all lanes, [lane, places*hidden] by slot; None for none.
-            lane: lane of the sequence.
+            hidden_states: of all lanes, [lane, places*hidden] by slot; None for none.
         """
         probe: Probe | None = sequence.probe
         if reads is None or sequence.recorder is None or probe is None:
@@ -241,8 +232,7 @@ class TextProbing(Probing):
         """Return the probe inputs of a step of texts; None without probes.
 
         Args:
-            lanes, feeds: the text in each lane, and its tokens.
-            tokens: maximum number of tokens of a text in the step.
+            tokens: most tokens of a text in the step.
         """
         probes = [None if text is None else text.probe for text in lanes]
         active = [probe for probe in probes if probe is not None]

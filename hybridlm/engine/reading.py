@@ -41,6 +41,7 @@ class QueuedText:
         snapshot: state after its last step; of a shared prefix while texts wait for it.
         children: texts and prefixes that wait for a shared prefix.
         first_wrong: first token with results that are not finite, or None.
+        stepped: it has had a step since it got its row.
         restarts: number of preemptions.
         reading: the call's texts.
         order: its place in the queue, as `ActiveSequence.order`.
@@ -58,6 +59,7 @@ class QueuedText:
     probe: Probe | None = None
     recorder: Recorder | None = None
     first_wrong: int | None = None
+    stepped: bool = field(default=False, init=False)
     restarts: int = field(default=0, init=False)
     reading: "Reading[Any]" = field(init=False)
     order: tuple[int, ...] = field(init=False)
@@ -74,6 +76,10 @@ class QueuedText:
     def copies(self) -> "Sequence[QueuedText]":
         """The text in the rows of each model."""
         return (self,)
+
+    def slot_of(self, engine: Engine) -> Slot | None:
+        """Return its row of one of the engines that read it."""
+        return next(copy.slot for each, copy in zip(self.reading.engines, self.copies, strict=True) if each is engine)
 
     @property
     def before(self) -> int:
@@ -171,7 +177,7 @@ class Reading(Generic[T]):
     A text has the same lane in the steps of each model (models in lockstep).
 
     Args:
-        engines: of each model; the first has widths and statistics.
+        engines: the first has widths and statistics.
         lanes: of every step.
         inputs: (batch, texts in lanes, feeds) -> inputs.
         top: most likely tokens to report, or None.
@@ -308,11 +314,7 @@ class Reading(Generic[T]):
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
-        """Store the results of a step in its texts, and return the finished texts.
-
-        Args:
-            results: NumPy arrays.
-        """
+        """Store the results of a step, NumPy arrays, in its texts, and return the finished texts."""
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:

@@ -4,14 +4,14 @@ A sequence waits for admission, then has one row of the pool until it ends: its 
 (chunked prefill), then it decodes. A text, which is scored or read, has a row while it is prefilled. All sessions and
 calls share one pool. A step has lanes for its own sequences alone. A prefill step has priority over a
 decode step, because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding
-sequences get one step, so that a long prompt does not stall them. `Admission` decides by the pages of the KV cache who
-joins and who is preempted. Steps are dispatched before the previous step's tokens have been read: the token a lane
-sampled last is in its row.
+sequences get one step. Every second prefill step has the first sequence or text without a step so far, so one that gets
+a row while prompts are read waits for two steps at most. `Admission` decides by the pages of the KV cache who joins and
+who is preempted. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last
+is in its row.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
 
-import functools
 import heapq
 import itertools
 import threading
@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -42,7 +43,7 @@ from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_owner import SlotError, SlotFault
 
-MAX_PREFILL_RUN = 8
+MAX_PREFILL_RUN = 2
 """Consecutive prefill steps after which decoding sequences get a step."""
 SHRINK_PLACES = 256
 """A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
@@ -63,7 +64,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _in_turn(method: Method) -> Method:
     """Run a method of a scheduler while no other thread changes queues or pools."""
 
-    @functools.wraps(method)
+    @wraps(method)
     def locked(*args: Any, **kwargs: Any) -> Any:
         with TURN_LOCK:
             return method(*args, **kwargs)
@@ -77,18 +78,15 @@ class Scheduler:
     If no row or too few pages are free, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
-        engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: the choice of drafts; None never drafts.
         probing: reads and changes inside the model; None without any.
+        engines: all engines of texts that several models read in lockstep.
 
     Attributes:
-        waiting: heap of (order, sequence or text without a row); texts of an unread prefix wait in its `children`.
         prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
-        turn: number of the last call of `next`, among all schedulers.
-        thread: thread of that call.
-        seconds: time of that call.
+        turn, thread, seconds: number of the last call of `next` among all schedulers, its thread and time.
     """
 
     def __init__(
@@ -97,28 +95,37 @@ class Scheduler:
         processor: LogitsProcessor | None = None,
         speculation: Speculation | None = None,
         probing: Probing | None = None,
+        engines: Sequence[Engine] = (),
     ):
         self._engine, self._processor, self._probing = engine, processor, probing
         self._decoding = Decoding(engine, processor, speculation, probing)
         self._admission = Admission(engine, speculation)
-        self.waiting: list[tuple[tuple[int, ...], Queued]] = []
+        self._engines = engines or (engine,)
+        self._heaps: dict[Reading[Any] | None, list[tuple[tuple[int, ...], Queued]]] = {}
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
         self.reading: list[QueuedText] = []
         self.turn, self._turns = 0, deque([0] * IDLE_TURNS, IDLE_TURNS)
         self.thread, self.seconds = threading.get_ident(), time.monotonic()
-        self._probed_turn, self._prefill_run = False, 0
+        self._probed_turn, self._prefill_run, self._led_by_new = False, 0, False
         self._pool: RowPool | None = None
         self._decode_lanes = 0
         with TURN_LOCK:
-            engine.queues.add(self)
-        self._finalizer = weakref.finalize(self, _give_up, engine, (self.prefilling, self.decoding, self.reading))
+            for each in self._engines:
+                each.queues.add(self)
+        groups = self.prefilling, self.decoding, self.reading
+        self._finalizer = weakref.finalize(self, engine.given_up.append, partial(_give_up, groups))
         self._finalizer.atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
         """Enable reads and changes inside the model; raise ValueError if the session drafts."""
         self._decoding.read_and_change(probing)
         self._probing = probing
+
+    @property
+    def waiting(self) -> list[tuple[tuple[int, ...], Queued]]:
+        """(order, sequence or text without a row); texts of an unread prefix wait in its `children`."""
+        return [entry for heap in self._heaps.values() for entry in heap]
 
     @property
     def joined(self) -> list[Queued]:
@@ -128,7 +135,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Number of sequences and texts; texts behind an unread prefix count as one."""
-        return len(self.waiting) + len(self.joined)
+        return sum(map(len, self._heaps.values())) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
         """Give a sequence its place in the order of arrival."""
@@ -169,13 +176,24 @@ class Scheduler:
 
     def _wait(self, sequence: Queued) -> None:
         """Put a sequence or text into its place of the queue."""
-        heapq.heappush(self.waiting, (sequence.order, sequence))
+        kind = sequence.reading if isinstance(sequence, QueuedText) else None
+        heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
+
+    def _pop(self, kind: Reading[Any] | None) -> None:
+        """Remove the first sequence, or text of a reading, from those that wait."""
+        heapq.heappop(self._heaps[kind])
+        if not self._heaps[kind]:
+            del self._heaps[kind]
 
     @_in_turn
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text at its end; a step in flight may write its row."""
-        self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
-        heapq.heapify(self.waiting)
+        for kind, heap in list(self._heaps.items()):
+            if any(entry[1] is sequence for entry in heap):
+                heap[:] = [entry for entry in heap if entry[1] is not sequence]
+                heapq.heapify(heap)
+                if not heap:
+                    del self._heaps[kind]
         if isinstance(sequence, QueuedText):
             parent = sequence.parent
             sequence.reading.detach(sequence)
@@ -186,26 +204,35 @@ class Scheduler:
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
-    def next(self) -> DispatchedStep | None:
-        """Dispatch the next step; None without work, or while others have all rows."""
-        dispatched = self._next()
-        if dispatched is None and self.waiting and not self.joined:
+    def next(self, unread: bool = False) -> DispatchedStep | None:
+        """Dispatch the next step.
+
+        Args:
+            unread: tokens of a step in flight have not been read.
+
+        Returns:
+            None without work, while others have all rows, or if the step depends on tokens that are not read.
+        """
+        dispatched = self._next(unread)
+        if dispatched is None and self._heaps and not self.joined:
             time.sleep(WAIT_SECONDS)
         return dispatched
 
     @_in_turn
-    def _next(self) -> DispatchedStep | None:
+    def _next(self, unread: bool) -> DispatchedStep | None:
         self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
         if self.unfinished:
-            self._pool = self._engine.pool
+            self._pool, *_ = [engine.pool for engine in self._engines]
         self._admit()
         self._turns.append(self.turn)
         if not self._prefills_next:
+            if unread and self._decoding.needs_tokens(self.decoding):
+                return None
             self._grow()
         if self._prefills_next:
             self._prefill_run += 1
-            first = min([*self.prefilling, *self.reading], key=lambda sequence: sequence.order)
-            return self._read_texts() if isinstance(first, QueuedText) else self._prefill()
+            leader = self._leader()
+            return self._read_texts(leader) if isinstance(leader, QueuedText) else self._prefill(leader)
         self._prefill_run = 0
         return self._decode_step() if self.decoding else None
 
@@ -215,10 +242,15 @@ class Scheduler:
         prefills = self.prefilling or self.reading
         return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether the next step depends on tokens that are not read yet."""
-        return not self._prefills_next and self._decoding.needs_tokens(self.decoding)
+    def _leader(self) -> Queued:
+        """Return the sequence or text that the next prefill step has in any case.
+
+        This is the first in the queue, and in every second step the first one without a step.
+        """
+        joined: list[Queued] = [*self.prefilling, *self.reading]
+        new = [sequence for sequence in joined if not sequence.stepped]
+        self._led_by_new = bool(new) and not self._led_by_new
+        return min(new if self._led_by_new else joined, key=lambda sequence: sequence.order)
 
     @_in_turn
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
@@ -242,18 +274,14 @@ class Scheduler:
     def close(self) -> None:
         """End every sequence and text."""
         self._finalizer.detach()
-        self.waiting.clear()
+        self._heaps.clear()
         for sequence in self.joined:
             self._release(sequence)
         self._pool = None
 
     @_in_turn
     def check_integrity(self) -> None:
-        """Check that each row has at most one sequence and each sequence one queue.
-
-        Raises:
-            SlotError: with everything that is wrong.
-        """
+        """Check that each row has at most one sequence and each sequence one queue; raises SlotError."""
         faults: list[Statement] = []
         pool, joined = self._pool, self.joined
         without = [sequence.subject for sequence in joined if sequence.slot is None]
@@ -282,30 +310,34 @@ class Scheduler:
     def _admit(self) -> None:
         """Give rows and pages to waiting sequences and texts.
 
-        A sequence is held back while another one is prefilling a prefix that both have in common. None overtakes a
-        sequence that waits for pages, or for its tokens of a step in flight after a preemption.
+        A sequence is held back while another one is prefilling a prefix that both have in common, and texts while
+        their reading has no lane. None overtakes a sequence or text that waits for a row or pages, or for its tokens of
+        a step in flight after a preemption.
         """
-        engine, pool, delayed = self._engine, self._pool, list[ActiveSequence]()
-        prompts = engine.prefill_lanes - len(self.prefilling)
+        engine, pool, delayed, held = self._engine, self._pool, list[ActiveSequence](), set[Any]()
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
-        while pool is not None and self.waiting and len(self.joined) < engine.lanes:
-            _, sequence = self.waiting[0]
+        while pool is not None and len(self.joined) + len(delayed) < engine.lanes:
+            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in held]
+            if not heads:
+                break
+            _, sequence, kind = min(heads, key=lambda head: head[0])
             if isinstance(sequence, QueuedText):
                 reading = sequence.reading
                 if reading in narrow or not reading.has_lane(sequence, self.reading):
-                    break
+                    held.add(reading)
+                    continue
                 device = self._device_for(sequence)
                 if device is None:
                     break
-                heapq.heappop(self.waiting)
+                self._pop(kind)
                 self.reading.append(sequence)
+                sequence.stepped = False
                 reading.begin(sequence, device)
                 continue
-            if not prompts or not sequence.all_read:
+            if not sequence.all_read:
                 break
-            heapq.heappop(self.waiting)
-            prompts -= 1
+            self._pop(kind)
             sequence.begin()
             cache = self._cache_of(sequence)
             if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
@@ -329,18 +361,19 @@ class Scheduler:
 
     def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
         """Preempt the last of the idle sequences and texts of others; False without any."""
-        idle = [
-            (joined.order, queue, joined)
-            for engine in engines
-            for queue in engine.queues
-            if self._sees_idle(queue)
-            for joined in queue.joined
-        ]
-        if idle:
-            _, queue, joined = max(idle, key=lambda entry: entry[0])
-            queue._preempt(joined, queue._engine.pool)
-            self._engine.stats["preemptions"] += 1
-        return bool(idle)
+        queues = {queue for engine in engines for queue in engine.queues if queue.joined}
+        last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in queues}
+        queues = sorted(last, key=lambda queue: last[queue].order, reverse=True)
+        # Threads and clocks of other processes differ.
+        index = self._engine.decisions.decide(
+            lambda: next((i for i, queue in enumerate(queues) if self._sees_idle(queue)), None)
+        )
+        if index is None:
+            return False
+        queue = queues[index]
+        queue._preempt(last[queue], queue._engine.pool)
+        self._engine.stats["preemptions"] += 1
+        return True
 
     def _sees_idle(self, queue: "Scheduler") -> bool:
         """Whether another session or call is idle for this one."""
@@ -375,10 +408,11 @@ class Scheduler:
         """
         moves, cache, start = self._engine.moves, self._cache_of(sequence), sequence.request.start
         may_wait = _in_use([self._engine]) or snapshot is not start
-        slot = self._admission.enter(sequence, moves.shareable(snapshot, pool), pool, may_wait)
+        slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
         if slot is None:
             return False
         sequence.slot = slot
+        sequence.stepped = False
         self.prefilling.append(sequence)
         if cache is not None:
             begin = 0 if snapshot is None else snapshot.label.position
@@ -397,7 +431,7 @@ class Scheduler:
             while sequence.slot is not None and not self._admission.grow(sequence, pool):
                 queue_of = {joined: queue for queue in self._engine.queues for joined in queue.joined}
                 last = self._admission.last(sequence, list(queue_of), pool)
-                queue_of[last]._preempt(last, pool)
+                queue_of[last]._preempt(last, queue_of[last]._engine.pool)
                 self._admission.count(last)
 
     def _preempt(self, sequence: Queued, pool: RowPool) -> None:
@@ -414,8 +448,8 @@ class Scheduler:
             sequence.begin_again()
         self._wait(sequence)
 
-    def _read_texts(self) -> DispatchedStep:
-        """Dispatch the next step of texts of one call, those with the widest step first.
+    def _read_texts(self, leader: QueuedText) -> DispatchedStep:
+        """Dispatch the next step of texts of the leader's call, those with the widest step first.
 
         Texts with probes and texts without have separate steps.
         """
@@ -423,12 +457,13 @@ class Scheduler:
         def kind(text: QueuedText) -> tuple[Reading[Any], bool]:
             return text.reading, text.probe is None
 
-        alike = [text for text in self.reading if kind(text) == kind(self.reading[0])]
+        alike = [text for text in self.reading if kind(text) == kind(leader)]
         width = max(text.width for text in alike)
         texts = [text for text in alike if text.width == width]
         self.reading[:] = [text for text in self.reading if text not in texts] + texts
         outputs, parts = texts[0].reading.dispatch(texts, width)
         for text in texts:
+            text.stepped = True
             if text.done:
                 text.reading.end(text)
                 self.reading.remove(text)
@@ -436,11 +471,11 @@ class Scheduler:
                     self._wait(child)
         return DispatchedStep(outputs, [], parts=parts)
 
-    def _prefill(self) -> DispatchedStep:
-        """Dispatch the next chunk of every prompt; a sequence with its whole prompt decodes next."""
+    def _prefill(self, leader: ActiveSequence) -> DispatchedStep:
+        """Dispatch the next chunks of the leader's prompt and others; a sequence with its whole prompt decodes next."""
         engine, pool = self._engine, self._pool
         assert pool is not None
-        sequences, size, width = self._next_prefill(pool)
+        sequences, size, width = self._next_prefill(leader, pool)
         lanes, lane_map = self._by_lane(pool, sequences, size)
         feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
         batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
@@ -456,6 +491,7 @@ class Scheduler:
         stepped: list[tuple[int, ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
+                sequence.stepped = True
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
                 stepped.append((lane, sequence, len(feed.tokens)))
@@ -468,10 +504,15 @@ class Scheduler:
             self._start_decoding(sequence)
         return DispatchedStep(sampled, sampling, reads=reads)
 
-    def _next_prefill(self, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
-        """Return sequences in order of joining, lanes and width of the next prefill step."""
-        engine, candidates = self._engine, self._one_kind(self.prefilling)
-        slots = slots_of(candidates)
+    def _next_prefill(self, leader: ActiveSequence, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
+        """Return sequences, lanes and width of the next prefill step."""
+
+        def place(sequence: ActiveSequence) -> Any:
+            return sequence is not leader, self._led_by_new and sequence.stepped, sequence.order
+
+        alike = [sequence for sequence in self.prefilling if (sequence.probe is None) == (leader.probe is None)]
+        engine, candidates = self._engine, sorted(alike, key=place)
+        slots, new = slots_of(candidates), sum(not sequence.stepped for sequence in alike) if self._led_by_new else 0
 
         def fitting(order: Sequence[int], lanes: int) -> list[int]:
             fits = pool.fitting([slots[index] for index in order], lanes)
@@ -480,11 +521,11 @@ class Scheduler:
         # Two chunks tell what a prompt leaves to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         platform = engine.placement.platform
-        chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform)
+        chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform, new)
         return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
-        """Return the sequences of the next step: with probes or without, in turn.
+        """Return the sequences of the next decode step: with probes or without, in turn.
 
         Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
         """
@@ -500,7 +541,7 @@ class Scheduler:
         if cache is None or sequence.slot is None or not pool.settled(sequence.slot) or not sequence.shares_states:
             return
         # A state beyond the known tokens contains drafts that were accepted after the end.
-        if sequence.consumed <= len(tokens):
+        if 0 < sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence) -> None:
@@ -540,7 +581,7 @@ class Scheduler:
         if needed >= lanes:
             return needed
         steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
-        busy = self.prefilling or self.waiting
+        busy = self.prefilling or self._heaps
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
     def _release(self, sequence: Queued) -> None:
@@ -579,11 +620,10 @@ def _in_use(engines: Sequence[Engine]) -> bool:
     return any(queue.joined for engine in engines for queue in engine.queues)
 
 
-def _give_up(engine: Engine, groups: Sequence[Sequence[Queued]]) -> None:
+def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:
     """Release the rows of a scheduler that was not closed."""
-    with TURN_LOCK:
-        for sequence in itertools.chain(*groups):
-            if isinstance(sequence, QueuedText):
-                sequence.reading.release(sequence)
-            elif sequence.slot is not None:
-                engine.release(sequence.slot)
+    for sequence in itertools.chain(*groups):
+        if isinstance(sequence, QueuedText):
+            sequence.reading.release(sequence)
+        elif sequence.slot is not None:
+            engine.release(sequence.slot)

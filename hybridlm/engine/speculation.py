@@ -24,10 +24,8 @@ class Speculation:
 
     Args:
         drafters: makes the drafter of a sequence.
-        tokens: maximum number of drafts of a lane in a step (K).
-        times: step times, kept from run to run.
-        prior: expected acceptance rate of new sequences, kept from run to run.
-        vocab_size: token ids are below it.
+        tokens: most drafts of a lane in a step (K).
+        times, prior: step times, and acceptance rate of new sequences, kept from run to run.
 
     Attributes:
         always: verify every proposal, for tests.
@@ -95,7 +93,6 @@ class Speculation:
         """Return the number of MTP drafts in the next step, verified in a later step.
 
         Args:
-            lanes: the sequences.
             verifying: whether the next step verifies drafts. A step that samples drafts only if that is expected to
                 pay.
         """

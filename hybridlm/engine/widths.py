@@ -30,7 +30,6 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 
     Args:
         chunk: the widest, at least 1.
-        platform: platform of the devices.
     """
     width = MIN_WIDTH.get(platform, MIN_DEVICE_WIDTH)
     widths = list[int]()
@@ -67,6 +66,7 @@ def cheapest_step(
     sizes: Sequence[int],
     widths: tuple[int, ...],
     platform: str,
+    preferred: int = 0,
 ) -> PrefillStep:
     """Return the next prefill step with the least total cost.
 
@@ -79,14 +79,14 @@ def cheapest_step(
         fitting: (indices into `counts` in the order of preference, lanes) -> those that have a lane.
         sizes: possible numbers of lanes.
         widths: widths of all steps, the widest first.
-        platform: platform of the devices.
+        preferred: so many of the first sequences come before the others.
     """
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     step_share = step_cost / min(len(counts), max(sizes))
     best: tuple[float, PrefillStep] | None = None
     for lanes, width in product(sizes, widths):
-        order = [0, *sorted(range(1, len(counts)), key=lambda index: -min(counts[index], width))]
-        chosen = sorted(fitting(order, lanes))
+        rest = sorted(range(1, len(counts)), key=lambda index: (index >= preferred, -min(counts[index], width)))
+        chosen = sorted(fitting([0, *rest], lanes))
         remainders = [count - width * (index in chosen) for index, count in enumerate(counts)]
         cost = lanes * width + step_cost + sum(_least_cost(count, widths, step_share) for count in remainders)
         if best is None or cost < best[0]:

@@ -22,7 +22,7 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
         ValueError: the input, or no regular file.
     """
     if str(output) == "-" or (output.exists() and not output.is_file() and not output.is_dir()):
-        # Before links are resolved: the target of /dev/stdout has a name that nobody has given.
+        # Before links are resolved: the target of /dev/stdout has a name that nobody gave.
         raise ValueError(
             f"{output}: expected a regular file or a new name, got a stream or a device; an output appears whole, and "
             "its unfinished parts are kept beside it: write a file and print it (hybridlm ... OUTPUT && cat OUTPUT)"
@@ -41,11 +41,7 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
 
 def new_path(path: Path) -> Path:
-    """Return a new path, with links of its folder resolved.
-
-    Raises:
-        FileNotFoundError: no folder.
-    """
+    """Return a new path, with its folder's links resolved; raises FileNotFoundError."""
     path = Path(os.path.realpath(path.parent)) / path.name
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
@@ -59,7 +55,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
-    """Add a file's name to errors of writing without one; `only` restricts their numbers."""
+    """Add a file's name to errors of writing; `only` restricts their numbers."""
     try:
         yield
     except OSError as error:
@@ -70,13 +66,9 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """Open an ASCII text file (bytes by its `buffer`) for a whole output; see `whole_file`.
-
-    Raises:
-        FileNotFoundError, PermissionError, ValueError: as `replaceable`.
-    """
+    """Open a text file (bytes: `buffer`) for a whole output; raises as `replaceable`."""
     output = replaceable(output, input)
-    # Errors in the caller's block may concern other files; only those that mean a full disk are surely of this one.
+    # Errors in the caller's block may concern other files; only a full disk is surely about this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:
         file = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
         yield file
@@ -117,7 +109,6 @@ class FileVersion:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileVersion":
-        """Return the version of a file that has this status now."""
         modified, changed = status.st_mtime_ns, status.st_ctime_ns
         settled = time.time_ns() - max(modified, changed) >= SETTLED_NS
         return cls(status.st_dev, status.st_ino, status.st_size, modified, changed, settled)

@@ -14,7 +14,7 @@ from hybridlm.files.atomic import naming
 from ir_passes.files.atomic import whole_file
 
 KEPT_EVERY = 20.0
-"""Seconds between two files: less than the promised 30, because a step may take seconds."""
+"""Seconds between two files: below the promised 30, because a step may take seconds."""
 
 
 class FinishedTexts:
@@ -28,8 +28,7 @@ class FinishedTexts:
         begun: start of the first run, seconds since 1970.
 
     Attributes:
-        tokens: tokens of texts to compute; 0 while unknown.
-        begun: see the argument.
+        tokens: of texts to compute; 0 while unknown.
 
     Raises:
         ValueError: a file is damaged.
@@ -52,7 +51,6 @@ class FinishedTexts:
             self.flush()
 
     def begin_call(self) -> int:
-        """Return the number of the next call."""
         self._calls += 1
         return self._calls - 1
 
@@ -78,12 +76,11 @@ class FinishedTexts:
         return self._earlier.pop(f"{call}/{text}/{name}", None)
 
     def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add the results of a text; write at intervals."""
+        """Add a text's results; write at intervals."""
         self._new |= {f"{call}/{text}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
         self.write_if_due()
 
     def write_if_due(self) -> None:
-        """Write new results if the last file is old."""
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()
 
@@ -93,7 +90,7 @@ class FinishedTexts:
 
         if self._new:
             path, partial = self._path(self._written), self._folder / "finished.partial"
-            partial.unlink(missing_ok=True)  # a run that was killed here left it
+            partial.unlink(missing_ok=True)  # of a run that was killed here
             with naming(path), whole_file(path, partial) as file:
                 file.write(save(self._new, {"sha256": _digest(self._new)}))
             self._written, self._new = self._written + 1, {}
@@ -104,20 +101,17 @@ class FinishedTexts:
 
 
 def delete_finished(folder: Path, part: int | None = None) -> None:
-    """Delete the results of the texts of one part, or of all parts."""
     for path in finished_files(folder, part):
         path.unlink()
 
 
 def finished_files(folder: Path, part: int | None = None) -> list[Path]:
-    """Return the result files of one part, or of all parts."""
     return sorted(
         [*folder.glob(f"finished-{'*' if part is None else f'{part:06}-*'}"), *folder.glob("finished.partial")]
     )
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file; raises ValueError for another digest."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -28,7 +28,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error
     except json.JSONDecodeError as error:
-        # Its own text speaks of "line 1", which is not the line of the file.
+        # Its own "line 1" is not the file's.
         raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
     except ValueError as error:
         raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error
@@ -38,11 +38,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return an object's "id", or None.
-
-    Raises:
-        ValueError: neither string nor integer.
-    """
+    """Return an object's "id", or None; raises ValueError for neither string nor integer."""
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
         raise ValueError(f"id: expected a string or a whole number, got {id!r}")
@@ -50,12 +46,10 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
-    """Write lines of parts to their places, with one part in memory.
-
-    Parts are read twice; all line lengths are in memory.
+    """Write lines of parts to their places; one part and line lengths are in memory.
 
     Args:
-        parts: return whole lines.
+        parts: return whole lines; read twice.
         order: int64, place of each line, from 0.
     """
     lengths = np.concatenate([np.diff(_line_ends(part()), prepend=0) for part in parts])
@@ -77,7 +71,7 @@ def _line_ends(part: bytes) -> np.ndarray:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number, or None (null) for NaN, infinity and None."""
+    """Return the number, or None for NaN and infinity."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
 """Parts of an unfinished output, for a killed run to continue.
 
 `OUTPUT.parts/` holds `lock`, `manifest.jsonl`, part files, and results of the current part. The manifest's first line
-is the origin; each further line records a part and reaches the disk after it. A part without a record does not exist.
-The last line marks a complete output.
+is the origin; each further line records a part and reaches the disk after it; the last marks a complete output. A part
+without a record does not exist.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ FORMAT = 1
 """Version of the manifest; others are refused."""
 
 Origin = Mapping[str, str | int]
-"""Name -> value of everything that the output's bytes depend on."""
+"""Everything that the output's bytes depend on, by name."""
 
 
 Contents = Sequence[Callable[[], bytes]]
@@ -38,11 +38,9 @@ class PartRecord:
     """The record of a part in the manifest.
 
     Attributes:
-        rows, tokens: rows, and tokens of those without an error.
-        errors: rows with an error.
-        error: first error.
+        tokens: of rows without an error.
+        error: the first.
         bytes, sha256: of its file.
-        generated: generated tokens.
         saved: tokens saved by common beginnings.
         shifted: completions scored from within the prompt.
         size: bytes of text.
@@ -117,8 +115,9 @@ class Parts:
         self.begun = lines[0].get("begun", self.begun)
         self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
-            if not self.joined and _size(self._path(number)) != part.bytes:
-                raise _damaged(self._path(number))
+            path = self._path(number)
+            if not self.joined and not (path.is_file() and path.stat().st_size == part.bytes):
+                raise _damaged(path)
 
     def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
         if head.get("format") != FORMAT:
@@ -131,7 +130,7 @@ class Parts:
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return the manifest's complete lines; remove an incomplete line after a power failure."""
+        """Return the manifest's complete lines; remove an incomplete one after a power failure."""
         content = self._manifest.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
         if len(lines) != len(content):
@@ -142,9 +141,9 @@ class Parts:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
     def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, **counts: int) -> None:
-        """Write the next part durably; `counts` are other fields of its record.
+        """Write the next part durably; a failure leaves earlier parts unharmed.
 
-        A failure leaves earlier parts unharmed.
+        `counts` are other fields of its record.
         """
         sha256 = hashlib.sha256(content).hexdigest()
         part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)
@@ -241,10 +240,6 @@ def parts_of(output: Path) -> Iterator[Parts]:
             with suppress(OSError):
                 # Not empty: parts are left, or another process has made its lock.
                 folder.rmdir()
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:

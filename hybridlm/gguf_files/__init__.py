@@ -1,7 +1,6 @@
-"""GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under their Hugging Face names.
+"""GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under Hugging Face names.
 
-Imports `errors`, `quantised`, and of `models` the reader of configurations and the kinds of codes. Begin with `header`;
-`tensors` undoes what llama.cpp's converter changes.
+Begin with `header`; `tensors` undoes what llama.cpp's converter changes.
 """
 
 from hybridlm.gguf_files.companions import companions

@@ -1,7 +1,7 @@
 """Codes and scales, by groups of columns, from the blocks of GGUF files.
 
-The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`. The product is exact in float32,
-so a number is rounded once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
+The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`, exact in float32 and so rounded
+once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,6 @@ class BlockType(NamedTuple):
     """A type of blocks with a packed form.
 
     Attributes:
-        kind: see `QuantisedWeight`.
         group: columns that share a scale.
         parts: bytes of blocks -> codes and scales.
     """
@@ -42,7 +41,6 @@ class BlockType(NamedTuple):
     parts: Callable[[Raw], Unpacked]
 
     def form(self, columns: int) -> PackedForm:
-        """Return the form of a weight of so many columns."""
         zero = "float32" if self.has_zero else None
         return PackedForm(self.kind, columns, columns // self.group, self.scale_dtype, False, zero)
 

@@ -22,7 +22,7 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def companions(header: GgufHeader) -> dict[str, str]:
-    """Return file name -> text: config.json, and with a tokenizer its two files.
+    """Return the texts of config.json and, with a tokenizer, its two files by name.
 
     Raises:
         CheckpointError: missing or contradictory metadata, or an unsupported tokenizer.

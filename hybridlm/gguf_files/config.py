@@ -1,4 +1,4 @@
-"""config.json of a GGUF file: the fields of the Hugging Face configuration, from llama.cpp's metadata."""
+"""config.json of a GGUF file, from llama.cpp's metadata."""
 
 import re
 from typing import Any

@@ -85,7 +85,6 @@ class NamedTensor(NamedTuple):
         return values.reshape(self.shape)
 
     def packed_form(self) -> PackedForm | None:
-        """Return the packed form of the tensor; None if it can only be dequantised."""
         kind = PACKED_TYPES.get(self.stored.dtype)
         columns = self.stored.shape[-1]
         if kind is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
@@ -95,11 +94,7 @@ class NamedTensor(NamedTuple):
         return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays of the tensor in packed form.
-
-        Raises:
-            CheckpointError: a scale that is not finite.
-        """
+        """Return the arrays in packed form; raises CheckpointError for scales that are not finite."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
@@ -220,7 +215,7 @@ _HEAD = {
 
 
 def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
-    """Return Hugging Face name -> tensor; tensors without such a name keep llama.cpp's."""
+    """Return tensors by Hugging Face name; others keep llama.cpp's."""
     architecture, layers = header.metadata["general.architecture"], decoder_layers(header)
     blocks = header.metadata[f"{architecture}.block_count"]
     inner = _LFM2 if architecture == "lfm2" else _QWEN

@@ -1,6 +1,6 @@
 """Grammars of completions: JSON schemas, regular expressions, choices and Lark, by llguidance.
 
-Imports text. Begin with `structured_outputs`.
+Begin with `structured_outputs`.
 """
 
 from hybridlm.grammars.grammars import Grammars, GrammarSource, GrammarState, TokenSet, TokenState, token_masks

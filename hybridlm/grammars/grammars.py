@@ -1,4 +1,4 @@
-"""Compiled grammars of a tokenizer, each sequence's position, and masks of the tokens that a step may sample."""
+"""Compiled grammars of a tokenizer, positions of sequences, and masks of allowed tokens."""
 
 import weakref
 from collections import OrderedDict
@@ -40,11 +40,10 @@ class GrammarState:
 
     Args:
         matcher: at the beginning.
-        thoughts: finds the end of thoughts; None without.
-        words: words of the matcher's masks; the tokenizer may exceed the model.
+        thoughts: finds the end of thoughts, or None.
+        words: of the matcher's masks; the tokenizer may exceed the model.
 
     Attributes:
-        words: words of the matcher's masks.
         fault: why no token can follow; None while one can.
     """
 
@@ -54,7 +53,7 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar has ended: only an end token can follow, or was the last token."""
+        """True if only an end token can follow, or was the last token."""
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
@@ -69,7 +68,6 @@ class GrammarState:
             self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many leading tokens the grammar allows."""
         if self._thoughts is not None:
             return self._thoughts.before_end(drafts)
         return self._matcher.validate_tokens(list(drafts))
@@ -155,7 +153,7 @@ class Grammars:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
-        """Return the grammars of a tokenizer and model; arguments and errors as for the class."""
+        """Return the grammars of a tokenizer and model; see the class."""
         instances = cls._by_tokenizer.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
         if key not in instances:
@@ -167,7 +165,7 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return a sequence's position in a grammar, which begins after open thoughts of the prompt."""
+        """Return a sequence's position in a grammar, begun after the prompt's open thoughts."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)
@@ -177,7 +175,6 @@ class Grammars:
         return state
 
     def _matcher(self, text: str) -> "LLMatcher":
-        """Return a compiled grammar at its beginning; raises as `check`."""
         from llguidance import LLMatcher
 
         matcher = self._compiled.get(text)
@@ -191,7 +188,7 @@ class Grammars:
             raise ValueError(f"is not followed in full: {'; '.join(warnings)}")
         trial = matcher.deep_copy()
         first = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
-        # Of characters that no token has, llguidance allows the token behind them, and refuses it when it comes.
+        # Of characters without a token, llguidance allows the token behind them, and refuses it later.
         if trial.is_error() or (first.size == 1 and not matcher.validate_tokens(first.tolist())):
             raise ValueError(f"no token of the vocabulary can begin it: {_error_of(trial)}")
         self._compiled[text] = matcher
@@ -234,7 +231,6 @@ class TokenSet:
         """Add a sampled token; the mask stays."""
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many leading tokens are in the set."""
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
@@ -252,7 +248,6 @@ def token_masks(
     """Return the masks of every lane, or None if all tokens are allowed.
 
     Args:
-        states: of the lanes; None allows all tokens.
         drafts: None in a step that verifies none.
         tokens: of a lane in a verifying step.
 

@@ -65,7 +65,7 @@ def grammar_text(options: Any) -> str:
 
 
 def compiler_version() -> str:
-    """Return llguidance's version, which masks depend on, or "none"."""
+    """Return llguidance's version, or "none"; masks depend on it."""
     return metadata.version("llguidance") if find_spec("llguidance") is not None else "none"
 
 

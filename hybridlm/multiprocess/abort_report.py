@@ -1,7 +1,7 @@
 """Report of the dead peer when JAX aborts this process.
 
-JAX's coordination client calls `abort()` when the connection to process 0 breaks, without an exception or the name of a
-process. Its signal is caught: the calling thread reports which process died, and exits.
+JAX's coordination client calls `abort()` when the connection to process 0 breaks, without a reason. The signal is
+caught: the calling thread names the dead process, and exits.
 """
 
 import atexit
@@ -23,7 +23,6 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
     Args:
         reason: returns the cause; None lets `abort()` go on.
-        status: exit status.
     """
 
     def report(number: int) -> None:
@@ -40,7 +39,7 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
 
 def is_unreachable(address: str) -> bool:
-    """Whether no process listens at "host:port", within a second."""
+    """Return whether no process listens at "host:port", within a second."""
     host, port = address.rsplit(":", 1)
     for _ in range(_ATTEMPTS):
         try:

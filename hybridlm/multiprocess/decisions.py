@@ -1,8 +1,7 @@
 """Decisions that do not follow from requests, and their broadcast.
 
 Schedulers are deterministic in commands (open a session, add or cancel a request, run a step ...) and decisions
-(measured times, proposals of a user's drafter, interrupts). Process 0 broadcasts both in order; other schedulers repeat
-them.
+(measured times, proposals of a user's drafter, interrupts). Process 0 broadcasts both; other schedulers repeat them.
 """
 
 import itertools
@@ -42,7 +41,6 @@ class Decisions:
         """Run a call of the user; nested commands are part of it.
 
         Args:
-            kind: its name.
             **arguments: all its data, apart from earlier commands.
         """
         yield
@@ -55,7 +53,7 @@ class Decisions:
         """Let an interrupt end a command here."""
 
     def share(self, thing: Any) -> None:
-        """Number an object of a command for later commands, while it exists in process 0."""
+        """Number an object for later commands, while it exists in process 0."""
 
 
 class Broadcast(Decisions):
@@ -130,7 +128,7 @@ class Broadcast(Decisions):
         """Wait for process 0's next message; drop objects that it dropped.
 
         Raises:
-            Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
+            Disagreement: this process has dispatched other steps, or the message is damaged.
             ProcessLost: process 0 does not answer.
         """
         while True:
@@ -145,13 +143,12 @@ class Broadcast(Decisions):
             del self._things[message.arguments["number"]]
 
     def end(self) -> None:
-        """Broadcast that there will be no more commands."""
         if self.leads:
             self._messages.send(Message("end", {}, self._history()))
 
     @contextmanager
     def _deferred_interrupts(self) -> Iterator[None]:
-        """Defer SIGINT to the next checkpoint or the command's end: others cannot stop within a command."""
+        """Defer SIGINT to a checkpoint or the command's end: others cannot stop before."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

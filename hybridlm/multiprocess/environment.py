@@ -7,8 +7,7 @@ import time
 import jax
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Environment variables of coordinator address, number of processes, and own number; not needed on a detected cluster.
-"""
+"""Coordinator address, number of processes, and own number; not needed on a detected cluster."""
 MAX_TIMEOUT = 60
 EXIT_PEER_LOST = 70
 """Exit status caused by another process."""
@@ -22,11 +21,11 @@ class ProcessLost(RuntimeError):
 
 
 class Disagreement(RuntimeError):
-    """Processes have different operands, or a message between them is damaged; no row was written."""
+    """Processes have different operands, or a message is damaged; no row was written."""
 
 
 def exit_peer_lost() -> None:
-    """Exit without JAX, whose exit waits for processes that wait for this one."""
+    """Exit without JAX: its exit waits for processes that wait for this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
@@ -35,7 +34,7 @@ def exit_peer_lost() -> None:
 
 
 def peer_timeout() -> float:
-    """Return the seconds after which an unresponsive process makes all others exit."""
+    """Return the seconds until all exit because of an unresponsive process."""
     return _timeout
 
 
@@ -47,6 +46,6 @@ def set_peer_timeout(timeout: float) -> None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Check a timeout; raises ValueError if it is out of range."""
+    """Raise ValueError for a timeout out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT:
         raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

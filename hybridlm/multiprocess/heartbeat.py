@@ -1,7 +1,7 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
-A step waits inside the runtime, where no exception reaches it, so a thread ends the process if a peer has stopped. A
-silent peer has ended; a lagging peer sends heartbeats but does not receive messages.
+A step waits inside the runtime, where no exception reaches it, so a thread ends the process. A silent peer has ended; a
+lagging peer sends heartbeats but does not receive messages.
 """
 
 import json
@@ -36,7 +36,6 @@ class HeartbeatRecord(NamedTuple):
     """One heartbeat of a process.
 
     Attributes:
-        beat: its number.
         name: process and host.
         epoch: messages received or sent.
         busy: work of unbounded duration (compilation), or "".
@@ -88,7 +87,7 @@ class Heartbeat:
         self._stopped.set()
 
     def reason(self) -> str | None:
-        """Return why JAX aborts: a known failure, the end of process 0, or a silent process."""
+        """Return why JAX aborts: a failure, the end of process 0, or silence."""
         cause = self.failure
         if cause is None and not self._stopped.is_set():
             if self._process != 0 and is_unreachable(self._store.address):
@@ -102,7 +101,7 @@ class Heartbeat:
         self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
     def wait_for_cause(self) -> None:
-        """Determine why a joint step failed: a published failure, or a process that stays silent."""
+        """Return why a joint step failed: a published failure, or a silent process."""
         end = time.monotonic() + self._limit / 2
         while self.failure is None and time.monotonic() < end:
             silent = self._silent(3 * self._interval)
@@ -157,7 +156,7 @@ class Heartbeat:
             if unresponsive is not None:
                 self._exit_now(unresponsive[1])
             elif self.failure is not None and since is not None and time.monotonic() - since > self._limit / 4:
-                self._exit_now(self.failure)  # the wait of this process does not fail by itself
+                self._exit_now(self.failure)  # this process does not stop waiting by itself
 
     def _exit_now(self, reason: str) -> None:
         if not self._stopped.is_set():
@@ -247,7 +246,7 @@ def join(timeout: float, devices: int | None = None) -> None:
             **numbers,
             initialization_timeout=2 * MAX_TIMEOUT,
             heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
-            # Processes leave together; JAX aborts all if one is later than this, such as one that still loads programs.
+            # Processes leave together; JAX aborts all if one is later than this, perhaps still loading programs.
             shutdown_timeout_seconds=max(1, int(timeout)),
         )
     except ValueError as error:
@@ -255,6 +254,6 @@ def join(timeout: float, devices: int | None = None) -> None:
             f"launch: no launcher has started this process ({error}); say how many processes to start here (-n 4), or "
             f"run it under SLURM or Open MPI, or set {ADDRESS}, {COUNT} and {NUMBER}"
         ) from error
-    jax.devices()  # a barrier: all processes wait for each other here
+    jax.devices()  # a barrier
     if jax.process_count() > 1:
         start_heartbeat()

@@ -57,7 +57,7 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
             variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
             pipe = None if i == 0 else subprocess.PIPE
             stdin = None if i == 0 else subprocess.DEVNULL
-            # Its own process group: Ctrl-C in a terminal reaches it through this process only, once.
+            # Its own process group: Ctrl-C in a terminal reaches it once, through this process.
             process = subprocess.Popen(
                 command, env=variables, stdin=stdin, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
                 process_group=0,
@@ -78,16 +78,13 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
-    """Wait for all processes, or until others have reported a failure.
-
-    They notice a missing process after half of the timeout.
-    """
+    """Wait for all processes, or until others report a failure (half of the timeout)."""
     end, failed = None, None
     while any(process.poll() is None for process in processes):
         if end is None and processes[0].poll() is not None:
             end = time.monotonic() + timeout / 2
         for i, process in enumerate(processes):
-            # EXIT_PEER_LOST marks a process that exits because of another one: it is not the cause.
+            # A process with EXIT_PEER_LOST exits because of another: it is not the cause.
             if process.poll() and (failed is None or failed[1] == EXIT_PEER_LOST != process.returncode):
                 if failed is None:
                     end = time.monotonic() + timeout * (0.35 if process.returncode == EXIT_PEER_LOST else 0.75)

@@ -3,9 +3,8 @@
 No pickle. Messages hold None, bool, int, float, str, list, tuple, frozenset, dict, int32 arrays of one dimension, and
 known data classes; shared objects are sent by number.
 
-`KeyValues` is JAX's coordination service in process 0, over the connections of `jax.distributed.initialize`. 4 KB take
-a tenth of a device broadcast's time, and a waiting process keeps no device busy. Only JAX's internal client has this
-store.
+`KeyValues` is JAX's coordination service in process 0 (`jax.distributed.initialize`). 4 KB take a tenth of a device
+broadcast's time, and a waiting process keeps no device busy. Only JAX's internal client has this store.
 """
 
 import json
@@ -27,7 +26,7 @@ _BLOCK = 256
 
 
 class Message(NamedTuple):
-    """A command or decision; `history` is the digest of all steps dispatched before."""
+    """A command or decision; `history` is the digest of all steps before."""
 
     kind: str
     arguments: dict[str, Any]
@@ -38,7 +37,7 @@ class Messages:
     """Messages of a run, in order.
 
     Args:
-        store: with the methods `set`, `get` and `delete` of `KeyValues`; its `get` waits until a name has a value.
+        store: with `set`, `get` (which waits for a value) and `delete` of `KeyValues`.
         classes: known data classes by name.
 
     Attributes:
@@ -73,7 +72,7 @@ class Messages:
         )
 
     def forget(self, count: int) -> None:
-        """Delete the first `count` messages, which all have received, in whole blocks."""
+        """Delete the first `count` messages in whole blocks; all have received them."""
         while self._deleted < count // _BLOCK:
             self._store.delete(f"message/{self._deleted}")
             self._deleted += 1
@@ -187,7 +186,7 @@ class KeyValues:
             return None
 
     def list(self, folder: str) -> dict[str, bytes]:
-        """Return rest of the key -> value, for keys in "folder/"."""
+        """Return values by the rest of the key, for keys in "folder/"."""
         entries = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
         return {name.rsplit("/", 1)[-1]: value for name, value in entries}
 

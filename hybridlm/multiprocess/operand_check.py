@@ -1,7 +1,7 @@
 """Check inside a step, before it writes, that all processes have equal operands.
 
-JAX assumes that replicated arrays are equal on all devices. Each process adds a digest of its operation; if digests or
-slot maps differ, no row changes on any device.
+JAX assumes that replicated arrays are equal on all devices. Each process adds a digest; if digests or slot maps differ,
+no row changes on any device.
 """
 
 import functools
@@ -27,8 +27,8 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
 
     Args:
         step: positional arguments -> tuple, inside `jax.shard_map`.
-        contract: of the step. If devices disagree, lengths become 0 or, without lengths, written rows are past the
-            pool's end; the proof shows that no row changes then.
+        contract: if devices disagree, lengths become 0 or, without lengths, written rows are past the pool's end; the
+            proof shows that no row changes then.
     """
     entries = contract.inputs
     counted = any(_is_length(entry) for entry in jax.tree.leaves(entries, is_leaf=is_entry))

@@ -51,7 +51,7 @@ class ProcessGroup:
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
         self._placement = placement
-        # The counter agrees between processes, since all load their models in the same order.
+        # Equal in all processes, which load their models in the same order.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
         self.heartbeat = take_heartbeat(self._store, self.process)
         self._dispatched = self._history = 0
@@ -87,7 +87,6 @@ class ProcessGroup:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        """Return the JSON values of all processes, in order."""
         with self.waiting():
             self._store.set(f"{name}/{self.process}", json.dumps(value).encode())
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
@@ -106,7 +105,6 @@ class ProcessGroup:
     # -- the store of the messages
 
     def set(self, name: str, value: bytes) -> None:
-        """Set a value that the other processes wait for."""
         self.heartbeat.epoch = self.messages.count
         with self.waiting():
             self._store.set(name, value)
@@ -185,7 +183,6 @@ class ProcessGroup:
         return tuple(results)
 
     def replicate(self, outputs: Any) -> Any:
-        """Replicate outputs of all lanes on every device, for the host."""
         with self.waiting():
             return self._replicate(outputs)
 
@@ -232,7 +229,6 @@ class ProcessGroup:
                 self.messages.forget(pending.message)
 
     def _disagree(self, pending: PendingStep) -> None:
-        """Raise Disagreement with the different fields."""
         where = f"step {pending.number} ({pending.step}): processes have different operands, no row was written: "
         self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

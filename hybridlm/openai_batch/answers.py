@@ -31,7 +31,6 @@ class BatchModel:
 
     Attributes:
         score: (token ids, number of most likely tokens) -> scores.
-        name: default model name.
         begin: called before each part, for independent parts.
         keeping: context that stores the scores of a part.
     """
@@ -45,7 +44,7 @@ class BatchModel:
 
 
 def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
-    """Return the answers to the requests of a part, in order; bodies of an earlier run are reused, errors are not."""
+    """Return a part's answers, in order; reuse bodies of an earlier run."""
     call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
     with model.keeping(finished):
         scores = _score(model, requests)
@@ -119,7 +118,6 @@ def _complete(
 
 
 def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputRow:
-    """Return the output row of a line."""
     unique = f"{'' if row.id is None else row.id}/{row.number}".encode("utf-8", "surrogatepass")
     unique = hashlib.sha256(unique).hexdigest()[:32]
     response: dict[str, Any] = {"status_code": 200, "request_id": f"hybridlm-batch-{unique}", "body": None}

@@ -25,7 +25,7 @@ from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session
 
 FORMAT = 2
-"""Version of the output's rows; parts of another version are not continued."""
+"""Version of output rows; parts of another version are not continued."""
 LINES_PER_LANE = 16
 """Lines of a part per lane: more lose more work in a kill, fewer leave lanes idle."""
 MAX_FIRST_ERRORS = 3
@@ -36,11 +36,11 @@ class BatchFileReport:
     """Result of `LM.batch_file`.
 
     Attributes:
-        responses: lines that were answered.
-        bad_lines: lines that have an error instead.
+        responses: answered lines.
+        bad_lines: lines with an error instead.
         kept: lines that an interrupted run had finished.
         prefix_tokens_saved: prompt tokens that shared beginnings saved, by earlier runs too.
-        first_errors: first errors of the parts.
+        first_errors: of the parts.
     """
 
     responses: int
@@ -70,10 +70,7 @@ class BatchObjects(TextObjects):
 
 
 class BatchLines(JsonLines):
-    """A file of requests, one JSON object per line, without blank lines.
-
-    A pipe is copied to a temporary file.
-    """
+    """JSON lines of requests; a pipe is copied to a temporary file."""
 
     def __init__(self, path: Path):
         self._copy: Any = None
@@ -90,7 +87,6 @@ class BatchLines(JsonLines):
             self._copy.close()
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every line from `start` on that is not blank."""
         return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
 
     def _row(self, number: int, line: bytes) -> InputRow:
@@ -137,12 +133,10 @@ class BatchTask(Task):
 
 
 def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
-    """Return the task of requests with a model."""
     current: list[FinishedTexts] = []
 
     @contextmanager
     def part(finished: FinishedTexts) -> Iterator[None]:
-        """Compute a part, independently of earlier parts."""
         current[:] = [finished]
         model.begin()
         yield

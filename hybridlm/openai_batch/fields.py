@@ -1,4 +1,4 @@
-"""Fields of a JSON object; one error reports all wrong, missing and unsupported fields."""
+"""Fields of a JSON object; one error reports all faults."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,7 @@ from hybridlm.requests.validation import is_whole
 
 
 class Kind(NamedTuple):
-    """The values that a field may have.
-
-    Attributes:
-        holds: True for a value of this kind.
-        read: value -> result of `Fields.take`.
-    """
+    """The values that a field may have: `holds` tests one, `read` converts it."""
 
     name: str
     holds: Callable[[Any], bool]
@@ -86,7 +81,7 @@ class Fields:
         self._faults.append(message)
 
     def finish(self, neutral: Mapping[str, Sequence[Any]]) -> None:
-        """Raise ValueError with all faults and untaken fields, except `neutral` fields with a value without effect."""
+        """Raise ValueError with all faults and untaken fields, except `neutral` values."""
         for name, value in self._left.items():
             if name not in neutral:
                 self.fault(f"{name}: is not supported")

@@ -39,7 +39,6 @@ def take_truncation(body: Fields, max_tokens: int, context: int) -> slice | None
 
 
 def completion_prompts(prompt: Any, inputs: Inputs, truncation: slice | None) -> list[TokenizedPrompt]:
-    """Encode a text, token ids, or a list of either."""
     items = prompt if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else [prompt]
     if prompt == [] or not (
         all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)

@@ -88,7 +88,7 @@ class OpenAIRequest:
         requests: engine requests, numbered from 0: choices of the first prompt, then of the second; empty for an echo
             alone.
         echo: repeat the prompt before each continuation.
-        top: report log-probabilities of tokens and this many most likely ones; None for none.
+        top: report log-probabilities of tokens and this many most likely ones, or None.
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 
@@ -110,7 +110,6 @@ class OpenAIRequest:
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of the prompt are requested."""
         return self.echo and self.top is not None
 
 
@@ -129,7 +128,6 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
-    """Return the request in a body; raises ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables, effort = _take_chat_fields(body) if chat else ({}, None)
@@ -192,7 +190,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     stop = body.take("stop", STRINGS, [])
     seed = body.take("seed", whole(-1, 2**64 - 1), -1)
     if seed == -1:  # no seed, as in vLLM
-        # It depends on the custom_id alone: lines differ, and the order of lines has no influence.
+        # By custom_id alone: lines differ, and their order has no influence.
         seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
     return SamplingParams(
         temperature=body.take("temperature", NUMBER, 1.0),

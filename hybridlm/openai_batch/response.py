@@ -95,12 +95,10 @@ def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
-    """Return the original text of a prompt, or decoded token ids."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return token offsets; `end` after a stop string."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []
@@ -123,7 +121,7 @@ def token_rows(
 
 
 def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the log-probabilities format of /v1/completions, which includes the token itself.
+    """Return log-probabilities as in /v1/completions, including the token itself.
 
     Args:
         tokenizer: names tokens by their text, incomplete characters by U+FFFD; None by "token_id:N".
@@ -156,7 +154,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
 
 def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
-    """Return name -> log-probability; of tokens with one text, the less likely one is named by id."""
+    """Return log-probabilities by name; of equal texts, less likely tokens by id."""
     named: dict[str, float | None] = {}
     for token, logprob in top.items():
         name = _name(token, tokenizer)

@@ -123,14 +123,15 @@ class PrefixCache:
         """Evict states until so many pages of a device are free; return whether they are."""
         with self._lock:
             while pool.row_pages.free_in(device) < pages:
-                if not self._memory.free_page(pool, device):
+                if not self._memory.free_page(device):
                     return False
         return True
 
-    def lose_pages(self, pool: RowPool) -> None:
-        """Drop the states with pages of a pool; its arrays are lost."""
+    def lose_pages(self) -> None:
+        """Drop the states with pages of the pool; its arrays are lost."""
         with self._lock:
-            self._drop_all(node for node in self._nodes.values() if any(_is_in(pool, page) for page in _arrays(node)))
+            states = self._nodes.values()
+            self._drop_all(node for node in states if any(buffers.page for buffers in _arrays(node)))
 
     def clear(self) -> None:
         """Drop all states, and give back their pages."""
@@ -253,10 +254,6 @@ def _drop(
         raise TreeError(f"a state at position {buffers.position} cannot be dropped while it is in use")
     del places[buffers]
     return [buffers, *tree.remove(node)]
-
-
-def _is_in(pool: RowPool, buffers: CachedBuffers) -> bool:
-    return buffers.page is not None and buffers.page.pool is pool
 
 
 def _arrays(node: CacheNode) -> list[CachedBuffers]:

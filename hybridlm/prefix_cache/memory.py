@@ -9,7 +9,6 @@ from typing import Any
 
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.rows.cached_buffers import CachedBuffers, KeptPage
-from hybridlm.rows.pool import RowPool
 
 
 class CacheMemory:
@@ -19,7 +18,6 @@ class CacheMemory:
     state. Use of a state is use of its spans, so a span never goes first.
 
     Args:
-        budget: of device and host.
         drop: removes a state from the tree; returns all freed buffers, or None.
         copied: returns a copy of a page of a pool in arrays; other buffers as they are.
 
@@ -46,15 +44,15 @@ class CacheMemory:
         """Swap out the LRU buffer, or drop a state; False if impossible."""
         return self._evict(next((buffers for buffers in self._device if not buffers.refcount), None))
 
-    def free_page(self, pool: RowPool, device: int) -> bool:
-        """Swap out the LRU page of a pool's device that no row shares, or drop a state; False if impossible."""
-        return self._evict(next((page for page in self._pages(pool, device) if page.page.alone), None))
+    def free_page(self, device: int) -> bool:
+        """Swap out the LRU page of a device that no row shares, or drop a state; False if impossible."""
+        return self._evict(next((page for page in self._pages(device) if page.page.alone), None))
 
-    def _pages(self, pool: RowPool, device: int) -> Iterator[Any]:
-        """Return unpinned pages of a pool's device, LRU first."""
+    def _pages(self, device: int) -> Iterator[Any]:
+        """Return unpinned pages of a device, LRU first."""
         for buffers in self._device:
             page = buffers.page
-            if page is not None and page.pool is pool and not buffers.refcount and page.device == device:
+            if page is not None and not buffers.refcount and page.device == device:
                 yield buffers
 
     def _evict(self, buffers: CachedBuffers | None) -> bool:

@@ -31,7 +31,6 @@ class RowMoves:
             part.
 
     Attributes:
-        kind: kind of the states.
         grows: a sequence has growing arrays.
         state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """
@@ -80,14 +79,14 @@ class RowMoves:
         """Return the pages of a state that no later step writes."""
         return max(0, position - self._unfinished) // KV_BLOCK if self.grows else 0
 
-    def shareable(self, snapshot: Snapshot | None, pool: RowPool) -> list[Page]:
-        """Return the first full pages of a state that are in this pool, on one device."""
+    def shareable(self, snapshot: Snapshot | None) -> list[Page]:
+        """Return the first full pages of a state that are in the pool, on one device."""
         pages: list[KeptPage] = []
         if snapshot is not None:
             buffers = buffers_by_block(snapshot.spans)
             for block in range(self.full_pages(snapshot.label.position)):
                 page = buffers[block].page
-                if page is None or page.pool is not pool or (pages and page.device != pages[0].device):
+                if page is None or (pages and page.device != pages[0].device):
                     break
                 pages.append(page)
         return [page.right for page in pages]
@@ -162,7 +161,7 @@ class RowMoves:
             self._restore(snapshot.state, "state", pool, (*_scalars(0), pool.owner.bind([slot], 1)))
         for block, buffers in buffers_by_block(snapshot.spans).items():
             number, page = pool.page(slot, block), buffers.page
-            if page is not None and page.pool is pool and page.number == number:
+            if page is not None and page.number == number:
                 continue  # the row shares it
             count = min(KV_BLOCK, snapshot.label.position - block * KV_BLOCK)
             source = self.copied(buffers) if page is not None else buffers

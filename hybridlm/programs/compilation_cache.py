@@ -1,7 +1,6 @@
 """JAX's persistent compilation cache, for this library's compilations alone.
 
-JAX reads its setting once per process; here the setting holds for one compilation and thread, and is read again before
-and after.
+JAX reads its setting once per process; here the setting holds for one compilation and thread.
 """
 
 import logging
@@ -34,7 +33,7 @@ class Cache(NamedTuple):
 
     Attributes:
         setting: JAX's setting for compilations; None leaves it unchanged.
-        folder: local folder for certificates and times, or None.
+        folder: for certificates and times, or None.
     """
 
     setting: str | None
@@ -89,7 +88,7 @@ def _own_or_nowhere(setting: str | None) -> str | None:
 def use_cache(setting: str | None) -> Iterator[None]:
     """Read and write programs that this thread compiles in a folder.
 
-    Compilations for one folder run concurrently, others wait. Programs of other threads may be stored there meanwhile.
+    Compilations for one folder run concurrently, others wait.
     """
     setting = _own_or_nowhere(setting)
     if setting is None:

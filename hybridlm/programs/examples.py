@@ -27,13 +27,9 @@ def example_arguments(
     """Return example arguments of one shape.
 
     Args:
-        shape: the step.
-        params: parameters of the model, which may be abstract.
+        params: may be abstract.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        placement: the devices.
-        structure: structure of the model.
         hidden: width of the residual stream.
-        vocab_size: logits of a token.
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows, shape.pages)
@@ -60,7 +56,6 @@ def example_arguments(
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
-    """Return the dimensions of a step's masks after the lanes; None without masks."""
     if not shape.masked:
         return None
     words = mask_words(vocab_size)

@@ -1,7 +1,6 @@
 """JAX settings for tracing, compiling and calling the steps of a model.
 
-A caller's 64-bit types, mesh in context or promotion rule do not change results: some settings are fixed here, others
-are in a program's key.
+A caller's 64-bit types, mesh or promotion rule change no results: settings are fixed here, or in a program's key.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,6 @@ DEVICE = "jax_default_device"
 
 
 def fixed_settings(extra: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
-    """Return a context manager for the fixed settings."""
     settings = FIXED | (extra or {})
     changes = {name: value for name, value in settings.items() if jax_private.setting(name) != value}
     leaves_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
@@ -50,9 +48,6 @@ class JaxSettings:
     """JAX settings for one model's steps, in the calling thread.
 
     The default device is the one at loading, where the model's arrays are. No mesh is in context.
-
-    Args:
-        certify: as for `Programs`; "off" needs no donation.
     """
 
     def __init__(self, certify: str):
@@ -60,15 +55,14 @@ class JaxSettings:
         self._device = {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
-        """Return a context manager for placing arrays of the model."""
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
         """Return a context manager for tracing, compiling and calling steps.
 
         Raises:
-            SettingError: `jax_disable_jit` is on, or `certify` is not "off" and `jax_debug_nans` or `jax_debug_infs`
-                is on.
+            SettingError: `jax_disable_jit`, or, in certified steps (which donate), `jax_debug_nans` or
+                `jax_debug_infs`.
         """
         require_programs()
         if self._certify != "off":

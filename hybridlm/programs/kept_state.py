@@ -1,9 +1,8 @@
 """Measure that only accepted tokens change the kept state of a verifying step.
 
-A small model with random weights has one layer of each kind with state. It runs a verifying step twice, with the same
-accepted tokens and two sets of rejected drafts: both runs must leave the same bits. An ordinary step reads the accepted
-tokens alone: the verifying step must leave the same state. The layers run in sequence, so the measurement also finds a
-layer with outputs at accepted tokens that depend on rejected drafts.
+A small model with random weights has one layer of each kind with state. Two verifying steps with equal accepted tokens
+and different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens
+alone. Layers run in sequence, so this also finds outputs at accepted tokens that depend on rejected drafts.
 """
 
 import threading
@@ -30,15 +29,14 @@ from models.state.state import StateArray
 
 VOCABULARY = 64
 POSITION = 5
-"""Number of tokens before the step in half of the lanes; the other sequences begin in the step."""
+"""Tokens before the step in half of the lanes; the other sequences begin in the step."""
 COUNTS = 8
-"""How many numbers of accepted tokens one call measures; each number has four lanes."""
+"""Numbers of accepted tokens per call, with four lanes each."""
 TOLERANCE = 1e-3
-"""Largest difference from the ordinary step, as a fraction of the lane's largest number. Two programs round
-differently, by 1e-6 in float32. A missing or surplus token changes the state of a few random tokens by about the size
-of the state."""
+"""Largest difference from the ordinary step, as a fraction of the lane's largest number: float32 rounding is about
+1e-6, the state of a few wrong random tokens about 1."""
 RANDOM_BLOCK = 1 << 20
-"""Number of random numbers to draw; larger weights repeat them."""
+"""Random numbers to draw; larger weights repeat them."""
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
 """Options of XLA:CPU that save compile time: the layers run only three times."""
 REMEDY = (
@@ -51,8 +49,7 @@ class _Lanes(NamedTuple):
     """Operands of one call, int32: token ids `[lane, token]`, all other arrays `[lane]`.
 
     Attributes:
-        tokens: accepted tokens and rejected drafts.
-        other_drafts: the same accepted tokens with other rejected drafts.
+        tokens, other_drafts: the same accepted tokens, with different rejected drafts.
         lengths, accepted, positions: as in `verify_step`.
     """
 
@@ -67,9 +64,8 @@ class KeptState:
     """Measurement of one model, cached by structure and number of tokens.
 
     Args:
-        config: configuration of the whole model, not of a shard.
+        config: of the whole model, not of a shard.
         devices: platform and kernels of the steps; the layers run on one device.
-        structure: structure of the model.
     """
 
     _shared: ClassVar[dict[Any, tuple[Finding, ...]]] = {}
@@ -80,12 +76,8 @@ class KeptState:
         self._lock = threading.Lock()
 
     def findings(self, tokens: int) -> tuple[Finding, ...]:
-        """Return the faults of the layers with state, for every number of accepted tokens.
-
-        Args:
-            tokens: number of tokens of the verifying step: drafts + 1.
-        """
-        # A layer of another package or a patched layer may have changed without a change of its name.
+        """Return faults of layers in a step of `tokens`, by number of accepted tokens."""
+        # A layer of another package, or a patched one, may have changed under the same name.
         patched = patched_code(*(folder.name for folder in PACKAGES))
         name = None if patched else structure_name(self._structure)
         results = self._unshared if name is None else self._shared
@@ -97,7 +89,6 @@ class KeptState:
 
 
 def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
-    """Return the faults of a small model with ShapeDtypeStructs as parameters."""
     graph, types = nnx.split(model)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: _random_weight(leaf, rng), types)
@@ -124,10 +115,7 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
 
 
 def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
-    """Build an abstract model with one layer for each kind of branch with state.
-
-    The parameters are ShapeDtypeStructs.
-    """
+    """Build an abstract model with one layer for each kind of branch with state."""
     branches = dict.fromkeys(branch for layer in config.layers for branch in layer)
     small = replace(config, vocab_size=VOCABULARY, tied=True)
 
@@ -150,7 +138,7 @@ def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.n
 
 
 def _random_state(array: StateArray, lanes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return random rows of a state array; integers are zero."""
+    """Return random rows of a state array; zero for integers."""
     leaf = array.of(lanes, 1 + lanes, jnp.float32)
     values = rng.normal(size=leaf.shape) if jnp.issubdtype(leaf.dtype, jnp.floating) else np.zeros(leaf.shape)
     return values.astype(leaf.dtype)
@@ -159,7 +147,7 @@ def _random_state(array: StateArray, lanes: int, rng: np.random.Generator) -> np
 def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
     """Yield the lanes of each call.
 
-    Every count of accepted tokens occurs with and without rejected drafts, from position 0 and from `POSITION`.
+    Each accepted count occurs with and without rejected drafts, from position 0 and from `POSITION`.
     """
     counts = np.arange(tokens + 1)
     for begin in range(0, tokens + 1, COUNTS):
@@ -179,8 +167,8 @@ def _differences(
     """Yield (name of the array, fault, message) for each wrong array of each lane.
 
     Args:
-        results: outputs `[lane, token, hidden]` and state of three runs: a verifying step with the first and the second
-            set of rejected drafts, and a step that reads only the accepted tokens.
+        results: outputs `[lane, token, hidden]` and state of three runs: with the first and the second rejected drafts,
+            and the accepted tokens alone.
     """
     layers = model.stateful()
     names = [type(layer).__name__ for layer in layers]
@@ -208,18 +196,12 @@ def _differences(
 
 
 def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:
-    """Return a row, or the first `end` positions of a cache.
-
-    Later positions of a cache are written before they are read.
-    """
+    """Return a row, or a cache to `end`: later positions are written before reads."""
     return row if axis is None else np.take(row, np.arange(end), axis)
 
 
 def _distance(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference relative to the largest number.
-
-    Infinite if a number is not finite.
-    """
+    """Return the largest relative difference; infinite if a number is not finite."""
     if not actual.size:
         return 0.0
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)

@@ -28,7 +28,6 @@ class ManyProcesses(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Run the step in all processes, with operand digests."""
         program, inputs = self.compiled(step.shape, examples), self.placement.put(step.inputs)
         args = step.params, step.pool.take(), inputs
         outputs, rows = self.group.call(step.shape, program, args, digests(step.inputs))
@@ -36,7 +35,6 @@ class ManyProcesses(Runner):
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        """Run the move in all processes, with operand digests."""
         names = (*MAP_FIELDS, *(f"operand {i}" for i in range(2, len(step.maps))))
         fields = dict(zip(names, map(_digest, step.maps), strict=True))
         program, maps = self.compiled(step.shape, examples), self.placement.put_whole(tuple(step.maps))
@@ -52,7 +50,6 @@ class ManyProcesses(Runner):
         return self.group.read(outputs)
 
     def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
-        """Call `repeat` except in process 0; return whether it was called."""
         if self.group.decisions.leads:
             return False
         repeat(self.group)

@@ -1,7 +1,6 @@
 """The compiled programs of a model: one per step and shape, compiled on first use.
 
-A step is compiled again only for another `Shape`: another bucket of lanes, or another setting that is part of it.
-Lengths, positions and sampling settings are operands, so they never cause a recompilation.
+Lengths, positions and sampling settings are operands, so only another `Shape` compiles again.
 
 More than 300 lines: one class compiles, loads, keeps and hands out the programs of a model.
 """
@@ -52,45 +51,42 @@ _log = logging.getLogger("hybridlm")
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 COPIED: tuple[Role, ...] = ("conv", "hidden")
-"""Roles of the pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of
-the step, and the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA
-can write both in place, and on CPUs it does in all steps of tests/reference/pages/certificate_table.py."""
+"""Roles of small pools that a step may copy: the last inputs of a convolution, which shift by the step's tokens, and
+the previous step's hidden state, which the MTP head reads after this step has written its own. On CPUs XLA writes both
+in place in all steps of tests/reference/pages/certificate_table.py."""
 
 PASSES = (DropDead(),)
-"""Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
+"""The model's steps already have the form that the other rewrites produce."""
 GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
-"""Commands of a CUDA graph: XLA's own, and loops and branches, which outside of a graph ask the host how to go on."""
+"""Commands of a CUDA graph: XLA's own, and loops and branches, which otherwise wait for the host."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
 }
-"""XLA's compiler options by platform, unless XLA_FLAGS sets them. A merged product of one input and several weights
-copies these in every step."""
+"""XLA's compiler options by platform, unless XLA_FLAGS sets them. Merging products of one input would copy their
+weights in every step."""
 NO_TILES = "Couldn't find output tile sizes"
-"""Message of XLA about a product that its Triton compiler cannot compute."""
+"""XLA's message about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-"""XLA flags that leave products to cuBLAS if Triton cannot compute them; the certificate lists them."""
+"""XLA flags that leave products to cuBLAS; the certificate lists them."""
 
 
 class Programs:
-    """Compiled steps by shape. Thread-safe; a program is compiled once, different ones concurrently.
+    """Compiled steps by shape. Thread-safe; different programs compile concurrently, each once.
 
     Args:
-        structure: structure of the model.
-        certify: whether a step that is not proved, or fails its audit, raises, warns or runs unchecked.
+        certify: whether a refused step raises, warns or runs unchecked.
         certificates: directory of stored certificates, or None.
-        placement: the devices that steps run on.
         cache: setting of JAX's compilation cache for uncertified programs; None for JAX's default.
-        executables: stores compiled steps with their certificates between processes; None for no store. Steps of a
-            family from another distribution are not stored: its sources may change.
-        model: name of the model in listings of the store.
-        config: config of the model; its layers run to measure the state after verifying steps; None: not measured.
+        executables: stores compiled steps between processes, or None. Steps of a family from another distribution are
+            not stored: its sources may change.
+        model: its name in listings of the store.
+        config: its layers run to measure the state after verifying steps; None: not measured.
 
     Attributes:
-        structure, placement, config: as given.
-        settings: settings of JAX under which the programs are traced, compiled and called.
-        origins: origin of each program.
-        on_compile: called before each compilation, by the thread that compiles; None for nothing.
-        use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
+        settings: of JAX, for tracing, compiling and calls.
+        on_compile: called by the compiling thread before each compilation, or None.
+        prepared: steps that were requested from `prepare`, by the caller's description.
+        use_store: False in tests that replace parts of steps.
     """
 
     use_store = True
@@ -115,6 +111,7 @@ class Programs:
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self.prepared = set[tuple[Any, ...]]()
         self._directory, self.cache = certificates, cache
         self._kept_state = None if config is None else KeptState(config, placement.devices, structure)
         origin = BUILT_IN if config is None else family_named(config.family)[1]
@@ -127,18 +124,17 @@ class Programs:
 
     @property
     def shapes(self) -> list[AnyShape]:
-        """Shapes that have been compiled so far."""
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
-        """Return the compiled programs with their shapes: several if settings of JAX differ."""
+        """Return compiled programs with their shapes, which repeat under other settings of JAX."""
         return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
         """Certificates of all compiled steps by shape name; a second one is "name (2)".
 
-        They are sorted by name, because threads compile steps in any order.
+        Sorted, because threads compile in any order.
         """
         certificates: dict[str, Certificate] = {}
         for shape, program in sorted(self._finished(), key=lambda pair: str(pair[0])):
@@ -149,7 +145,7 @@ class Programs:
         return certificates
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """Return the uncompiled step of a shape on each device, and the complete step's contract."""
+        """Return a shape's uncompiled step on each device, and the complete step's contract."""
         arrays = self.structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
@@ -176,7 +172,7 @@ class Programs:
 
     @under_settings
     def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:
-        """Return the store key of a step with these example arguments, or None."""
+        """Return the store key of a step, or None."""
         _, args, _ = self._whole_step(shape, arguments)
         return step_key(shape, args, structure_name(self.structure), self.certify, self.placement)
 
@@ -187,10 +183,9 @@ class Programs:
         """Return the program of a shape, from the store or compiled.
 
         Args:
-            shape: the program.
-            arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
+            arguments: gives example arguments, which may be abstract, for compilation.
             all_have: (whether this process has the program) -> whether all do; called once. XLA may compile for several
-                processes in all of them together, so none takes it from the store unless all can.
+                processes in all of them together, so none uses the store unless all can.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -223,7 +218,7 @@ class Programs:
 
     @under_settings
     def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load stored programs in this order, in threads; others are compiled when needed."""
+        """Load stored programs in this order, in threads."""
         if self._stored is not None:
             for shape in shapes:
                 example_args = arguments(shape)
@@ -233,7 +228,7 @@ class Programs:
 
     @under_settings
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load or compile programs that are needed soon, in a thread."""
+        """Load or compile programs in a thread."""
         thread_settings = jax_private.program_settings()
         missing = [shape for shape in shapes if (shape, thread_settings) not in self._compiled]
         if not missing or cores() == 1:
@@ -242,10 +237,10 @@ class Programs:
         def ready(shape: AnyShape) -> None:
             try:
                 with self.settings.for_steps():
-                    # Under settings of JAX that hold in the calling thread only, that thread compiles by itself.
+                    # Under settings of the calling thread alone, that thread compiles by itself.
                     if jax_private.program_settings() == thread_settings:
                         self.compiled(shape, arguments)
-            except Exception:  # whoever calls the program compiles it again, and sees why not
+            except Exception:  # the caller of the program compiles it again, and sees the error
                 _log.debug("%s was not made ahead", shape, exc_info=True)
 
         if self._threads is None:
@@ -256,7 +251,6 @@ class Programs:
     def _ready(
         self, shape: AnyShape, example_args: tuple[Any, ...], all_have: Callable[[bool], bool]
     ) -> CompiledStep | StoredStep:
-        """Return the program of a shape from the store, or compile and keep it."""
         if self._stored is None:
             all_have(False)
             compiled = self._compile(shape, example_args)
@@ -284,7 +278,6 @@ class Programs:
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-        """Return the step of a shape over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
         mesh = self.placement.mesh
         if self.placement.several_processes:
@@ -308,7 +301,7 @@ class Programs:
                 try:
                     compiled = compile(compiler_options=options or None)
                 except jax.errors.JaxRuntimeError as error:
-                    # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
+                    # XLA's Triton compiler has no tiles for some products, and no device to look for others.
                     if self.placement.target is None or NO_TILES not in str(error):
                         raise
                     compiled = compile(compiler_options=options | WITHOUT_TRITON)
@@ -324,12 +317,10 @@ class Programs:
         return compiled
 
     def measure(self, shape: AnyShape) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-        """Return measured claims of a step's layers, and faults that only warn.
-
-        Faults warn if `certify` is "warn".
+        """Return measured claims of a step's layers, and the faults that warn (`certify="warn"`).
 
         Raises:
-            AuditError: a step that verifies drafts would keep another state than the state after the accepted tokens.
+            AuditError: a verifying step would keep another state than after the accepted tokens.
         """
         if self._kept_state is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
             return (), ()
@@ -372,13 +363,12 @@ class Programs:
 
 
 def may_copy(structure: Structure) -> tuple[str, ...]:
-    """Return the paths of the pools with a role of `COPIED`."""
     arrays = jax.tree_util.tree_leaves_with_path(structure.arrays.layers)
     return tuple(f"args[1].layers{jax.tree_util.keystr(path)}" for path, array in arrays if array.role in COPIED)
 
 
 def _options(platform: str) -> dict[str, Any]:
-    """Return XLA's compiler options for a platform; those in XLA_FLAGS are the user's."""
+    """Return XLA's compiler options for a platform, except those in XLA_FLAGS."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in OPTIONS.get(platform, {}).items() if f"--{name}=" not in flags}
 

@@ -13,7 +13,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.multiprocess.process_group import ProcessGroup
-from hybridlm.programs.jax_settings import JaxSettings, under_settings
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
@@ -27,18 +27,15 @@ from ir_passes.host.row_ledger import Label
 from ir_passes.jaxpr import jax_private
 
 MovedArrays = PoolPart | CachedBuffers
-"""Arrays of a move: `look` for reads, `take` and `put` for writes."""
+"""`look` for reads, `take` and `put` for writes."""
 Examples = Callable[[Any], tuple[Any, ...]]
 """Shape -> example arguments for compilation on first use."""
 
 
 class PoolStep(NamedTuple):
-    """A step on the rows of a pool.
+    """A step that consumes the rows of a pool.
 
-    Attributes:
-        shape, params: program, and parameters.
-        pool: its rows are consumed.
-        inputs, owners, counts: as for `Engine.run`.
+    `inputs`, `owners` and `counts` as for `Engine.run`.
     """
 
     shape: Shape
@@ -55,7 +52,7 @@ class Move(NamedTuple):
     Attributes:
         target, source: written and read arrays.
         maps: other operands, int32 [1] each: read row, written row, ...
-        mark: other label under which a cached state is continued.
+        mark: another label under which a cached state is continued.
     """
 
     shape: PartShape
@@ -68,14 +65,14 @@ class Move(NamedTuple):
 class Runner(ABC):
     """Runs one model's compiled steps.
 
-    Methods that run a step take example arguments for compilation on first use, and raise IsolationError, AuditError or
-    HloError for a refused step.
+    Methods that run a step raise IsolationError, AuditError or HloError for a refused one.
 
     Attributes:
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
         checks_rows: the engine checks after every step that each row is free or has one holder.
         compiles_ahead: programs are compiled in threads ahead.
         decisions: shares commands and decisions with other processes.
+        settings: see `under_settings`.
     """
 
     min_rows = 1
@@ -84,15 +81,11 @@ class Runner(ABC):
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement, self.decisions = programs, placement, Decisions()
-
-    @property
-    def settings(self) -> JaxSettings:
-        """Settings of JAX for every method that runs a step; see `under_settings`."""
-        return self.programs.settings
+        self.settings = programs.settings
 
     @property
     def certify(self) -> str:
-        """`certify` of the running steps; "off" for steps that run as traced."""
+        """Return "off" for steps that run as traced."""
         return self.programs.certify
 
     @abstractmethod
@@ -112,19 +105,14 @@ class Runner(ABC):
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
-        """Return the program of a shape; see `Programs.compiled`."""
+        """See `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Compile a step before its time is measured.
-
-        Returns:
-            True if the measured time will be the step's alone.
-        """
+        """Compile a step; return whether its measured time will exclude other work."""
         self.compiled(shape, examples)
         return True
 
@@ -141,7 +129,7 @@ class Runner(ABC):
         return None
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label | None:
-        """Label cached buffers of a new owner that no step has written."""
+        """Label cached buffers of a new owner, unwritten by steps."""
         return None
 
     def forget(self, owner: Any) -> None:
@@ -169,12 +157,12 @@ class InFlight:
         self._results: list[Any] = []
 
     def add(self, results: Any) -> None:
-        """Add a call's results, a pytree of arrays; later calls may donate them."""
+        """Add a call's arrays; later calls may donate them."""
         if not self._shared:
             return
         self._results.append(results)
         if len(self._results) == MAX_IN_FLIGHT:
-            # Arrays donated to a later call are ready before the results of that call, which are awaited too.
+            # Arrays donated to a later call are ready before its results, which are awaited too.
             results, self._results = self._results, []
             jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])
 
@@ -190,7 +178,7 @@ class OneProcess(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch the step; its pool's arrays are donated."""
+        """Dispatch the step; the pool's arrays are donated."""
         inputs = self.placement.put(step.inputs)
         return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
@@ -202,7 +190,7 @@ class OneProcess(Runner):
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch the change of states; the pool's arrays are donated."""
+        """Dispatch the change; the pool's arrays are donated."""
         operands, program = self.placement.put(operands), self.compiled(shape, examples)
         pool.put(*self._call(program, pool.take(), *operands))
 

@@ -28,7 +28,7 @@ from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 ShadowLabels = tuple[jax.Array, ...]
 Sanitized = tuple[SanitizedStep, Callable[..., Any]]
-"""A step with checks: (arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
+"""(arguments, labels, expected) -> (outputs, rows, labels, verdict)."""
 
 
 class Sanitizer(Runner):
@@ -50,7 +50,7 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        """ "off": steps are proved and run with shadow labels, without an audit."""
+        """Return "off": steps are proved and run with shadow labels, without an audit."""
         return "off"
 
     @under_settings
@@ -117,7 +117,7 @@ class Sanitizer(Runner):
         target.put(new)
 
     def require_edits(self, subject: str) -> None:
-        """Raise ValueError: a sanitized model has no edits."""
+        """Raise ValueError."""
         raise ValueError(f"{subject} expect a model without sanitize; load it without sanitize")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -157,17 +157,14 @@ class Sanitizer(Runner):
         return tuple(f".layers{jax.tree_util.keystr(path)}" for path in masked)
 
     def forget(self, owner: Any) -> None:
-        """Drop the record of a sequence or text that gives up its rows."""
         number = self._numbers.pop(owner, None)
         if number is not None:
             self._ledger.forget(number)
 
     def mark(self, owner: Any) -> Label:
-        """Return the current label of a sequence's rows."""
         return self._ledger.label(self._number(owner))
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
-        """Expect this label in a sequence's rows from now on."""
         if mark is not None:
             self._ledger.adopt(self._number(owner), mark)
 

@@ -16,18 +16,12 @@ class Shape:
     """Compilation key of a step.
 
     Attributes:
-        step: "generate", "verify", "score" or "hidden".
-        lanes, tokens: N and T.
-        rows: rows of the pool.
         top: number of reported log-probabilities, or None.
-        processor: the logits processor, or None.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
-        changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without changes.
-        masked: whether there are masks of tokens (grammars); steps with masks also have changes, so that there are few
-            different steps.
-        chosen: number of chosen ids of each position in a scoring step; None for a step without `Chosen`.
-        probes: sites that a scoring or generating step reads and changes inside the model; None without sites.
-        pages: pages of the pool, null pages included; 0 for a model without KV caches.
+        changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without.
+        masked: whether there are masks of tokens (grammars); such steps also have changes, so that steps are few.
+        chosen: chosen ids of each position; None for a step without `Chosen`.
+        pages: of the pool, null pages included; 0 without KV caches.
         blocks: entries of a lane in the page table.
     """
 
@@ -55,13 +49,6 @@ class Shape:
         processor: LogitsProcessor | None = None,
         mtp_drafts: int = 0,
     ) -> Self:
-        """Return the key of the step of these inputs, from their parts and their shapes.
-
-        Args:
-            inputs: arrays, or their types.
-            rows, pages: of the pool.
-            top, processor, mtp_drafts: settings without an input, as above.
-        """
         lanes, tokens = inputs.batch.tokens.shape
         changes, chosen, probes = inputs.changes, inputs.chosen, inputs.probes
         table = inputs.batch.pages
@@ -96,7 +83,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class EditShape:
-    """Compilation key of a change of states: `lanes` rows of a pool of `rows` rows and `pages` pages."""
+    """Compilation key of a change of states in `lanes` rows of a pool."""
 
     lanes: int
     rows: int
@@ -114,8 +101,8 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 def lane_bucket(count: int, lanes: int) -> int:
     """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: an idle lane costs
-    more time than one more compiled step.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: idle lanes cost
+    more time than one more compilation.
     """
     size = 1 << max(count - 1, 0).bit_length()
     smaller = size * 3 // 4

@@ -24,9 +24,7 @@ class LastStart:
     """Seconds from `load` to the first answer, of the last starts.
 
     Attributes:
-        version: of the format.
-        warm: last start without a compilation, or None.
-        cold: last start with compilations, or None.
+        warm, cold: last start without and with compilations, or None.
     """
 
     version: int
@@ -45,7 +43,6 @@ class Start:
 
     Attributes:
         parts: seconds by part.
-        last: earlier starts.
     """
 
     def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):
@@ -65,12 +62,11 @@ class Start:
         self._say(f"loading {model}; last time {', '.join(times)} to the first answer" if times else f"loading {model}")
 
     def ended(self, part: str) -> None:
-        """End a part and begin the next."""
         now = time.perf_counter()
         self.parts[part], self._mark = now - self._mark, now
 
     def compiling(self) -> None:
-        """Say once that steps are compiled; for any thread."""
+        """Announce compilation once; for any thread."""
         if not self._compiled:
             self._compiled = True
             if not self._answered:

@@ -1,8 +1,8 @@
 """Key of a compiled step: a hash of its ingredients, without tracing.
 
 Ingredients: sources, versions, settings, flags, machine, devices, model structure, argument types and places, and the
-step. If one has no stable name (a user's function, a foreign layer, patched code), there is no key, and each process
-compiles the step.
+step. A part without a stable name (a user's function, a foreign layer, patched code) has no key: each process compiles
+it.
 """
 
 import hashlib
@@ -94,7 +94,6 @@ def settings() -> list[str]:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the versions of everything that takes part in making a program."""
     made_by = (jax.__version__, metadata.version("jaxlib"), flax.__version__, np.__version__)
     return (*made_by, metadata.version("ml_dtypes"), platform.python_version(), platform.platform())
 

@@ -33,7 +33,6 @@ class Origin:
     """Origin of a compiled step: the store, or a compilation.
 
     Attributes:
-        stored: from the store.
         seconds: by part: "load", or compilation phases and "keep".
         reusable: later processes find it in the store.
     """
@@ -62,7 +61,7 @@ class StoredPrograms:
         return step_key(shape, args, self._structure, self._certify, self._placement)
 
     def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
-        """Load a stored step in a thread; arguments as for `find`."""
+        """Load a stored step in a thread; see `find`."""
         with self._lock:
             if key is None or key in self._ahead:
                 return
@@ -73,7 +72,7 @@ class StoredPrograms:
     def find(
         self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
     ) -> tuple[StoredStep, float] | None:
-        """Return a key's stored step and its loading seconds, or None."""
+        """Return a stored step and its loading seconds, or None."""
         if key is None:
             return None
         with self._lock:
@@ -98,7 +97,7 @@ class StoredPrograms:
         return step, time.perf_counter() - began
 
     def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> bool:
-        """Store a compiled step with a key; return whether it is stored."""
+        """Store a compiled step; return whether it is stored."""
         if key is None:
             return False
         certificate = step.certificate

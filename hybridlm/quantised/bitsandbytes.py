@@ -1,7 +1,7 @@
 """Weights of bitsandbytes: blocks of 4-bit codes (NF4, FP4) and 8-bit rows (LLM.int8).
 
 Source: bitsandbytes 0.50, `QuantState` of `functional.py` and `Linear8bitLt` of `nn/modules.py`. A block of 4-bit codes
-may cover parts of two rows. Shape, block size and form of scales are JSON in the bytes of a tensor.
+may span two rows. Shape, block size and form of scales are JSON in the bytes of a tensor.
 """
 
 import math
@@ -70,7 +70,7 @@ def _blocks(tensors: Tensors) -> QuantisedTensor:
     count, block = math.prod(shape), _size(tensors, state, "blocksize")
     codes = tensors.of("codes")
     tensors.expect("codes", _STORAGE)
-    # Codes may be stored as the bytes of another dtype, and fill its last number.
+    # Codes may be stored as bytes of another dtype, and fill its last number.
     if count > MAX_ENTRIES or codes.end - codes.begin != -(-count // 2):
         raise Mismatch(
             f"{tensors.members['codes']}: expected {-(-count // 2)} bytes for {shape}, found {codes.end - codes.begin}"

@@ -1,7 +1,7 @@
 """Codes in quantised checkpoints: 8-bit and 4-bit floats, powers of two, packed integers.
 
-Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), the files of
-compressed-tensors, GPTQ and AWQ, and `get_4bit_type` of bitsandbytes (NF4 is of QLoRA, https://arxiv.org/abs/2305.14314).
+Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), files of
+compressed-tensors, GPTQ and AWQ, `get_4bit_type` of bitsandbytes (NF4 is of QLoRA, https://arxiv.org/abs/2305.14314).
 """
 
 import ml_dtypes

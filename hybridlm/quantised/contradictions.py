@@ -1,4 +1,4 @@
-"""Contradictions between the tensors of quantised weights and the configuration."""
+"""Contradictions between tensors of quantised weights and the configuration."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +14,7 @@ def contradictions(
 ) -> Iterator[str]:
     """Yield weights with tensors that contradict the configuration, with both sides.
 
-    A plain weight contradicts it only if it is listed by name: patterns of real files miss plain modules (routers,
-    convolutions).
+    A plain weight must be listed by name: patterns of real files miss plain modules (routers, convolutions).
     """
     exact = {module_name(entry) for entry in settings.ignored if not _is_pattern(entry)}
     patterns = _by_words(entry for entry in settings.ignored if _is_pattern(entry))
@@ -42,7 +41,6 @@ def contradictions(
 
 
 def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the listed schemes of a module or its container, such as all experts of a layer."""
     while module and module not in listed:
         module = module.rpartition(".")[0]
     return listed.get(module, frozenset())
@@ -69,8 +67,8 @@ def _is_pattern(entry: str) -> bool:
 def _by_words(entries: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
     """Return patterns of the configuration with their entries, by first whole words.
 
-    Files have hundreds of patterns and a hundred thousand tensors; this bounds the comparisons. Regular expressions of
-    a file are not run, because they could take forever.
+    This bounds the comparisons of hundreds of patterns with a hundred thousand tensors. Regular expressions of a file
+    are not run: they could take forever.
     """
     patterns: dict[str, list[tuple[str, str]]] = {}
     for entry in entries:

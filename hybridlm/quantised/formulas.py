@@ -1,6 +1,6 @@
 """The formulas of quantised weights: exact numbers in float32.
 
-Only weights are dequantised: engines that also quantise activations compute other numbers.
+Engines that also quantise activations compute other numbers.
 """
 
 import math

@@ -13,12 +13,12 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, Tensors
 from hybridlm.quantised.torchao import PART, UNUSED, torchao_tensor
 
-# Wrappers of the language model in tensor names; lists in configurations are written for one of them or another.
+# Wrappers of the language model in tensor names; lists in configurations use any of them.
 _WRAPPERS = ("model", "language_model", "backbone")
 
 
 def module_name(name: str) -> str:
-    """Return a module's name without `.weight` and wrappers of the language model."""
+    """Return a module's name without `.weight` and wrappers."""
     parts = name.removesuffix(".weight").split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
@@ -29,7 +29,7 @@ _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
 _IGNORED = ("input_scale", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale")
 _IGNORED += ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
-# Unsupported changes of a weight's numbers, by the last part of a tensor's name.
+# Unsupported changes of a weight's numbers, by the tensor name's last part.
 _REFUSED = {
     "pre_quant_scale": "a scale of input columns (AWQ in modelopt files)",
     "svdquant_lora_a": "a low-rank part (SVDQuant)",
@@ -105,7 +105,7 @@ def group_tensors(
 
 
 def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
-    """Return the weight with codes in this tensor, and its tensors by role; (None, {}) without codes."""
+    """Return the weight with codes in this tensor, and its tensors by role; or (None, {})."""
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
@@ -133,14 +133,14 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
     else:
         return None, {}
     members = {role: other for role, other in roles.items() if other in tensors}
-    # Codes without other tensors are an unreadable tensor; the check of headers reports it.
+    # Codes without other tensors are reported by the check of headers.
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
 def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """Return the weight of a tensor outside all groups, and why it cannot be read.
 
-    Unused scales of activations and caches have an empty reason; None for a plain tensor.
+    The reason is empty for unused scales of activations and caches; None for a plain tensor.
     """
     last = name.rpartition(".")[2]
     if last in _IGNORED or "_bmm" in last:
@@ -177,5 +177,4 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
 
 
 def _weight_of(match: re.Match[str]) -> str:
-    """Return the name of a torchao weight from a tensor's name."""
     return match[2] if match[1] is None else f"{match[1]}.{match[2]}"

@@ -6,20 +6,19 @@ from jaxtyping import Float
 CLIPPED_SHARE = 0.5
 """Share of a clipped group's numbers at its largest magnitude."""
 MIN_ROWS = 8
-"""Fewer zero rows are not lost: single rows can be zero in a good checkpoint."""
+"""Fewer zero rows are not lost: a good checkpoint can have some."""
 _MIN_GROUP = 8
 
 
 def zero_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of rows of zeros, of all experts."""
     rows = weight.reshape(-1, weight.shape[-1])
     return len(rows) - int(np.count_nonzero(rows.any(axis=1)))
 
 
 def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of zero rows if they are many, else 0.
+    """Return the number of zero rows if at least eight and one in twenty, else 0.
 
-    Many: at least eight and one in twenty. Coarse scales have made such files (keys of linear attention).
+    Coarse scales have made such files (keys of linear attention).
     """
     zero = zero_rows(weight)
     return zero if zero >= MIN_ROWS and zero * 20 * weight.shape[-1] >= weight.size else 0

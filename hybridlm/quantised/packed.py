@@ -13,7 +13,7 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from models.ops.quantised_codes import Codes
 
 MIN_GROUP = 8
-"""Columns of the narrowest packed groups; scales of narrower ones take as much memory as numbers."""
+"""Columns of the narrowest packed groups; narrower groups' scales take as much memory as numbers."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,10 @@ class PackedForm:
     """Form of a packed weight, equal for all parts of a parameter.
 
     Attributes:
-        kind: see `QuantisedWeight`.
         inputs: entries of a row.
         groups: scales of a row.
         has_matrix_scale: the complete matrix has a scale, too.
-        zero: dtype of zero points: of the codes, or "float32" if subtracted from the product with the scale; None
-            without.
+        zero: dtype of zero points: of the codes, or "float32" if subtracted from the product with the scale; or None.
     """
 
     kind: Codes
@@ -39,11 +37,7 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays of a packed weight, with one row per weight row.
-
-    Attributes:
-        codes, scale, matrix_scale, zero: as in `QuantisedWeight`; None if absent.
-    """
+    """Arrays of a packed weight by weight row, as in `QuantisedWeight`; None if absent."""
 
     form: PackedForm
     codes: Shaped[np.ndarray, "*expert out stored"]
@@ -53,7 +47,6 @@ class PackedArrays:
 
 
 def codes_dtype(kind: Codes) -> np.dtype:
-    """Return the dtype of the codes of a kind."""
     return np.dtype("int8" if kind == "int8" else "uint8")
 
 
@@ -127,7 +120,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         return PackedArrays(form, stored, scale.astype(scale_type), matrix_scale)
     if tensor.scheme == "int4-affine":
         scale = np.swapaxes(tensor.scales(read), -1, -2).astype(scale_type)
-        # Signed codes of four bits with an offset of 8 have another first bit.
+        # Signed 4-bit codes with an offset of 8 have another first bit.
         return PackedArrays(form, stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
     scale = tensor.scales(read)
     if tensor.scheme == "llm-int8":
@@ -138,7 +131,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))
         scale = np.repeat(scale, height, axis=-2)[..., :rows, :]
         group = columns // form.groups
-        # A cut last block makes narrower groups, which all blocks are whole multiples of.
+        # A cut last block makes narrower groups that divide all blocks.
         scale = scale if group == columns else np.repeat(scale, width // group, axis=-1)[..., : form.groups]
     elif tensor.scheme == "fp8-tensor":
         scale = np.broadcast_to(scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), (*lead, rows, 1))

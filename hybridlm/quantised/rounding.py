@@ -1,4 +1,4 @@
-"""Quantisation by rounding to nearest, stored like compressed-tensors for other engines.
+"""Quantisation by rounding to nearest, stored like compressed-tensors.
 
 A scale is a group's largest magnitude over the largest code, as there.
 """
@@ -35,12 +35,11 @@ class RoundingScheme:
     group: int | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether groups divide the rows of a matrix."""
         group = _NVFP4_GROUP if self.name == "nvfp4" else self.group or 1
         return shape[-1] % group == 0 and all(shape)
 
     def stored(self, shape: tuple[int, ...]) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Return last part of a tensor name -> shape and dtype, for a weight `[..., out, in]`."""
+        """Return shape and dtype by last part of a tensor name, for a weight `[..., out, in]`."""
         *lead, rows, columns = shape
         if self.name == "fp8-block":
             grid = (*lead, -(-rows // _BLOCK), -(-columns // _BLOCK))
@@ -63,7 +62,7 @@ class RoundingScheme:
         return 4 if self.name in ("int4", "nvfp4") else 8
 
     def packed_form(self, shape: tuple[int, ...]) -> PackedForm | None:
-        """Return the packed form of a weight `[..., out, in]`; None if it can only be dequantised."""
+        """Return the packed form of a weight `[..., out, in]`, or None."""
         scheme = self.name if self.name in ("fp8-block", "nvfp4") else "int-packed"
         groups = shape[-1] // (self.group or shape[-1]) if scheme == "int-packed" else None
         bits = self.bits if scheme == "int-packed" else 8
@@ -71,7 +70,11 @@ class RoundingScheme:
         return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
     def settings(self, ignored: list[str], head: "RoundingScheme | None" = None) -> dict[str, Any]:
-        """Return `quantization_config`; `ignored` modules stay plain, `head` is the rounding of head and embedding."""
+        """Return `quantization_config`.
+
+        Args:
+            ignored: plain modules.
+        """
         groups = {"group_0": self._settings_of(["Linear"])}
         if head is not None:
             groups["group_1"] = head._settings_of(["Embedding", "re:.*lm_head$"])
@@ -111,7 +114,7 @@ class RoundingScheme:
     def quantise(
         self, weight: Float32[np.ndarray, "*expert out in"], largest: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Return last part of a tensor name -> array, as `stored` describes them.
+        """Return last part of a tensor name -> array, as in `stored`.
 
         Args:
             weight: finite.

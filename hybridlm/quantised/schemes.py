@@ -59,8 +59,8 @@ class QuantisedTensor:
         divided: the global scale divides (compressed-tensors) instead of multiplies (modelopt).
         zero_plus_one: zero points are stored less one (first GPTQ version).
         groups: integer scales of a row.
-        nested: of scales stored as 8-bit codes, `table[code] * scale + offset` (bitsandbytes' double quantisation): the
-            consecutive codes that share a scale, and the offset.
+        nested: of scales stored as 8-bit codes, `table[code] * scale + offset` (bitsandbytes' double quantisation):
+            codes that share a scale, and the offset.
     """
 
     scheme: str
@@ -100,7 +100,7 @@ class QuantisedTensor:
         return numbers
 
     def by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
-        """Return scales or zero points for each row and group; one number counts for all."""
+        """Return scales or zero points for each row and group; one number applies to all."""
         lead = self.shape[:-1]
         return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
 
@@ -112,10 +112,9 @@ class QuantisedTensor:
             return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(offset)
 
     def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
-        """Return the offsets of "int4-affine".
+        """Return the offsets of "int4-affine", which are subtracted from code * scale.
 
-        They are subtracted from code * scale. The file has the number of code 8: eight scales less this number are
-        rounded once, as in torchao.
+        The file has the number of code 8: eight scales less this number are rounded once, as in torchao.
 
         Raises:
             DequantiseError: one is NaN or infinite.
@@ -147,18 +146,14 @@ class QuantisedTensor:
         return global_scale.reshape(*self.shape[:-2], 1, 1) if global_scale.size > 1 else global_scale.reshape(())
 
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
-        """Return the zero points of "int-packed" groups, `[..., out, group]`.
-
-        They are stored in words along rows.
-        """
+        """Return the zero points of "int-packed" groups, `[..., out, group]`, from words along rows."""
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
     def gptq_zero_codes(self, read: Read) -> UInt8[np.ndarray, "out group"]:
         """Return the zero points of "gptq", stored in words along the rows.
 
-        The first version subtracts one from all integers of a word at once, with borrows; adding to the whole word
-        undoes this.
+        The first version subtracts one from all integers of a word, with borrows; adding to the word undoes this.
         """
         words = read(self.parts["zero"]).view(np.uint32)
         increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)

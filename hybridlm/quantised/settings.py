@@ -1,7 +1,7 @@
 """Quantisation in a checkpoint's configuration.
 
-`quantization_config` is at the top of config.json or in the text model's part; NVIDIA's files have hf_quant_config.json
-too. Tensors decide; the configuration adds `Hints` and refusals.
+`quantization_config` is at the top of config.json or in the text model's part; NVIDIA's files also have
+hf_quant_config.json. Tensors decide; the configuration adds `Hints` and refusals.
 """
 
 import re
@@ -64,7 +64,6 @@ class QuantisationSettings:
 
 
 def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
-    """Read the quantisation of config.json and hf_quant_config.json."""
     entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
     entries = [entry for entry in entries if entry]
     if hf_quant_config is None and any(map(_is_mlx, (config.get("quantization"), *entries))):
@@ -110,13 +109,12 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
 
 
 def refused(method: str, sign: str) -> QuantisationSettings:
-    """Return the settings of an unimplemented layout."""
     fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: {ADVICE}"
     return QuantisationSettings(method, faults=(fault,))
 
 
 def _is_mlx(settings: Any) -> bool:
-    """Whether MLX wrote the settings: groups and bits without a method."""
+    """Return whether MLX wrote the settings: groups and bits without a method."""
     names = settings.keys() if isinstance(settings, dict) else set()
     return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 
@@ -182,7 +180,6 @@ _MERGED = frozenset({"weight_input", "weight_output"})
 
 
 def _places(transforms: Any) -> set[str]:
-    """Return the places of transforms; the text of an unreadable one."""
     locations = set[str]()
     for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
         applied = scheme.get("apply") if isinstance(scheme, dict) else None
@@ -279,8 +276,5 @@ def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[st
 
 
 def _without_mark(name: str) -> str:
-    """Return a modelopt name without the mark behind NUL.
-
-    modelopt 0.47 appends one while it renames modules, and may leave it.
-    """
+    """Return a modelopt name without the mark that modelopt 0.47 may leave behind NUL."""
     return re.sub(r"\.\0[^*]*", "", name)

@@ -54,10 +54,9 @@ class Mismatch(ValueError):
 
 @dataclass
 class Tensors:
-    """The tensors of one weight.
+    """The tensors of one weight: `members` by role.
 
-    Attributes:
-        members: role ("codes", "scale", "inverse", "global", "zero", "order", "shape") -> name.
+    Roles are "codes", "scale", "inverse", "global", "zero", "order" and "shape".
     """
 
     members: dict[str, str]
@@ -152,7 +151,7 @@ class Tensors:
         if scale.dtype in POWERS:
             return self.by_columns("mxfp8", 32)
         scale_shape = list(scale.shape)
-        # A single block is the same formula; which name it has matters to the comparison with the configuration.
+        # A single block is the same formula under another name in the configuration.
         if scale_shape in self.grids() and (self.hints.block_is_said or len(scale_shape) == len(shape) + 2):
             return self.made("fp8-block", shape)
         if math.prod(scale_shape) == 1 or (
@@ -224,7 +223,7 @@ class Tensors:
         return self.made(scheme, shape, bits, groups)
 
     def expect_groups(self, columns: int, groups: int) -> None:
-        """Check the order of columns, if stored; otherwise groups divide the columns."""
+        """Check the stored order of columns; without one, groups divide the columns."""
         if "order" in self.members:
             self.expect("order", {"I32", "I64"})
             self.expect_shape("order", [columns])
@@ -232,7 +231,7 @@ class Tensors:
             raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
 
     def integers_by_input(self) -> QuantisedTensor:
-        """Return a weight in the transposed layout of GPTQ or AWQ, told apart by the packing direction."""
+        """Return a weight in the transposed layout of GPTQ or AWQ, by its packing direction."""
         for role in ("scale", "zero"):
             if role not in self.members:
                 name = self.members["codes"].removesuffix("qweight") + {"scale": "scales", "zero": "qzeros"}[role]

@@ -48,11 +48,10 @@ def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 class TensorMetadata(NamedTuple):
-    """Metadata of a weight; `kind` is its torchao class.
+    """Metadata of a weight; `kind` is its torchao class, undescribed fields are None.
 
     Attributes:
-        block: sizes of a block with one scale, by dimension; None if not described.
-        shape: None if not described.
+        block: sizes of a block with one scale, by dimension.
     """
 
     kind: str
@@ -125,7 +124,6 @@ _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Ten
 
 
 def _expect_blocks(tensors: Tensors, description: TensorMetadata, shape: tuple[int, ...]) -> None:
-    """Compare the number of scales with the blocks in the metadata."""
     if description.block is None:
         return
     if len(description.block) != len(shape):

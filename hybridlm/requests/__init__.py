@@ -1,4 +1,4 @@
 """Requests and results: input validation, active sequences, completions and scores.
 
-Imports grammars, rows, steps, sampling, drafting, checkpoints and text. Begin with `sequence` and `results`.
+Begin with `sequence` and `results`.
 """

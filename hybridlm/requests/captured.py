@@ -51,11 +51,11 @@ class Captured:
 
     Attributes:
         positions: int32 [P], among all tokens that the model reads.
-        hidden_states: index -> float32 [P, hidden], as in `LM.forward`: 0 after the embedding, i after layer i - 1.
+        hidden_states: float32 [P, hidden] by index, as in `LM.forward`: 0 after the embedding, i after layer i - 1.
         states: name -> [P, ..], the state after each token: matrices `layers[3][0].recurrent`, float32 [P, value_head,
             value, key], and last inputs of convolutions `layers[3][0].conv`, [P, tap, channel].
         dims: dimension names of each of `states`.
-        path: safetensors file that arrays are read from on use; None in memory.
+        path: safetensors file, read on use; None in memory.
     """
 
     positions: np.ndarray
@@ -69,7 +69,6 @@ class Captured:
         return f"Captured({count} positions, {len(self.hidden_states)} hidden states, {len(self.states)} states{where})"
 
     def _repr_html_(self) -> str:
-        """List every array with its dtype and dimensions."""
         rows = []
         for name, array in self._arrays().items():
             dims = self.dims.get(name, ("position", "hidden"))
@@ -144,7 +143,7 @@ class Recorder:
 
     @property
     def finished(self) -> bool:
-        """Whether no file is left to be finished or deleted."""
+        """True if no file is left to be finished or deleted."""
         return self._partial is None
 
     def put(
@@ -157,7 +156,7 @@ class Recorder:
         """Store the values of a position.
 
         Args:
-            hidden_states: float32 [hidden] by index; may have more than requested.
+            hidden_states: float32 [hidden] by index, perhaps more than requested.
             last: keep this position alone.
 
         Raises:
@@ -175,7 +174,7 @@ class Recorder:
             for name, array in values.items():
                 self._arrays[name][row] = array
         else:
-            # Writing to a mapped page of a full disk would end the process (SIGBUS) instead of raising.
+            # Writing to a mapped page of a full disk would end the process (SIGBUS).
             with naming(self._partial), self._partial.open("r+b") as file:
                 for name, array in values.items():
                     shape, dtype = self._types[name]

@@ -19,7 +19,7 @@ MAX_GROUP_BYTES = 1 << 24
 
 
 class CaptureTable:
-    """A Parquet file with a row per captured position; renamed once complete.
+    """A Parquet file with a row per captured position, renamed once complete.
 
     Raises:
         MissingExtra: pyarrow is not installed.
@@ -32,21 +32,20 @@ class CaptureTable:
 
         self._path, self._rows, self._bytes = path, list[tuple[int, int, dict[str, np.ndarray]]](), 0
         tensors = {HIDDEN.format(i): pa.fixed_shape_tensor(pa.float32(), (hidden,)) for i in hidden_states}
-        # Of floats that Arrow or its readers lack, float32 has every number.
+        # float32 has every number of floats that Arrow or its readers lack.
         tensors |= {site.name: pa.fixed_shape_tensor(pa.float32(), site.shape, dim_names=site.dims) for site in states}
         self._schema = pa.schema([("index", pa.int32()), ("position", pa.int32()), *tensors.items()])
         self._file = ExitStack()  # whole or deleted at its end
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
     def add(self, index: int, position: int, arrays: dict[str, np.ndarray]) -> None:
-        """Append a row of float32 arrays by column; raises OSError if rows cannot be written."""
+        """Append a row of float32 arrays by column; raises OSError."""
         self._rows.append((index, position, arrays))
         self._bytes += sum(array.nbytes for array in arrays.values())
         if self._bytes >= MAX_GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
-        """Write the rows in memory, and the schema of a new file."""
         with naming(self._path, NO_ROOM):
             self._write_rows()
 
@@ -81,7 +80,7 @@ class CaptureTable:
     def close(self) -> None:
         """Delete a file that was not finished."""
         if self._writer is not None:
-            # What cannot be written any more is deleted all the same.
+            # Unwritable data is deleted all the same.
             with suppress(OSError), self._file:
                 self._writer.close()
                 raise InterruptedError(f"{self._path} is not whole")

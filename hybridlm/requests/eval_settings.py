@@ -12,14 +12,14 @@ NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "use_cache": True}
 def generation_settings(options: Mapping[str, Any], max_tokens: int, end_token: int) -> dict[str, Any]:
     """Return the settings of one request.
 
-    As in lm_eval, `do_sample: false` ignores the temperature; without `do_sample` a temperature above 0 samples;
-    `do_sample: true` alone means temperature 1.
+    As in lm_eval, `do_sample: false` ignores the temperature, its absence samples above 0, and `do_sample: true` alone
+    means 1.
 
     Args:
         end_token: ends a continuation, besides the task's own.
 
     Raises:
-        ValueError: an unsupported setting; none is ignored.
+        ValueError: an unsupported setting.
     """
     unused = dict(options)
     until = unused.pop("until", None) or []

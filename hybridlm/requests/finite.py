@@ -16,6 +16,6 @@ def first_not_finite(arrays: Sequence[Any]) -> int | None:
 
 
 def require_finite(wrong: Mapping[int, int], item: Callable[[int], str]) -> None:
-    """Raise NumericalError for the first item of `wrong`: item -> index of its first bad token."""
+    """Raise NumericalError for the first of `wrong`: item -> index of its first bad token."""
     for number, token in sorted(wrong.items()):
         raise NumericalError(item(number), token)

@@ -22,15 +22,15 @@ Positions = int | range | Sequence[int] | None
 class Intervention:
     """A change inside the model in one sequence; the methods make one.
 
-    Positions count all tokens that the model reads, from 0: a number, a range, a list, or None for all. Sites that the
-    model lacks are refused on use.
+    Positions count all tokens that the model reads, from 0: a number, a range, a list, or None for all. Absent sites
+    are refused on use.
 
     Attributes:
-        kind: name of the method that made it.
-        layer: layer from 0, or index of the hidden states that a vector changes.
+        kind: method that made it.
+        layer: from 0; for vectors the index of the hidden states.
         runs: positions, in order; None for all.
         unit: head or expert; None for all heads of a state.
-        mixer: mixer with the ablated head; None for the only mixer of the layer.
+        mixer: of the ablated head; None for the layer's only one.
         array: field or role of the changed state array.
     """
 
@@ -65,7 +65,6 @@ class Intervention:
         Args:
             vector: float [hidden], used as float32.
             hidden_state: index as in `LM.forward`: 0 after the embedding, i after layer i - 1.
-            positions: of the tokens.
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("add", index, _runs(positions), value=_numbers(vector, "vector"))
@@ -74,10 +73,7 @@ class Intervention:
     def replace_hidden_state(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
         """Replace the residual stream by a vector, for instance from another run (activation patching).
 
-        Args:
-            vector: float [hidden], used as float32.
-            hidden_state: index as for `add`.
-            positions: of the tokens.
+        Arguments as for `add`.
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("replace_hidden_state", index, _runs(positions), value=_numbers(vector, "vector"))
@@ -87,10 +83,8 @@ class Intervention:
         """Replace the output of a head by zero, before the output projection.
 
         Args:
-            layer: its number.
             head: query head of attention, or value head of a recurrence.
             mixer: "attention" or "recurrent", needed in layers that have both.
-            positions: of the tokens.
         """
         if mixer not in (None, "attention", "recurrent"):
             raise ValueError(f"mixer: expected attention or recurrent, got {mixer!r}")
@@ -98,13 +92,7 @@ class Intervention:
 
     @classmethod
     def ablate_expert(cls, layer: int, expert: int, *, positions: Positions = None) -> Self:
-        """Replace the output of a routed expert by zero; tokens are not rerouted.
-
-        Args:
-            layer: its number.
-            expert: its number.
-            positions: of the tokens.
-        """
+        """Replace the output of a routed expert by zero; tokens are not rerouted."""
         return cls("ablate_expert", _whole(layer, "layer"), _runs(positions), _whole(expert, "expert"))
 
     @classmethod
@@ -120,8 +108,6 @@ class Intervention:
         """Multiply the state after a token by a factor; 0 makes it zero.
 
         Args:
-            layer: its number.
-            factor: multiplies the state.
             head: value head; None for all.
             array: "recurrent", "conv" for the last inputs of the convolution, or a field name.
             positions: tokens after which it is scaled.
@@ -135,15 +121,11 @@ class Intervention:
     def replace_state(
         cls, layer: int, value: Any, *, head: int | None = None, array: str = "recurrent", positions: Positions = None
     ) -> Self:
-        """Replace the state after a token.
+        """Replace the state after a token; `head` and `array` as for `scale_state`.
 
         Args:
-            layer: its number.
             value: float [value_head, value, key], with `head` [value, key], of "conv" [tap, channel], as in
                 `Captured.states`.
-            head: value head; None for all.
-            array: as for `scale_state`.
-            positions: of the tokens.
         """
         array_value = _numbers(value, "value")
         return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=array_value)
@@ -158,7 +140,7 @@ class Intervention:
             captured: result of a run with `states=True`.
             position: one of its positions.
             at: position after which the state is replaced; None for `position`.
-            layers: layer numbers; None for all with a state.
+            layers: None for all with a state.
 
         Raises:
             ValueError: no state was captured at the position or in a layer.
@@ -178,7 +160,6 @@ class Intervention:
 
 
 def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
-    """Return the fields `unit`, `mixer` and `array` of a state change."""
     if head is not None and array == "conv":
         raise ValueError(f"head: expected None for {array}, whose channels are not those of heads, got {head!r}")
     return None if head is None else _whole(head, "head"), None, array
@@ -205,7 +186,6 @@ def _numbers(value: Any, name: str) -> np.ndarray:
 
 
 def _runs(positions: Any) -> tuple[range, ...] | None:
-    """Return runs of consecutive positions, in order; None for all."""
     if positions is None:
         return None
     try:

@@ -12,7 +12,7 @@ from hybridlm.steps.edit import StateEdit, no_edits
 from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, ProbeInputs, ProbeShape, Vectors, site_of
 
 MAX_SLOTS = 64
-"""Maximum number of vectors, and of ablations, of one sequence; consecutive positions count once."""
+"""Maximum vectors, and ablations, of a sequence; consecutive positions count once."""
 VECTORS = ("add", "replace_hidden_state")
 ABLATIONS = ("ablate_head", "ablate_expert")
 EDITS = ("scale_state", "replace_state")
@@ -23,10 +23,8 @@ class Probe:
     """Reads and changes inside the model for one sequence.
 
     Attributes:
-        hidden_states: indices to read.
-        runs: positions to read.
         last: keep only the values of the last position.
-        interventions: changes, resolved by `ProbeSites`.
+        interventions: resolved by `ProbeSites`.
     """
 
     hidden_states: tuple[int, ...] = ()
@@ -41,29 +39,25 @@ class Probe:
 
     @property
     def intervenes(self) -> bool:
-        """Whether it changes anything; tokens alone then do not determine the state."""
+        """True if it changes anything; the state then depends on more than the tokens."""
         return bool(self.interventions)
 
     @property
     def vectors(self) -> list[tuple[Intervention, range]]:
-        """Changes of the residual stream, one for each run of positions."""
         return self._of(VECTORS)
 
     @property
     def ablations(self) -> list[tuple[Intervention, range]]:
-        """Ablations of heads and experts, one for each run of positions."""
         return self._of(ABLATIONS)
 
     @property
     def edits(self) -> list[tuple[Intervention, range]]:
-        """Changes of states, one for each run of positions."""
         return self._of(EDITS)
 
     def _of(self, kinds: tuple[str, ...]) -> list[tuple[Intervention, range]]:
         return [(change, run) for change in self.interventions if change.kind in kinds for run in change.runs or ()]
 
     def reads(self, position: int) -> bool:
-        """Return True if something is read at a position."""
         return any(position in run for run in self.runs)
 
     def read_in(self, first: int, end: int) -> list[int]:
@@ -73,36 +67,31 @@ class Probe:
     def stop(self, consumed: int, end: int) -> int:
         """Return the tokens consumed after the next step, at most `end`.
 
-        A step ends at each token with a read or changed state.
+        Steps end at tokens with a read or changed state.
         """
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
         return min([end, *stops])
 
     def one_by_one(self, length: int) -> bool:
-        """Return True if each step consumes one token."""
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
 
     def reading_from(self, position: int) -> "Probe":
-        """Return the probe without reads before a position; its changes stay."""
+        """Return the probe without reads before a position; changes stay."""
         runs = (range(max(run.start, position), run.stop) for run in self.runs)
         return replace(self, runs=tuple(run for run in runs if run))
 
     def edits_after(self, consumed: int) -> list[Intervention]:
-        """Return the changes of the state after `consumed` tokens."""
         return [change for change, run in self.edits if consumed - 1 in run]
 
 
 def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range, ...]:
-    """Return the captured positions of one text.
+    """Return the captured positions of one text; raises TypeError or ValueError.
 
     Args:
         positions: "last", "all", indices or a mask.
         span: positions of "all".
         lowest: first readable token.
-
-    Raises:
-        TypeError, ValueError: it does not fit the text.
     """
     length = span.stop
     if isinstance(positions, str):
@@ -122,7 +111,7 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
 
 
 def interventions_of(value: Any, count: int, sequences: str) -> list[list[Intervention]]:
-    """Return the interventions of each sequence, from one list or one list per sequence.
+    """Return each sequence's interventions, from one list or one per sequence.
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -141,13 +130,13 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step: the largest count, rounded to a power of two."""
+    """Return the largest count, rounded to a power of two."""
     largest = max(counts, default=0)
     return 1 << (largest - 1).bit_length() if largest else 0
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
-    """Return the step shape for reads and changes of sequences; `places` tokens of a lane return hidden states."""
+    """Return the step shape for probes; `places` tokens of a lane return hidden states."""
     active = [probe for probe in probes if probe is not None]
     hidden = slots(len(probe.hidden_states) for probe in active)
     vectors, ablations = (
@@ -160,11 +149,7 @@ def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
 def probe_inputs(
     probes: Sequence[Probe | None], shape: ProbeShape, hidden: int, places: np.ndarray | None
 ) -> ProbeInputs:
-    """Return the inputs of a step.
-
-    Args:
-        places: int32 [N, P], tokens that return hidden states.
-    """
+    """Return the inputs of a step; `places` (int32 [N, P]) return hidden states."""
     lanes = len(probes)
     active = [(lane, probe) for lane, probe in enumerate(probes) if probe is not None]
 
@@ -205,7 +190,7 @@ def edit_inputs(
     """Return the input of a step that changes states.
 
     Args:
-        edits: of each row; None keeps the state.
+        edits: by row; None keeps the state.
         types: array types by name, over all devices.
         orders: (layer, array) -> sharded dimension, and its entries in order.
     """

@@ -9,7 +9,7 @@ from hybridlm.text.tokenizer import Tokenizer
 MAX_TOKENS_SHOWN = 2000
 """Notebooks store every output."""
 MAX_NLL = 12.0
-"""Negative log-probability of the darkest colour: a chance of 6 in a million."""
+"""Negative log-probability of the darkest colour: 6 in a million."""
 
 
 def strip(
@@ -34,7 +34,6 @@ def strip(
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Render plain names and values as an HTML table."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in rows
@@ -43,12 +42,11 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Render a text unchanged, line ends included."""
     return f'<pre style="white-space:pre-wrap">{escape(text)}</pre>'
 
 
 def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token: arrows for line ends, U+FFFD for partial characters."""
+    """Return each token's text: arrows for line ends, U+FFFD for partial characters."""
     if tokenizer is None:
         return [str(int(token)) for token in token_ids]
     texts = (tokenizer.decode([token], skip_special_tokens=False) for token in token_ids)

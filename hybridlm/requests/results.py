@@ -40,10 +40,7 @@ class TokenLogprobs:
         return self.token_ids[entries], self.logprobs[entries], self.ranks[entries]
 
     def dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ids, log-probabilities and ranks, padded to [T, K].
-
-        Missing entries have id -1, log-probability nan and rank 0.
-        """
+        """Return ids, log-probabilities and ranks as [T, K]; missing entries are -1, nan and 0."""
         counts = np.diff(self.offsets)
         present = np.arange(counts.max(initial=0)) < counts[:, None]
         arrays = []
@@ -71,7 +68,7 @@ def perplexity(sum_logprob: float, count: int) -> float | None:
 
 
 PromptLogprobs = list[dict[int, float] | None]
-"""For each prompt token, log-probabilities by id (the token and the most likely ones); None for the first."""
+"""Log-probabilities by id for each prompt token; None for the first."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,13 @@ class Completion:
         token_ids: sampled tokens, including the stop token.
         logprobs: natural log-probabilities before temperature, filters and processors; nan for an end marker set by the
             thinking budget; None unless requested.
-        top_logprobs: per token, the most likely tokens and their log-probabilities, best first; None unless requested.
+        top_logprobs: per token, the most likely tokens, best first; None unless requested.
         finish_reason: "stop" (end token or stop string), "length" (max_tokens or full context) or "cancelled".
-        prompt_token_ids: the prompt.
         tokenizer: renders tokens in notebooks; not compared, printed or pickled.
         reasoning: thoughts before the answer, or None.
         answer: text without thoughts and markers; None without a tokenizer.
         captured: hidden states and states, if requested; not compared.
-        seed: given or drawn seed; None for temperature 0; not compared.
+        seed: given or drawn; None for temperature 0; not compared.
         prompt_logprobs: per prompt token, log-probabilities by id; None unless requested, or if cancelled at once.
     """
 
@@ -141,18 +137,16 @@ class Score:
 
     Attributes:
         token_ids: the text's T tokens.
-        logprobs: float32 [T], natural log-probabilities given the tokens before; entry 0 is nan unless the text
-            continues a prefix.
+        logprobs: float32 [T], natural, given the tokens before; entry 0 is nan unless the text continues a prefix.
         greedy: bool [T], whether each token is the most likely; False without a prediction.
         top_logprobs: per token, the most likely tokens, best first (empty without a prediction); None unless requested.
         prefix_tokens: tokens before the text.
         boundary_shift: tokens of the prompt in `token_ids`, because a token spans prompt and completion.
         ranks: int32 [T], rank from 1; 0 without a prediction or before `start`; None, as all below, unless
             distributions were requested.
-        entropy: float32 [T], entropy in nats; nan where `ranks` is 0.
+        entropy: float32 [T], in nats; nan where `ranks` is 0.
         top, chosen: the most likely ids, best first, and the chosen ids, per token.
-        captured: hidden states and states, if requested; not compared.
-        tokenizer: as for `Completion`.
+        captured, tokenizer: as for `Completion`.
         first_wrong: first position without finite numbers; None in every score of `LM.score`.
     """
 
@@ -175,7 +169,7 @@ class Score:
 
     @property
     def first_predicted(self) -> int:
-        """Index of the first token with a prediction: 0 after a prefix, otherwise 1."""
+        """Index of the first predicted token: 0 after a prefix, otherwise 1."""
         return 0 if self.prefix_tokens else 1
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Sampling settings, penalties, biases, bans and grammars of sequences as inputs of a step."""
+"""Sampling settings, penalties, biases, bans and grammars as inputs of a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from hybridlm.steps.operands import Batch, StepInputs
 def sampling_inputs(
     batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
 ) -> StepInputs:
-    """Return the inputs of a step that samples the next token of each lane, or verifies `drafts`."""
+    """Return the inputs of a step that samples each lane's next token, or verifies `drafts`."""
     counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
     changes = logit_changes(lanes, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
     return StepInputs(batch, counts, *sampling_arrays(lanes), changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:
-    """Return the sampling settings of every lane, and the mode (int32 [], see `sample_tokens`)."""
+    """Return the lanes' sampling settings, and the mode (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
     index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
@@ -60,16 +60,13 @@ def logit_changes(
 ) -> LogitChanges | None:
     """Return the logit changes of all lanes, padded to a bucket; None without changes.
 
-    All sampled tokens of these lanes must have been read.
-
-    Args:
-        drafts: of each lane in a verifying step; None in a sampling step.
+    All sampled tokens of these lanes must have been read; `drafts` are of a verifying step.
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
-    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
-    if all(lane_change is None for lane_change in lane_changes) and masks is None:
+    if lane_changes.count(None) + grammars.count(None) == 2 * len(lanes):
         return None
+    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
     count = bucket(max((lane_change[0].size for lane_change in lane_changes if lane_change is not None), default=0))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),
@@ -95,14 +92,14 @@ def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
 
 
 def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:
-    """Return an operand without changes; `mask` is the mask shape after the lanes."""
+    """Return an operand without changes; `mask` is the shape after the lanes."""
     bias, repetition, penalty = (np.zeros((lanes, count), np.float32) for _ in range(3))
     masks = None if mask is None else np.zeros((lanes, *mask), np.uint32)
     return LogitChanges(np.zeros((lanes, count), np.int32), bias, repetition, penalty, masks)
 
 
 def bucket(count: int) -> int:
-    """Return the number of changes of the step with room for `count`."""
+    """Return the step's number of changes with room for `count`."""
     size = MIN_CHANGES
     while size < count:
         size *= CHANGES_STEP
@@ -110,7 +107,6 @@ def bucket(count: int) -> int:
 
 
 def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct tokens with changed logits, and the changes."""
     request, params = sequence.request, sequence.request.params
     generated = np.array(sequence.output, np.int32)
     if len(sequence.generated) != sequence.sampled:

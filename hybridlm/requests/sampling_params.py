@@ -21,7 +21,7 @@ SEED_BITS = 53
 
 @dataclass(frozen=True, kw_only=True)
 class PlainSettings:
-    """Sampling settings independent of model and tokenizer; see `SamplingParams`."""
+    """Settings independent of model and tokenizer; see `SamplingParams`."""
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -62,7 +62,7 @@ class SamplingParams(PlainSettings):
         stop_token_ids: more token ids that end a completion.
         ignore_eos: do not end at the model's end tokens.
         logprobs: report log-probabilities of sampled tokens, and of this many most likely ones.
-        prompt_logprobs: the same for prompt tokens, which are read once more by the steps of `LM.score`.
+        prompt_logprobs: the same for prompt tokens, which the steps of `LM.score` read once more.
         repetition_penalty: divides positive logits of tokens of prompt and completion, multiplies others; 1 for none.
             Penalties, biases and bans precede temperature and change no reported log-probability.
         presence_penalty: subtracted from the logits of tokens of the completion; 0 for none.
@@ -73,7 +73,7 @@ class SamplingParams(PlainSettings):
             after the others.
         allowed_token_ids: sample these tokens only; None for all. Not together with `structured_outputs`.
         skip_special_tokens: leave special tokens out of the text.
-        keep_tool_markers: but keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
+        keep_tool_markers: but keep those with "tool" or "function" in their name (<tool_call>, ...).
         thinking_budget: after this many tokens of thoughts, insert their end marker; None for no limit.
         think_end: end marker of thoughts; None for the tokenizer's (</think>, ...).
         structured_outputs: a mapping with one of `json` (a schema), `json_object` (True), `regex`, `choice` (texts) and
@@ -121,7 +121,7 @@ class Settings(TypedDict, total=False):
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters of one request with some fields replaced.
+    """Return sampling parameters with some fields replaced.
 
     Raises:
         TypeError: `params` is no `SamplingParams`.
@@ -135,10 +135,6 @@ def settings_of_prompts(
     params: SamplingParams | Sequence[SamplingParams] | None, settings: Settings, count: int
 ) -> SamplingParams | list[SamplingParams]:
     """Return sampling parameters for all prompts, or a list if an argument is one.
-
-    Args:
-        params: for all prompts or each.
-        settings: override `params`, for all prompts or lists.
 
     Raises:
         TypeError: an item of `params` is no `SamplingParams`; with its index.

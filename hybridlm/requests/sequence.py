@@ -30,17 +30,15 @@ class ResolvedParams(PlainSettings):
 
     @property
     def needs_output(self) -> bool:
-        """Whether a step needs all sampled tokens."""
         return self.changes_logits or self.masked
 
     @property
     def masked(self) -> bool:
-        """True if only some tokens may be sampled."""
         return self.grammar is not None or self.allowed_token_ids is not None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether penalties, biases or bans change logits, by all sampled tokens."""
+        """True if penalties, biases or bans change logits, by all sampled tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
@@ -53,12 +51,10 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        priority: the waiting request with the highest priority is first.
+        priority: the highest is first.
         sampling_index: part of the random key; None for the index.
         start: state after the first tokens of the prompt, if known.
-        probe: reads and changes inside the model.
-        completed: tokens at the end of the prompt that belong to the completion: those before the end of thoughts was
-            set.
+        completed: last tokens of the prompt that belong to the completion, from before the end of thoughts was set.
     """
 
     index: int
@@ -76,12 +72,10 @@ class Request:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The user's prompt."""
         return self.prompt[: len(self.prompt) - self.completed]
 
     @property
     def key_index(self) -> int:
-        """The number in the key of its random numbers."""
         return self.index if self.sampling_index is None else self.sampling_index
 
 
@@ -89,22 +83,22 @@ class Request:
 class ActiveSequence:
     """A request that has joined, and the tokens generated so far.
 
-    Steps run one ahead of the tokens that have been read, so counts of dispatched and read tokens differ.
+    Steps run one ahead of the read tokens, so counts of dispatched and read tokens differ.
 
     Attributes:
-        prompt: tokens that are read before the next one is sampled: the prompt of the request, and after a preemption
-            what was generated before.
-        arrival: number of its arrival, among all sequences and texts; negative before.
-        consumed: tokens that its state has seen once the dispatched steps have run.
-        slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
+        prompt: tokens that are read before the next one is sampled: the request's, and after a preemption all generated
+            before.
+        arrival: number among all sequences and texts; negative before.
+        consumed: tokens in its state once the dispatched steps have run.
+        slot: its row; None while it waits and after its last step was dispatched.
+        stepped: it has had a step since it got its row.
         generated: tokens sampled and read.
-        logprobs, top_logprobs: log-probabilities of these tokens, if requested.
-        finish_reason: why it ended; None while it is active.
-        drafting: drafts of the sequence; None without speculative decoding.
-        grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
-        stops: positions in its prompt at which a step ends in any case, because its state is cached there.
-        probe: reads that are left, and changes inside the model; None for none.
-        recorder: recorder of reads inside the model; None for none.
+        logprobs, top_logprobs: of these tokens, if requested.
+        finish_reason: None while it is active.
+        drafting: None without speculative decoding.
+        grammar: next tokens that its grammar or `allowed_token_ids` allow; None for all.
+        stops: positions in its prompt at which a step always ends, because its state is cached there.
+        probe: remaining reads, and changes inside the model.
     """
 
     request: Request
@@ -112,6 +106,7 @@ class ActiveSequence:
     arrival: int = -1
     consumed: int = 0
     slot: Slot | None = None
+    stepped: bool = False
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -126,9 +121,9 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
 
     def begin(self) -> None:
-        """Begin to read the prompt in an empty row, after a preemption with all generated tokens.
+        """Begin to read the prompt (and generated tokens) in an empty row.
 
-        The next token is sampled as it would have been, because its random key has its position.
+        The next token does not change: its random key has its position.
         """
         assert self.all_read, "the tokens of dispatched steps are part of the prompt"
         self.prompt, self.consumed = (*self.request.prompt, *self.generated), 0
@@ -137,12 +132,10 @@ class ActiveSequence:
 
     @property
     def all_read(self) -> bool:
-        """Whether the tokens of all dispatched steps have been read."""
         return len(self.generated) == self.sampled
 
     @property
     def subject(self) -> str:
-        """Its name in messages."""
         return f"request {self.request.index}"
 
     @property
@@ -152,12 +145,11 @@ class ActiveSequence:
 
     @property
     def shares_states(self) -> bool:
-        """Whether its states depend on its tokens alone, for the prefix cache."""
+        """True if its states depend on its tokens alone, for the prefix cache."""
         return self.probe is None or not self.probe.intervenes
 
     @property
     def output(self) -> list[int]:
-        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
@@ -169,15 +161,13 @@ class ActiveSequence:
 
     @property
     def prefilling(self) -> bool:
-        """Whether some of the prompt has not been consumed yet."""
         return self.consumed < len(self.prompt)
 
     @property
     def sampled(self) -> int:
-        """Number of tokens that the dispatched steps sample."""
+        """Number of tokens sampled by dispatched steps."""
         behind = self.consumed - len(self.request.prompt) + 1
         return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
-        """Return the tokens left to sample, by limit and context."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -27,11 +27,7 @@ class ProbeSites:
     states: Mapping[tuple[int, str], StateSite]
 
     def capture(self, hidden_states: Any, states: Any) -> Probe:
-        """Return a probe that reads, without positions yet.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong, or the model has no states.
-        """
+        """Return a probe that reads, without positions yet; raises TypeError or ValueError."""
         if not isinstance(states, bool):
             raise TypeError(f"states: expected True or False, got {states!r}")
         if states and not self.states:
@@ -95,7 +91,6 @@ class ProbeSites:
         return replace(change, runs=runs, array=site.array, value=_replacement(site, change, where))
 
     def _ablated(self, change: Intervention, where: str) -> Any:
-        """Return the kind of the ablated unit, or raise ValueError."""
         units = self.units[change.layer]
         if change.kind == "ablate_expert":
             kinds, unit = [kind for kind in units if kind == "expert"], "expert"
@@ -119,7 +114,6 @@ class ProbeSites:
         return kinds[0]
 
     def _site(self, change: Intervention, where: str) -> StateSite:
-        """Return the site by array name or role, or raise ValueError."""
         sites = {array: site for (layer, array), site in self.states.items() if layer == change.layer}
         names = [name for name in sites if name == change.array]
         names = names or [name for name, site in sites.items() if site.state.role == change.array]
@@ -135,7 +129,6 @@ class ProbeSites:
 
 
 def _replacement(site: StateSite, change: Intervention, where: str) -> np.ndarray | None:
-    """Return the array that replaces a state; None for a factor."""
     if change.unit is not None and site.state.role == "conv":
         raise ValueError(f"{where}: head: expected None for {site.array}, whose channels are not those of heads")
     if change.unit is not None and change.unit >= site.shape[0]:

@@ -1,8 +1,9 @@
 """Validation of user input; messages have the item and the expected value."""
 
+import math
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -36,7 +37,7 @@ def to_items(items: Any, name: str) -> list[Any]:
         hint = "; give what its tolist() returns" if hasattr(items, "tolist") else ""
         expected = "expected a list whose items are strings or lists of token ids"
         raise TypeError(f"{name}: {expected}, got {type(items)}{hint}")
-    if items and all(is_whole(item) for item in items):
+    if items and all(map(is_whole, items)):
         raise TypeError(f"{name}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
 
@@ -74,17 +75,7 @@ def to_token_ids(
 
 
 def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
-    """Check that token ids fit the context and the KV cache.
-
-    Args:
-        ids: token ids.
-        where: name of the item in messages.
-        context: maximum length of a sequence.
-        cache: positions of a device's KV cache; None if it holds a whole context.
-
-    Raises:
-        ValueError: more tokens than the context or the cache; nothing is truncated.
-    """
+    """Raise ValueError unless token ids fit the context and a device's KV cache."""
     for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
         if size is not None and len(ids) > size:
             raise ValueError(
@@ -99,38 +90,40 @@ def check_settings(params: SamplingParams) -> None:
 
 
 def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
-    faults = []
-
-    def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
-        value = getattr(params, name)
-        if not good(value):
-            faults.append(f"{name}: expected {expected}, got {value!r}")
-
-    need("max_tokens", lambda x: is_whole(x) and x >= 1, "a whole number of at least 1")
-    need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
-    need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
-    need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
-    need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-    need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
-    need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
-    for name in ("logprobs", "prompt_logprobs"):
-        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= limit_logprobs), f"0..{limit_logprobs} or None")
-    need(
-        "stop",
-        lambda x: x is None or isinstance(x, list | tuple) or bool(_stops(x)),
-        "a string, a token id, or a list of them",
+    p, stops = params, _stops(params.stop)
+    most = p.max_tokens if _is_whole_in(p.max_tokens, 1) else sys.maxsize
+    count, top = "a whole number of at least", f"0..{limit_logprobs} or None"
+    checks = (
+        ("max_tokens", _is_whole_in(p.max_tokens, 1), f"{count} 1"),
+        ("temperature", _is_number(p.temperature) and p.temperature >= 0, "a number of at least 0 (0 is greedy)"),
+        ("top_k", _is_whole_in(p.top_k, 0, 2**31 - 1), f"{count} 0 (0 keeps all)"),
+        ("top_p", _is_number(p.top_p) and 0 < p.top_p <= 1, "a number in (0, 1]"),
+        ("min_p", _is_number(p.min_p) and 0 <= p.min_p <= 1, "a number in [0, 1]"),
+        ("seed", p.seed is None or _is_whole_in(p.seed, 0, 2**64 - 1), "a whole number in [0, 2**64), or None"),
+        ("ignore_eos", isinstance(p.ignore_eos, bool | np.bool_), "True or False"),
+        ("logprobs", p.logprobs is None or _is_whole_in(p.logprobs, 0, limit_logprobs), top),
+        ("prompt_logprobs", p.prompt_logprobs is None or _is_whole_in(p.prompt_logprobs, 0, limit_logprobs), top),
+        (
+            "stop",
+            bool(stops) or p.stop is None or isinstance(p.stop, list | tuple),
+            "a string, a token id, or a list of them",
+        ),
+        (
+            "repetition_penalty",
+            _is_number(p.repetition_penalty) and p.repetition_penalty > 0,
+            "a number above 0 (1 for none)",
+        ),
+        ("presence_penalty", _is_number(p.presence_penalty), "a number"),
+        ("frequency_penalty", _is_number(p.frequency_penalty), "a number"),
+        ("min_tokens", _is_whole_in(p.min_tokens, 0, most), "a whole number in 0..max_tokens"),
+        ("skip_special_tokens", isinstance(p.skip_special_tokens, bool), "True or False"),
+        ("keep_tool_markers", isinstance(p.keep_tool_markers, bool), "True or False"),
+        ("thinking_budget", p.thinking_budget is None or _is_whole_in(p.thinking_budget, 1), f"{count} 1, or None"),
+        ("think_end", p.think_end is None or (isinstance(p.think_end, str) and p.think_end != ""), "a string, or None"),
     )
-    if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:
+    faults = [f"{name}: expected {text}, got {getattr(p, name)!r}" for name, valid, text in checks if not valid]
+    if "" in [stop for stop in stops if isinstance(stop, str)]:
         faults.append("stop: expected strings that are not empty, got ''")
-    need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
-    need("presence_penalty", _is_number, "a number")
-    need("frequency_penalty", _is_number, "a number")
-    limit = params.max_tokens if is_whole(params.max_tokens) and params.max_tokens >= 1 else sys.maxsize
-    need("min_tokens", lambda x: is_whole(x) and 0 <= x <= limit, "a whole number in 0..max_tokens")
-    need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
-    need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
-    need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
-    need("think_end", lambda x: x is None or (isinstance(x, str) and x != ""), "a string, or None")
     return faults
 
 
@@ -148,7 +141,7 @@ def resolve(
     ids = [] if params.ignore_eos else list(end_token_ids)
     for item in _stops(params.stop):
         if not isinstance(item, str):
-            if is_whole(item) and 0 <= item < vocab_size:
+            if _is_whole_in(item, 0, vocab_size - 1):
                 ids.append(item)
             else:
                 faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
@@ -163,7 +156,8 @@ def resolve(
         faults.append(f"allowed_token_ids: expected at least one token id below {vocab_size}, or None, got {allowed!r}")
     if allowed is not None and params.structured_outputs is not None:
         faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
-    bias, words = _logit_bias(params.logit_bias, vocab_size), _bad_words(params.bad_words, tokenizer, vocab_size)
+    bias = () if params.logit_bias is None else _logit_bias(params.logit_bias, vocab_size)
+    words = _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
         faults.append(f"logit_bias: expected token ids below {vocab_size} -> finite numbers, got {bias}")
     if isinstance(words, str):
@@ -184,8 +178,13 @@ def resolve(
     assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
     ids += params.stop_token_ids
     # As in transformers, a word that is an end token alone ends the completion.
-    words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
-    plain = {field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)}
+    words = words and tuple(word for word in words if word not in {(token,) for token in end_token_ids})
+    plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
+    for name, value in plain.items():
+        if isinstance(value, np.generic):
+            plain[name] = value.item()
+        if isinstance(getattr(PlainSettings, name), float):
+            plain[name] = float(value)
     if params.seed is None:
         plain["seed"] = draw_seed() if params.temperature > 0 else ResolvedParams.seed
     return ResolvedParams(
@@ -197,13 +196,6 @@ def resolve(
         allowed_token_ids=None if allowed is None else tuple(sorted({int(token) for token in allowed})),
         grammar=grammar,
     )
-
-
-def _plain(value: Any, default: Any) -> Any:
-    """Return a checked setting as a Python value of the default's type."""
-    if isinstance(default, float):
-        return float(value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _grammar(
@@ -223,14 +215,12 @@ def _grammar(
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
     """Return token ids and biases, or the fault; keys may be decimal texts (JSON)."""
-    if bias is None:
-        return ()
     if not isinstance(bias, Mapping):
         return repr(bias)
     biases: dict[int, float] = {}
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in biases:
+        if not _is_whole_in(token, 0, vocab_size - 1) or not _is_number(value) or int(token) in biases:
             return f"{key!r}: {value!r}"
         biases[int(token)] = float(value)
     return tuple(biases.items())
@@ -250,7 +240,7 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
             if spaced_ids[0] != word_ids[0] and len(spaced_ids) == len(word_ids):
                 sequences.append(tuple(spaced_ids))
-        elif isinstance(word, list | tuple) and word and all(is_whole(t) and 0 <= t < vocab_size for t in word):
+        elif _are_ids(word, vocab_size) and word:
             sequences.append(tuple(int(token) for token in word))
         else:
             return repr(word)
@@ -258,7 +248,7 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
 
 
 def _are_ids(items: Any, vocab_size: int) -> bool:
-    return isinstance(items, list | tuple) and all(is_whole(token) and 0 <= token < vocab_size for token in items)
+    return isinstance(items, list | tuple) and all(_is_whole_in(token, 0, vocab_size - 1) for token in items)
 
 
 def _stops(stop: Any) -> list[Any]:
@@ -275,8 +265,12 @@ def _is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy, but no bool."""
+    """Return True for integers of Python or NumPy, but no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_whole_in(value: Any, least: int, most: float = math.inf) -> bool:
+    return is_whole(value) and least <= value <= most
 
 
 def check_count(value: Any, name: str) -> None:

@@ -101,11 +101,7 @@ class CachedBuffers:
             self.page = None
 
     def to_host(self, copy: "CachedBuffers") -> None:
-        """Move them off the device.
-
-        Args:
-            copy: these buffers, or a copy of the page in arrays.
-        """
+        """Move them, or a copy of their page in arrays, off the device."""
         self._places = tuple(array.sharding for array in copy.arrays if isinstance(array, jax.Array))
         self.arrays = tuple(jax.device_get(copy.arrays))
         self.release()

@@ -16,10 +16,8 @@ class RowPages:
     """The pages of each row, in the order of its positions.
 
     Args:
-        rows: rows of the pool.
+        rows, blocks, devices: as `RowPool` has them.
         size: pages of the pool on all devices, with a null page on each; 0 without a KV cache.
-        blocks: most pages of a row: those of a whole context.
-        devices: devices that rows and pages are split over, in equal parts.
 
     Attributes:
         owner: holder of each page; None without a KV cache.
@@ -127,7 +125,6 @@ class RowPages:
         Numbers are those on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
 
         Args:
-            rows: row of each lane.
             used: whether a sequence has the lane.
         """
         if self.owner is None:
@@ -182,7 +179,7 @@ class RowPages:
             held: rows with a sequence.
 
         Raises:
-            SlotError: with everything that is wrong.
+            SlotError: lists every fault.
         """
         if self.owner is None:
             return

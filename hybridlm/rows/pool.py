@@ -41,17 +41,12 @@ class LaneMap(NamedTuple):
 class RowPool:
     """The rows of one pool.
 
-    Args:
-        rows: the arrays.
+    Attributes:
+        size: rows.
         pages: pages of the KV caches, with a null page for each device; 0 without KV caches.
         blocks: most pages of a row: those of a whole context.
         devices: devices that rows and pages are split over, in equal parts of consecutive rows and pages.
-
-    Attributes:
-        size: rows.
-        pages, blocks, devices: as given.
-        owner: holder of each row.
-        row_pages: pages of each row.
+        owner, row_pages: holder of each row; pages of each row.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
@@ -71,7 +66,6 @@ class RowPool:
         """Return the devices with a free row and free pages, first that of shared pages, then by free rows.
 
         Args:
-            positions: positions of the KV cache.
             shared: kept pages of one device, for the first of these positions.
         """
         home = self.row_pages.home_of(shared)
@@ -90,8 +84,7 @@ class RowPool:
         """Return a free row without consumed tokens, with pages for its first `positions` positions.
 
         Args:
-            positions: positions of the KV cache.
-            device: device of the row; None for the first of `devices_for`.
+            device: None for the first of `devices_for`.
             shared: kept pages of one device, which a row of that device shares as its first pages.
 
         Raises:
@@ -163,12 +156,11 @@ class RowPool:
         Idle lanes get unused rows of the same device.
 
         Args:
-            slots: slots of the step's sequences.
-            lanes: lanes of the step on all devices.
+            lanes: on all devices.
             places: lane of each slot; None for the order of the rows, with as many lanes as rows their numbers.
 
         Returns:
-            The lane of each slot, and the rows of all lanes.
+            Lane of each slot; rows of all lanes.
 
         Raises:
             SlotError: a slot is released, foreign or repeated, or a device has too few lanes or rows.

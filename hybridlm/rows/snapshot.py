@@ -32,8 +32,7 @@ class ArrayLayout(NamedTuple):
 
     Attributes:
         path: path in the rows: "layers[0][0].conv".
-        shape: shape of one row, or of the pages of the context one after another.
-        dtype: dtype of its elements.
+        shape: of one row, or of the pages of the context one after another.
         positions: position axis of `shape`; None for a state of fixed size.
         devices: number of devices with shards that follow one another in it; 1 if it is in the order of the model.
     """
@@ -55,8 +54,7 @@ class StateKind:
 
     Attributes:
         model: fingerprint of the weights (`LM.fingerprint`).
-        dtype: dtype of the matrices that computed it.
-        context: maximum length of a sequence.
+        dtype: of the matrices that computed it.
         layout: every array of a row.
     """
 
@@ -171,8 +169,6 @@ def layout_of(rows: Any, arrays: Any, context: int, placement: Placement) -> tup
     Args:
         rows: ShapeDtypeStructs of a pool.
         arrays: a `StateArray` for each.
-        context: maximum length of a sequence.
-        placement: the devices.
     """
     layout = []
     for (path, leaf), array in zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(arrays), strict=True):

@@ -22,14 +22,13 @@ from models.sharding.varying import varying_like
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
-"""Bits of a weighed cutoff per pass without the kernel.
-
-With more sums, XLA:GPU writes the weights of a small vocabulary in each pass.
+"""Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
+each pass.
 """
 PASSES = 32 // DIGIT
 """Passes of the kernel for each of the two cutoffs."""
 MAX_BLOCK = 2048
-"""Logits per read: they fit into registers with the sums of a digit."""
+"""Logits per read: they fit into registers with a digit's sums."""
 PART_BLOCKS = 2
 """Blocks of a program instance: few, so that one lane occupies half of a GPU's processors."""
 STATE = (jnp.uint32, jnp.uint32, jnp.float32)
@@ -48,7 +47,7 @@ KERNEL = Kernel("filter_cutoffs_kernel", ("gpu",), unsupported)
 
 
 def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
-    """Map floats to integers of the same order, equal for equal ones."""
+    """Map floats to integers of the same order; equal floats to equal ones."""
     bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -124,10 +123,7 @@ def filter_cutoffs(
     """Return `ordered` of the least logit that top_k, then top_p keep; ties are kept together.
 
     Args:
-        logits: before the temperature.
-        highest: largest logits.
-        temperature: above 0.
-        top_k, top_p: as in `sampling.Sampling`.
+        logits: before the temperature, which is above 0.
         devices: decide whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
@@ -149,7 +145,7 @@ def filter_cutoffs(
 def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
     """Return the inverse of `ordered`: -inf below all numbers, NaN above.
 
-    A subnormal number becomes the next larger normal one, because many devices flush it to zero.
+    A subnormal number becomes the next larger normal one: many devices flush it to zero.
     """
     zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
     order = jnp.where((order > zero) & (order < normal), normal, order)
@@ -206,7 +202,6 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Run `filter_cutoffs` as a kernel, or with `interpret` by Pallas' interpreter."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape

@@ -32,7 +32,6 @@ class LogitChanges(NamedTuple):
 
 
 def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) -> Float32[Array, "lane vocab"]:
-    """Return the changed logits."""
     tokens = jnp.asarray(changes.tokens)
     old = jnp.take_along_axis(logits, tokens, axis=1, mode="fill", fill_value=0.0) + changes.bias
     new = jnp.where(old < 0, old * changes.repetition, old / changes.repetition) - changes.penalty
@@ -44,7 +43,6 @@ def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) 
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return the number of words of a mask of the vocabulary."""
     return -(-vocab_size // MASK_BITS)
 
 
@@ -62,12 +60,7 @@ def _unpacked(mask: UInt32[Array, "row word"]) -> Bool[Array, "row token"]:
 
 
 def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"], no_token: int) -> Int32[Array, "row"]:
-    """Return sampled tokens, or `no_token` if the logit is -inf.
-
-    Args:
-        token: `vocab` for a row with NaN, which stays.
-        logits: changed.
-    """
+    """Return sampled tokens, or `no_token` if the changed logit is -inf; `vocab` (NaN) stays."""
     vocab = logits.shape[1]
     valid_token = jnp.where(token < vocab, token, 0)[:, None]
     chosen = jnp.take_along_axis(logits, valid_token, axis=1, mode="fill")[:, 0]

@@ -1,7 +1,7 @@
 """CPU kernel that samples one token per row: candidates are selected before sorting.
 
-`sampling.sample_tokens` defines the distribution. The same keys give the same tokens, unless rounding of an exponential
-or logarithm decides.
+`sampling.sample_tokens` defines the distribution. Equal keys give equal tokens, unless rounding of an exponential or
+logarithm decides.
 """
 
 from functools import partial
@@ -52,9 +52,7 @@ def sample_rows(
     Args:
         logits: processed.
         temperature: 0 for the most likely token.
-        top_k, top_p, min_p: as in `sampling.Sampling`.
         keys: threefry2x32 key words per row.
-        instructions: instruction set.
     """
     operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
     call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")

@@ -1,7 +1,6 @@
 """Sample the next token of every lane from its logits.
 
-The random key is (seed, request index, position), so tokens do not depend on batch-mates, the lane or the number of
-lanes.
+The random key is (seed, request index, position): tokens do not depend on batch-mates or lanes.
 """
 
 import functools
@@ -43,7 +42,6 @@ class Sampling(NamedTuple):
         top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
         seed: 64 bits in two words, high and low.
-        index: of the request.
     """
 
     temperature: Float32[HostOrDevice, "lane"]
@@ -60,15 +58,14 @@ def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group to
 
 
 def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
-    """Return the maximum of each group of tokens, for all uses in a step; NaN may be ignored."""
+    """Return each token group's maximum, for all uses in a step; may ignore NaN."""
     return jnp.max(_groups(logits), axis=2)
 
 
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
-    """Whether some logit of a row is NaN.
+    """Return whether some logit of a row is NaN, which XLA:CPU's max() drops in large arrays.
 
-    XLA:CPU's max() drops NaN in large arrays. Slices are combined element by element, faster than a reduction along the
-    row.
+    Slices are combined element by element, faster than a reduction along the row.
     """
     rows, vocab = logits.shape
     slices = logits.reshape((rows, math.gcd(vocab, NAN_SLICES), -1))
@@ -88,7 +85,7 @@ def most_likely(logits: Float32[Array, "row vocab"], platform: str = "cpu") -> I
 def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """Return the first index of each row's maximum, for rows without NaN.
 
-    Group maxima, the first group with the highest, and its first token: logits are read once.
+    Logits are read once: for group maxima, then the first highest group.
     """
     groups = _groups(logits)
     size = groups.shape[2]
@@ -100,7 +97,7 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
-"""Sampling mode of a step: the most general one that a lane needs; general modes are slower with equal samples."""
+"""The most general mode that a lane needs; general modes are slower with equal samples."""
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if a lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
@@ -174,7 +171,7 @@ def sample_tokens(
         positions: of each lane's new token.
         sampling_mode: `GREEDY` if all temperatures are 0, `SAMPLED` without filters, else `FILTERED`; `BESIDE_GREEDY`
             has no effect.
-        devices: of the step; on GPUs and TPUs a loop would launch operations lane by lane.
+        devices: on GPUs and TPUs a loop would launch operations lane by lane.
     """
     if SAMPLE_ROWS.chosen(devices, logits):
         return lax.cond(
@@ -200,7 +197,6 @@ def sample_tokens(
 def _sampled_by_kernel(
     logits: Float32[Array, "lane vocab"], sampling: Sampling, positions: Int32[Array, "lane"]
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` by the CPU kernel."""
     keys = jax.vmap(lambda sampling, position: jax.random.key_data(_key(sampling, position)))(sampling, positions)
     limits = (jnp.asarray(limit) for limit in (sampling.top_k, sampling.top_p, sampling.min_p))
     return sample_rows(logits, jnp.asarray(sampling.temperature), *limits, keys, instructions=fastest())

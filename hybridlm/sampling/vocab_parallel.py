@@ -24,19 +24,14 @@ SUM_TERMS = 16
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary of a model.
-
-    Attributes:
-        shard_size: tokens on one device.
-        devices: shards.
-    """
+    """The vocabulary of a model: `shard_size` tokens on each of `devices`."""
 
     shard_size: int
     devices: int = 1
 
     @staticmethod
     def of(config: DecoderConfig) -> "Vocabulary":
-        """Return the vocabulary of a model or of one device's shard."""
+        """Return the vocabulary of a model, or of a device's shard."""
         return Vocabulary(config.vocab_size, config.devices.model)
 
     @property
@@ -44,16 +39,14 @@ class Vocabulary(NamedTuple):
         return self.shard_size * self.devices
 
     def whole(self, logits: Logits) -> Float32[Array, "row vocab"]:
-        """All-gather the logits."""
         if self.devices == 1:
             return logits
         return lax.all_gather(logits, MODEL, axis=1, tiled=True, to="invarying")
 
     def log_total(self, logits: Logits, differentiable: bool = False) -> Float32[Array, "row 1"]:
-        """Return log(sum(exp(logits))) over the vocabulary.
+        """Return log(sum(exp(logits))) over the vocabulary, per row.
 
         Args:
-            logits: of each row.
             differentiable: the maximum has no gradient; the numbers are equal.
         """
         top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)
@@ -98,7 +91,6 @@ class Vocabulary(NamedTuple):
         return 1 + (count if self.devices == 1 else lax.psum(count, MODEL))
 
     def logit(self, logits: Logits, token: Int32[Array, "row"]) -> Float32[Array, "row 1"]:
-        """Return the logit of one token per row."""
         if self.devices == 1:
             return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
         is_local, index = local_rows(token, MODEL, self.shard_size)
@@ -112,7 +104,7 @@ class Vocabulary(NamedTuple):
         if self.devices == 1:
             return best, tokens
         tokens = tokens + lax.axis_index(MODEL) * self.shard_size
-        # Shards are in the order of the tokens, so the first of equal logits is the lowest token here too.
+        # Shards are in token order, so the first of equal logits is the lowest token here too.
         best, tokens = (lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (best, tokens))
         best, place = lax.top_k(best, count)
         return best, jnp.take_along_axis(tokens, place, axis=1, mode="fill")

@@ -103,7 +103,7 @@ def _size(value: Any) -> int:
 
 
 def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:
-    """Return a column after `skipped` rows, with exceptions in place of undecodable values."""
+    """Return a column after `skipped` rows, with exceptions for undecodable values."""
     if name not in batch.schema.names:
         return [None] * (batch.num_rows - skipped)
     column = batch.column(name).slice(skipped)
@@ -134,7 +134,7 @@ _TYPES = {
 
 
 def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
-    """Return the columns of an output; raises ValueError for a column of any JSON."""
+    """Return the columns of an output; raises ValueError for any JSON."""
     wrong = [name for name, kind in columns.items() if kind not in _TYPES]
     if wrong:
         raise ValueError(f"column {wrong[0]}: expected an output of JSON lines, objects of any kind have no column")

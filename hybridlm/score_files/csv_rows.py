@@ -35,7 +35,7 @@ class CsvRows(TextLines):
         super().__init__(path)
         self._most = MAX_RECORD_BYTES + 1
         self._reader, self.id_name = reader, reader.id_name
-        # The limit of Python's module, for all readers of the process, is 131,072 characters.
+        # Python's limit, for all readers of the process, is 131,072 characters.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
         self._names, self._start = next(self._records(Mark(0, 0)), ([], Mark(0, 0)))
         try:
@@ -124,19 +124,16 @@ class CsvScores(JsonScores):
         self._names = list(dict.fromkeys(["id", *columns, "error"]))
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return the records of rows, each a JSON string on a line."""
         each: list[dict[str, Any]] = [{"error": row.error, **(row.fields or {}), "id": row.id} for row in rows]
         cells = ([_cell(json_value(row.get(name), self._columns.get(name))) for name in self._names] for row in each)
         return "".join(dump(_record(record)) + "\n" for record in cells).encode("ascii")
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield names and records of all parts in the input's order."""
         yield _record(self._names).encode()
         for line in super().lines(parts):
             yield parse_json(line).encode()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write names and records of all parts in the input's order."""
         if self._gzipped:
             super().join(parts, file)
         else:

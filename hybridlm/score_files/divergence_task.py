@@ -36,7 +36,7 @@ class DivergenceFileReport(ScoreFileReport):
     """Result of `LM.divergence_file`.
 
     Attributes:
-        predicted: predicted tokens: all but the first of each text.
+        predicted: all tokens but the first of each text.
         mean_kl, mean_reverse_kl, mean_js, agreement: over these, in float64; None without any.
     """
 
@@ -124,7 +124,6 @@ class DivergenceTask(Task):
 
 
 def _report(output: Path, parts: Parts, earlier_rows: int) -> DivergenceFileReport:
-    """Return a report with means over all predicted tokens."""
     report, totals, predicted = file_report(output, parts, earlier_rows), dict.fromkeys(MEANS, 0.0), 0
     for count, means in _rows(output):
         predicted += count
@@ -137,7 +136,6 @@ def _report(output: Path, parts: Parts, earlier_rows: int) -> DivergenceFileRepo
 
 
 def _rows(output: Path) -> Iterator[tuple[int, Sequence[float]]]:
-    """Yield predicted tokens and means of rows with predictions."""
     if ending_of(output) == ".parquet":
         import pyarrow.parquet as pq
 

@@ -34,7 +34,7 @@ def require_ending(path: Path, endings: tuple[str, ...]) -> str:
 
 
 def check_source(path: Path, requests: bool = False) -> str:
-    """Return the ending of a file of texts, or of requests.
+    """Return the ending of a file of texts or requests.
 
     Raises:
         ValueError, MissingExtra: as `require_ending`, or no regular file.
@@ -67,11 +67,7 @@ def check_output(input: Path, output: Path, options: FileOptions) -> Path:
 
 
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
-    """Open a file of texts or requests.
-
-    Raises:
-        ValueError, MissingExtra: as `check_source`, or the file cannot hold texts.
-    """
+    """Open a file of texts or requests; raises as `check_source`, or ValueError for no texts."""
 
     ending = check_source(path, request is not None)
     if ending == ".parquet":
@@ -95,7 +91,6 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
-    """Return the class of an output's format; JSON lines by default."""
     ending = ending_of(path)
     if ending == ".parquet":
         from hybridlm.score_files.parquet import ParquetScores
@@ -108,7 +103,6 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
 
 def format_version(path: Path) -> str:
-    """Return the format of an output, with the version of a library in its bytes."""
     ending = ending_of(path)
     if ending == ".parquet":
         return f"{ending} by pyarrow {version('pyarrow')}"

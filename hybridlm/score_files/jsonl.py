@@ -14,12 +14,7 @@ from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, O
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; see `TextLines`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: damaged gzip.
-    """
+    """A file of JSON objects, one per line; see `TextLines`."""
 
     def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
@@ -33,7 +28,7 @@ class JsonLines(TextLines):
 
 
 class JsonScores:
-    """One line per row: id and fields, or id and error; ids of all kinds."""
+    """One line per row: id and fields, or id and error."""
 
     several = True
 
@@ -57,7 +52,6 @@ class JsonScores:
         }
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield the lines of all parts in the input's order."""
         for contents, order in parts:
             lines = (line for content in contents for line in content().splitlines(keepends=True))
             if order is not None:

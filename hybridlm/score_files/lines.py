@@ -11,18 +11,15 @@ from hybridlm.score_files.rows import InputRow, Mark, TextSource
 
 BLOCK_BYTES = 1 << 16
 MAX_RECORD_BYTES = 1 << 26
-"""Bounds the memory for lines of compressed files and CSV rows."""
+"""Bounds the memory of compressed lines and CSV rows."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, and decompress .gz block by block.
+    """Open a file for reading, and decompress .gz block by block; raises ValueError if damaged.
 
     Offsets count decompressed bytes; a seek in a compressed file reads from its beginning.
-
-    Raises:
-        ValueError: damaged gzip.
     """
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:

@@ -30,8 +30,8 @@ class FileOptions:
         restart: delete earlier parts and begin again.
         progress: True shows a bar; "lines" prints a line every 30 seconds without a terminal; None shows a bar on a
             terminal.
-        sort_window: bytes of consecutive rows that are sorted, so that common beginnings are computed once; the output
-            keeps the input's order. 0 sorts nothing.
+        sort_window: bytes of consecutive rows that are sorted, to compute common beginnings once; the output keeps the
+            input's order. 0 sorts nothing.
 
     Raises:
         ValueError: an option is wrong.

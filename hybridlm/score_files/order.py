@@ -1,7 +1,7 @@
 """Order of rows for scoring: rows with a common beginning are neighbours.
 
-Consecutive rows (a sort window) are sorted by their beginnings. A part has a piece of the sorted rows; joining restores
-their order.
+Consecutive rows (a sort window) are sorted by their beginnings. A part has a piece of them; joining restores their
+order.
 """
 
 import json
@@ -28,11 +28,10 @@ MIN_SAVED = 0.1
 MAX_PART_WINDOWS = 8
 """Windows of a part of sorted rows: each copy of a common beginning counts."""
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
-"""Fields of a request's body with the beginning of its prompts."""
 FIRST_LEVEL, LEVELS = 64, 12
-"""Characters of the shortest compared beginning, and the number of beginnings; each is twice as long as the last."""
+"""Characters of the shortest compared beginning, and the number of beginnings, each twice as long."""
 SortWindow = tuple[int, np.ndarray | None]
-"""Number of parts of consecutive rows; int64 [rows], row in each place of the parts, from the first; None in order."""
+"""Number of parts of consecutive rows; row in each place of the parts, int64 [rows]; None in order."""
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
@@ -49,8 +48,8 @@ Planned = tuple[SortWindow, Iterator[list[InputRow]]]
 def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
     """Yield the sort windows of consecutive windows of rows.
 
-    The file is read twice, first for the common share: rows with little in common stay in their windows. Take the rows
-    of a sort window before the next.
+    The file is read twice, first for the common share: rows with little in common stay in their windows. Take a
+    window's rows before the next.
     """
     if not windows:
         return
@@ -121,7 +120,6 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
 
 
 def common_share(rows: Iterable[InputRow]) -> float:
-    """Estimate the share of common text in rows."""
     sums = [array("I") for _ in range(LEVELS)]
     total = 0
     for row in rows:

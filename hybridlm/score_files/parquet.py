@@ -28,11 +28,7 @@ MAX_GROUP_BYTES = 1 << 26
 
 
 class ParquetRows(TextSource):
-    """A Parquet file with columns that `columns_of` accepts.
-
-    Raises:
-        ValueError: not Parquet, or a column is missing or of another type.
-    """
+    """A Parquet file with columns that `columns_of` accepts; raises ValueError."""
 
     unit = "row"
 
@@ -60,7 +56,7 @@ class ParquetRows(TextSource):
 
     def _open(self) -> pq.ParquetFile:
         try:
-            # Without pre_buffer, and with a small buffer, only the pages of a batch are in memory.
+            # Without pre_buffer and with a small buffer, only a batch's pages are in memory.
             return pq.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
@@ -102,7 +98,6 @@ class ParquetScores:
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the rows of all parts in the input's order."""
         with pq.ParquetWriter(file, self._schema) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):

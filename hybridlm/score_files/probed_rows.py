@@ -23,7 +23,7 @@ class ProbedRows:
 
     Attributes:
         positions: "last" or "all".
-        interventions: changes, or the field with the changes of each row.
+        interventions: changes, or the field with each row's.
     """
 
     sites: ProbeSites
@@ -58,23 +58,18 @@ class ProbedRows:
 
     @property
     def origin(self) -> dict[str, str | int]:
-        """Settings that the bytes of the output depend on."""
         reads = {"reads": f"{', '.join(self._arrays())} at {self.positions}"} if self.capture.captures else {}
         changes = f"field {self.interventions}" if isinstance(self.interventions, str) else digest(self.interventions)
         return {**reads, "interventions": changes}
 
     def _arrays(self) -> dict[str, int]:
-        """Return read name -> count of numbers at a position."""
         hidden = {HIDDEN.format(i): self.sites.hidden for i in self.capture.hidden_states}
         return hidden | {
             site.name: int(np.prod(site.shape)) for site in self.sites.states.values() if self.capture.states
         }
 
     def probes(self, texts: Sequence[ScoredIds], field: Any, where: str) -> list[Probe | None]:
-        """Return the reads and changes in the texts of a row, one per completion.
-
-        Args:
-            field: value of the interventions field.
+        """Return the reads and changes in a row's texts, one per completion.
 
         Raises:
             TypeError, ValueError: a wrong intervention, or several texts to read from.

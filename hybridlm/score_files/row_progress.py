@@ -1,4 +1,4 @@
-"""Progress over a file of texts, by bytes, and within a part by tokens: a bar, or lines on standard error."""
+"""Progress over a file of texts: a bar, or lines on standard error."""
 
 import sys
 import threading
@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hybridlm.progress import progress_bar
 
 FileProgress = bool | Literal["lines"] | None
-"""Kind of progress: None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
+"""None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
 SECONDS_BETWEEN_LINES = 30.0
 """Time between two lines of progress."""
 SECONDS_BETWEEN_RATES = 0.5
-"""Time between two updates of the number of tokens in a bar."""
+"""Seconds between updates of the number of tokens in a bar."""
 Tokens = Callable[[], int]
-"""Returns the number of tokens computed so far: parts of a file may take hours."""
+"""Returns the tokens computed so far: parts of a file may take hours."""
 
 
 def no_tokens() -> int:
@@ -30,10 +30,9 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
     """Return a line with the share of finished work and the remaining time.
 
     Args:
-        description: description of the work.
-        seconds: seconds since the beginning of this run.
+        seconds: since the beginning of this run.
         stored: finished amount of an earlier run.
-        tokens: tokens computed by this run; 0 if tokens are not counted.
+        tokens: computed by this run; 0 if not counted.
     """
     seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
     ahead = (
@@ -77,7 +76,6 @@ class RowProgress:
     tokens per byte of earlier parts.
 
     Args:
-        bar: None for no bar.
         lines: print a line for each call of `tick`, and one at the end.
         tokens: counts the computed tokens.
         verb: word for the computation.
@@ -94,12 +92,11 @@ class RowProgress:
         self._lock = threading.Lock()
 
     def read(self, rows: int) -> None:
-        """Show the number of rows of the first pass."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
     def begin(self, total: Amount, stored: Amount) -> None:
-        """Begin the rows of a file, with the rows of an earlier run."""
+        """Begin the rows of a file, with rows of an earlier run."""
         self._start, self._start_tokens = time.monotonic(), self._count()
         self._done, self._kept, self._total = stored, stored, total
         if self._bar is not None and self._task is not None:
@@ -118,7 +115,6 @@ class RowProgress:
             self._show()
 
     def tick(self) -> None:
-        """Show the current state: a part may take hours."""
         with self._lock:
             if self.done < self._total.size:  # the total is 0 before it is known; the last line has been printed
                 self._show(line=True)
@@ -147,7 +143,6 @@ class RowProgress:
 
 @contextmanager
 def score_progress(show: FileProgress, verb: str, tokens: Tokens) -> Iterator[RowProgress]:
-    """Show a bar with share, rows, speed and remaining time, or lines."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

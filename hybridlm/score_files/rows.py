@@ -28,7 +28,7 @@ START = Mark(0, 0)
 
 
 class RowFields(NamedTuple):
-    """Names of the fields with chosen ids and interventions; None if absent."""
+    """Names of the fields with chosen ids and interventions, or None."""
 
     chosen: str | None = None
     interventions: str | None = None
@@ -60,7 +60,7 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """Whether only the last tokens are scored: a prompt or messages."""
+        """True if only the last tokens are scored."""
         return self.key in ("prompt", "messages")
 
     @property
@@ -70,10 +70,7 @@ class InputRow(NamedTuple):
 
 Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]
 Columns = Mapping[str, Kind]
-"""Names and kinds of output fields.
-
-"object" is any JSON; NaN and rank 0 become null.
-"""
+"""Names and kinds of output fields: "object" is any JSON; NaN and rank 0 become null."""
 
 
 class Lists(NamedTuple):
@@ -87,7 +84,7 @@ class OutputRow(NamedTuple):
     """A row of the output: its fields, or its error.
 
     Attributes:
-        fields: field -> value; lists are arrays. Tables omit fields without a column.
+        fields: lists are arrays. Tables omit fields without a column.
         shifted: completions scored from within the prompt.
     """
 
@@ -124,7 +121,7 @@ SortedParts = tuple[Contents, np.ndarray | None]
 
 
 class ScoreTarget(Protocol):
-    """A format of scores. Its output is a function of the rows alone.
+    """A format of scores: a function of the rows alone.
 
     Attributes:
         several: True if rows may have several completions.
@@ -155,7 +152,6 @@ def require_one_kind(ids: IdKinds, format: str) -> None:
 
 
 COLUMNS = ("id", *FORMS, "completion", MASK)
-"""Table columns with a meaning for all tasks."""
 CHAT_FIELDS = ("tools", "chat_template_kwargs")
 """Further fields of objects with messages."""
 TEXT_COLUMNS = ("id", "text", "prompt", "completion")
@@ -163,10 +159,7 @@ TEXT_COLUMNS = ("id", "text", "prompt", "completion")
 
 
 def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[str]:
-    """Return the columns to read: of `COLUMNS` and of the task.
-
-    Raises ValueError for missing or duplicate columns.
-    """
+    """Return the columns to read; raises ValueError for missing or duplicate ones."""
     duplicate = sorted({name for name in COLUMNS if names.count(name) > 1})
     if duplicate:
         raise ValueError(f"column {duplicate[0]}: expected it once, found it {names.count(duplicate[0])} times")
@@ -196,7 +189,6 @@ class TextObjects:
         return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
 
     def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of an object, with a fault for a wrong object."""
         id = None
         try:
             id = read_id(value)

@@ -19,7 +19,7 @@ from hybridlm.text_model import TokenCounts
 MAX_WINDOW_IDS = 1 << 24
 """Ids in the reports of a window, one byte for each token; more ids shorten windows."""
 MAX_SORT_IDS = 1 << 26
-"""Ids in the reports of a sort window, whose rows are in memory when they are joined."""
+"""Ids in the reports of a sort window, whose rows are joined in memory."""
 
 SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 
@@ -35,7 +35,12 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
     """
     input, (index, count) = Path(input), options.share
     path = task.check(input, Path(output), options)
-    limits = _limits(task, options)
+    window_rows = task.window if options.window is None else options.window
+    limits = Limits(
+        window_rows if task.most_rows is None else min(window_rows, task.most_rows),
+        task.window_bytes or min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // task.ids),
+        min(options.sort_window, MAX_SORT_IDS // task.ids),
+    )
     with (
         closing(task.open(input, task.row_fields, task.request)) as source,
         parts_of(path) as parts,
@@ -85,15 +90,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         return task.report(path, parts, earlier_rows)
 
 
-def _limits(task: RowTask, options: FileOptions) -> Limits:
-    rows = task.window if options.window is None else options.window
-    rows = rows if task.most_rows is None else min(rows, task.most_rows)
-    size = task.window_bytes or min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // task.ids)
-    return Limits(rows, size, min(options.sort_window, MAX_SORT_IDS // task.ids))
-
-
 def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:
-    """Return everything that determines the output's bytes."""
     return {
         "input": f"sha256 {surveyed.sha256}",
         **task.origin,
@@ -106,14 +103,12 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
 
 
 def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """Return the rows, with faults for several completions and repeated ids."""
     faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
     faults |= {row.number: surveyed.repeated[row.number] for row in rows if row.number in surveyed.repeated}
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
 
 
 def _errors(rows: Sequence[InputRow], computed: Sequence[OutputRow]) -> list[str | None]:
-    """Return the errors of rows in the input's order."""
     pairs = sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)
     return [output.error for _, output in pairs]
 

@@ -1,4 +1,4 @@
-"""The task of scores: log-probabilities, distributions, and reads and changes inside the model."""
+"""The task of scores: log-probabilities, distributions, and probes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,6 @@ DISTRIBUTIONS: dict[str, Kind] = {
 
 
 def score_columns(settings: DistributionSettings) -> Columns:
-    """Return the columns of scores and of answers about the distributions."""
     if not settings.given:
         return SCORES
     groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
@@ -68,14 +67,12 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 
 def _ids(text: str) -> str | list[int]:
-    """Return an option's token ids, or the name of their field."""
     parts = text.split(",")
     numbers = all(part.strip().removeprefix("-").isdecimal() for part in parts)
     return [int(part) for part in parts] if numbers else text
 
 
 def _changes(text: str) -> str | list[Intervention]:
-    """Return an option's interventions, or the name of their field."""
     if not text.lstrip().startswith("["):
         return text
     try:
@@ -176,7 +173,6 @@ def scored_rows(
         scores: (token ids, questions, probes) -> scores, a function of order and content.
         origin: everything else that scores depend on.
         settings: questions; `token_ids` may name a field.
-        probed: probes, or None.
         **fields: of `RowTask`.
     """
     chosen = settings.token_ids
@@ -219,7 +215,7 @@ def _values(scores: list[Score], several: bool) -> RowValues:
     wrong = next((score.first_wrong for score in scores if score.first_wrong is not None), None)
     fields = score_fields(scores[0])
     if several:
-        # A completion with a token that spans the boundary has fewer tokens of the prompt before it.
+        # A token that spans the boundary leaves fewer prompt tokens before it.
         prompt = max(score.prefix_tokens for score in scores)
         fields = {"prompt_tokens": prompt, "completions": list(map(score_fields, scores))}
     shifted = sum(score.boundary_shift > 0 for score in scores)

@@ -19,12 +19,7 @@ MAX_WINDOW_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of parts and of sort windows.
-
-    Attributes:
-        bytes: size of a part; common beginnings count once.
-        sorted: size of a sort window; 0 sorts nothing.
-    """
+    """Bytes of parts (common beginnings once) and of sort windows (0: no sorting)."""
 
     rows: int
     bytes: int
@@ -42,12 +37,7 @@ class RowWindow:
 
 @dataclass(frozen=True)
 class Survey:
-    """Result of the first pass over a file.
-
-    Attributes:
-        sha256: of the file.
-        repeated: row with a repeated id -> fault.
-    """
+    """Result of the first pass over a file; `repeated` has a fault by row."""
 
     sha256: str
     windows: list[RowWindow]
@@ -107,7 +97,6 @@ def _twice(hashes: "array[int]") -> set[int]:
 
 
 def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
-    """Return the faults of repeated ids by row, among ids with these hashes."""
     first: dict[Id, int] = {}
     repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():

@@ -24,12 +24,11 @@ class ScoreFileReport:
         output: written file, with the shard in its name.
         texts: computed rows.
         errors: rows with an error.
-        tokens: tokens of the texts.
+        tokens: of the texts.
         kept: rows that an interrupted run had finished.
         prefix_tokens_saved: tokens that common beginnings saved, by earlier runs too.
         shifted: completions scored from within the prompt, because a token spans both.
-        step_tokens: tokens that steps consumed, by earlier runs too.
-        step_places: token places of these steps, lanes x chunk each.
+        step_tokens, step_places: tokens and token places (lanes x chunk) of steps, by earlier runs too.
     """
 
     output: Path
@@ -49,12 +48,10 @@ class ScoreFileReport:
 
 
 def total(parts: Parts, *names: str) -> list[int]:
-    """Return the sums of fields over all parts."""
     return [sum(getattr(part, name) for part in parts.done) for name in names]
 
 
 def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileReport:
-    """Return the report of a run."""
     rows, tokens, errors, *counts = total(
         parts, "rows", "tokens", "errors", "saved", "shifted", "step_tokens", "step_places"
     )
@@ -76,7 +73,6 @@ class RowValues(NamedTuple):
 
 
 def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
-    """Return an output row: the values of a row, or its fault."""
     if isinstance(result, RowValues):
         if result.wrong is None:
             return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
@@ -89,7 +85,6 @@ class RowTask:
     """A task with its model.
 
     Attributes:
-        columns: fields of the output.
         read: input row -> work; raises ValueError or TypeError.
         run: works -> results, a function of order and content.
         origin: everything that determines the output, except input and run options.
@@ -97,12 +92,11 @@ class RowTask:
         request: fields of requests; None for texts and token ids.
         row_fields: further input fields.
         ids: reported ids per position, at least 1; in memory until the part is written.
-        most_rows: maximum rows of a window.
         window: its default.
-        window_bytes: bytes of a window; None for 1 MiB.
+        window_bytes: None for 1 MiB.
         counts: returns tokens and places so far.
         during: context around a part.
-        check: (input, output, options) -> output path; checks without a model.
+        check: (input, output, options) -> output path, without a model.
         open: (input, field names, request fields) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
@@ -140,11 +134,7 @@ class Task(ABC):
 
     @abstractmethod
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model.
-
-        Raises:
-            TypeError, ValueError: wrong settings, or a model that cannot do the task.
-        """
+        """Return the task with a model; raises TypeError or ValueError if they do not fit."""
 
 
 def text_task(
@@ -155,7 +145,7 @@ def text_task(
     origin: Origin,
     **fields: Any,
 ) -> RowTask:
-    """Return a task on texts and token ids; `origin` are the settings that determine the output."""
+    """Return a task on texts; `origin` are the settings that determine the output."""
     return RowTask(
         columns=columns,
         read=lambda row: encode(row.item, row.key),
@@ -168,7 +158,7 @@ def text_task(
 
 
 def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Return the output rows in order, with the error of each wrong row; one call computes all."""
+    """Return the output rows, with each wrong row's error; one call computes all."""
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]
     works = [_read(task, row, name) for row, name in zip(rows, names, strict=True)]
     results = iter(task.run([work for work, fault in works if fault is None]))
@@ -179,7 +169,6 @@ def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[
 
 
 def _read(task: RowTask, row: InputRow, name: str | None) -> tuple[Any, str | None]:
-    """Return the work of a row, or its fault."""
     fault = row.fault
     if fault is None:
         try:

@@ -54,7 +54,6 @@ class ClassifyTask(Task):
     """
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task; raises ValueError without a head of texts."""
         classifier = model.require_classifier("classify_file")
         columns: Columns = {"logits": "floats"}
         if len(classifier.labels) > 1:
@@ -82,7 +81,6 @@ class DecideTask(Task):
     check: ClassVar[Any] = staticmethod(partial(check_file, requests=True))
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task; raises CheckpointError for faulty decision files."""
         decider = model.decider(full_lanes=True)
 
         def run(requests: Sequence[list[Prompt]]) -> list[RowValues]:

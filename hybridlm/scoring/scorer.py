@@ -143,7 +143,7 @@ def prefilled(
         stored = restored(finished, call, texts, empty)
         yield from stored.values()
         texts = {i: tokens for i, tokens in texts.items() if i not in stored}
-    queue = Scheduler(engine)
+    queue = Scheduler(engine, engines=reading.engines)
     probes = None if probing is None else probing.probes
     queue.add_texts(reading, texts_to_read(reading, texts, make, prefix, question, probes))
     try:

@@ -1,6 +1,6 @@
-"""The contract of every step, with the declarations of the kernels for CPUs and names of pool dimensions.
+"""The contract of every step, declarations of CPU kernels, and names of pool dimensions.
 
-All steps find the rows of their lanes by one slot map, and the pages of KV caches by one page table.
+All steps find lanes' rows by one slot map, and pages of KV caches by one page table.
 """
 
 from dataclasses import replace
@@ -24,13 +24,10 @@ _SHARED: Any = Shared()
 
 
 def slot_map(rows: int, devices: int = 1) -> SlotMap:
-    """Return the slot map of the lanes.
-
-    All lanes have distinct rows, also idle lanes, which keep the bits of their rows.
+    """Return the slot map: lanes have distinct rows; rows of idle lanes keep their bits.
 
     Args:
-        rows: rows of the pool.
-        devices: devices along the data axis, each with as many lanes and rows; slots are row numbers of a device.
+        devices: along the data axis, each with as many lanes and rows; slots are row numbers of a device.
     """
     return SlotMap(STATE.group, rows // devices, null=False, local=DATA if devices > 1 else None)
 
@@ -39,24 +36,22 @@ def page_table(pages: int, devices: int = 1) -> PageTable:
     """Return the page table of the lanes.
 
     Args:
-        pages: pages of the pool, with the null page of each device.
-        devices: devices along the data axis, each with as many pages; entries are page numbers of a device.
+        pages: of the pool, with each device's null page.
+        devices: along the data axis, each with as many pages; entries are page numbers of a device.
     """
     return PageTable(PAGES.group, pages // devices, local=DATA if devices > 1 else None)
 
 
 def pools_of(arrays: Any) -> Any:
-    """Return the entry of each array of the rows, given a `StateArray` for each."""
+    """Return the entry of each `StateArray` of a row."""
     return jax.tree.map(lambda array: PAGES if array.grows else STATE, arrays)
 
 
 def _inputs(slots: SlotMap, pages: PageTable | None) -> StepInputs:
-    """Return the contract entries of a step's inputs.
-
-    An entry of an absent part stands for no array.
+    """Return the contract entries of a step's inputs; an absent part's entry has no array.
 
     `changes` follow from the tokens before the step: a lane with changes has no drafts, unless the changes are masks,
-    of which each token has its own.
+    with one for each token.
     """
     rows: Any = slots
     table: Any = pages
@@ -86,13 +81,11 @@ def _opaque(call: PoolKernel | PagedKernel, by: Any, pool: Pool) -> Opaque:
 
 
 def kernel_calls(slots: SlotMap | None = None, pages: PageTable | None = None) -> dict[str, Opaque]:
-    """Return the declarations of CPU kernels with pools as operands.
-
-    Other kernels are row-wise.
+    """Return the declarations of CPU kernels with pools as operands; others are row-wise.
 
     Args:
-        slots: entry of the rows of the lanes; None for calls without slots, with row i of lane i.
-        pages: entry of the pages of the lanes; None without calls of paged kernels.
+        slots: None for calls without slots, with row i of lane i.
+        pages: None without calls of paged kernels.
     """
     by_slot = {
         pool_target(target, slots): _opaque(call, _SHARED if slots is None else slots, STATE)
@@ -112,26 +105,20 @@ def step_contract(verifying: bool, arrays: Any, slots: SlotMap, pages: PageTable
     """Return the contract of a step.
 
     Args:
-        verifying: the step returns `((accepted, outputs), rows)`, with the number of accepted tokens of each lane.
+        verifying: the step returns `((accepted, outputs), rows)`.
         arrays: a `StateArray` for each array of the rows.
-        slots: entry of the rows of the lanes.
-        pages: entry of their pages; None for arrays without KV caches.
+        pages: None for arrays without KV caches.
     """
     outputs, rows = (Lane(role="accepted"), Lane()) if verifying else Lane(), pools_of(arrays)
     return LaneContract((Shared(), rows, _inputs(slots, pages)), (outputs, rows), opaque=kernel_calls(slots, pages))
 
 
 POSITION = "position"
-"""Name of the positions of a cache in the proof: no program has a constant position."""
+"""Name of a cache's positions in the proof: no program has a constant position."""
 
 
 def name_pool_dims(contract: LaneContract, arrays: Any) -> LaneContract:
-    """Return the contract with a name for every dimension of its pools.
-
-    Args:
-        contract: contract of a step with these arrays in its pools, arguments and results.
-        arrays: a `StateArray` for each.
-    """
+    """Return the contract with a name for every dimension of its pools, a `StateArray` each."""
 
     def entry(role: Any) -> Any:
         if isinstance(role, Pool):

@@ -1,6 +1,6 @@
 """Stateless step that compares two models' distributions, and its contract.
 
-Heads are applied block by block, so that only a block's logits are in memory.
+Only one block's logits are in memory.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,6 @@ class Divergences(NamedTuple):
 
     Attributes:
         kl: KL(P || Q), P of the first model, Q of the second.
-        reverse_kl: KL(Q || P).
         js: Jensen-Shannon divergence, at most log 2.
         same_top: equal most likely tokens.
     """

@@ -24,11 +24,10 @@ EDITED: tuple[Role, ...] = ("recurrent", "conv")
 """Roles of state arrays that can be changed."""
 
 NOT_EDITED = Pool("unchanged")
-"""Entry of other arrays: no row is written, while a step writes lanes' rows in all pools of a group."""
+"""Entry of other arrays: none of their rows is written, but model steps write rows in all pools of a group."""
 
 
 def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:
-    """Return the contract of the step."""
     pools = jax.tree.map(lambda array: STATE if array.role in EDITED else NOT_EDITED, structure.arrays)
     groups = dict.fromkeys(pool.group for pool in jax.tree.leaves(pools))
     return LaneContract(inputs=(pools, replace(slots, groups=tuple(groups)), Lane()), outputs=(pools,))
@@ -100,7 +99,7 @@ def state_sites(structure: Structure) -> list[StateSite]:
 
 
 def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return name -> type of a row's changeable array, over all devices."""
+    """Return types of a row's changeable arrays by name, over all devices."""
     leaves = jax.tree.leaves(rows.layers)
     types = {site.array: leaves[site.place] for site in state_sites(structure)}
     return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in types.items()}
@@ -123,7 +122,6 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
 
 
 def _own_part(edit: StateEdit, dim: int, shape: tuple[int, ...]) -> StateEdit:
-    """Return this device's part of a change."""
     first = lax.axis_index(MODEL) * shape[dim]
 
     def own(x: Any) -> Array:

@@ -1,7 +1,6 @@
 """The generating step: prefill or decode of one chunk, and one sampled token per lane.
 
-All steps share everything up to the final residual stream; `lengths` gives the number of real tokens of each lane, and
-a lane of length 0 keeps its rows.
+All steps share everything up to the final residual stream; a lane of length 0 keeps its rows.
 """
 
 from typing import Any, NamedTuple
@@ -23,21 +22,21 @@ from models.sharding.devices import Devices
 from models.state.rows import put_rows, take_rows
 
 LAST_SAMPLED = -1
-"""Placeholder for the token that the lane sampled last, which the host may not know yet."""
+"""Placeholder for the lane's last sampled token, which the host may not know yet."""
 NO_TOKEN = 1
 """Token `vocab + NO_TOKEN` is returned where changes of logits leave no token."""
 
 
 class SampledTokens(NamedTuple):
-    """Outputs of a generating step per lane, or of a verifying step per token.
+    """Outputs of a generating step per lane, or of a verifying step per token; None unless requested.
 
     Attributes:
-        token: the token sampled; `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN`
-            where a mask and the other changes of the logits leave no token.
-        logprob: log-probability of the token before temperature and processing; None unless requested.
-        top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
-        mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
-        hidden_states: hidden states of the lane's last token in some layers; None unless requested.
+        token: `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN` where a mask and
+            other changes leave no token.
+        logprob: before temperature and processing.
+        top_tokens, top_logprobs: the most likely tokens, best first.
+        mtp_drafts: tokens that the MTP head drafts after the lane's next token.
+        hidden_states: of the lane's last token in some layers.
     """
 
     token: Int32[Array, "*lane"]
@@ -53,15 +52,14 @@ def generate_step(
 ) -> Step:
     """Make the generating step, with outputs `SampledTokens`.
 
-    Its inputs have `sampling` and may have `changes` and `probes`. `LAST_SAMPLED` in `tokens` stands for the token that
-    the lane sampled in its last step.
+    Its inputs have `sampling` and may have `changes` and `probes`. `LAST_SAMPLED` in `tokens` stands for the lane's
+    last sampled token.
 
     Args:
-        structure: structure of the model.
-        top: None for tokens alone, otherwise with log-probabilities, of the token and of the `top` most likely ones.
+        top: None for tokens alone, otherwise log-probabilities of the token and the `top` most likely ones.
         processor: changes the logits of each lane before sampling.
-        mtp_drafts: number of tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as
-            many more positions.
+        mtp_drafts: tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as many more
+            positions.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
@@ -99,12 +97,8 @@ def finish_step(
     """Store each lane's next token in its row, and draft with the MTP head.
 
     Args:
-        model: the model, with an MTP head if it drafts.
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
-        token: the token that each lane continues with.
-        sampled: all tokens that the step has sampled.
-        inputs: inputs of the step.
-        consumed: number of tokens that each lane has consumed; a lane with 0 keeps its token.
+        consumed: tokens per lane; a lane with 0 keeps its token.
         mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
@@ -128,12 +122,10 @@ def sample_with_logprobs(
     """Sample the next token of each row of logits, with its log-probability if requested.
 
     Args:
-        logits: logits after the last token of each row.
         last_token: the token before the one to sample; None without a processor.
-        positions: positions of the tokens to sample.
-        inputs: sampling settings and logit changes of each row; changes are before the processor, masks after it.
+        positions: of the tokens to sample.
+        inputs: settings and changes of each row; changes are before the processor, masks after it.
         top, processor: as for `generate_step`.
-        devices: devices of the step.
     """
     logprob = top_tokens = top_logprobs = None
     changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
@@ -149,7 +141,7 @@ def sample_with_logprobs(
     if changes is not None or processor is not None:
         token = only_allowed(token, processed, vocab + NO_TOKEN)
     chosen = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
-    # A processor may force a token by an infinite logit; the model may not have one.
+    # A processor may force a token by an infinite logit; the model may not.
     token = jnp.where((token < vocab) & ~jnp.isfinite(chosen[:, 0]), jnp.int32(vocab), token)
     if top is not None:
         total = Vocabulary(vocab).log_total(logits)
@@ -171,21 +163,18 @@ def propose_mtp_drafts(
 ) -> tuple[Int32[Array, "lane propose_mtp_drafts"], tuple[Any, ...]]:
     """Draft the next tokens with the MTP head.
 
-    A draft is sampled with the key of its position: the model later samples with the same noise, and where the head's
-    logits are like the model's, so is the token. The head's keys and values of drafts are after the end of the
-    sequence, at positions that are written again before they are read.
+    A draft is sampled with the key of its position: the model later samples with the same noise, so like logits give
+    like tokens. The head's keys and values of drafts are written again before they are read.
 
     Args:
-        model: a model with an MTP head.
-        layers: its state; the head has consumed all tokens except the sampled one.
+        layers: the model's state; the head has consumed all tokens except the sampled one.
         token: the token that each lane has sampled.
-        inputs: inputs of the step; its KV cache blocks hold the positions of all drafts.
-        consumed: number of tokens that the step has consumed; a lane with 0 has not sampled, and gets no drafts.
-        count: number of drafts.
-        processor: changes the logits of each lane before sampling.
+        inputs: its KV cache blocks hold the positions of all drafts.
+        consumed: tokens per lane; a lane with 0 has not sampled, and gets no drafts.
+        processor: as for `generate_step`.
 
     Returns:
-        Drafts, all in the vocabulary, and the state.
+        `count` drafts, all in the vocabulary, and the state.
     """
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *body, head = layers
@@ -217,11 +206,7 @@ def propose_mtp_drafts(
 
 
 def hidden_step(structure: Structure) -> Step:
-    """Make the step with outputs `hidden`, float32 [N, T, hidden]; padding has no meaning.
-
-    Args:
-        structure: structure of the model.
-    """
+    """Make the step with outputs `hidden`, float32 [N, T, hidden]; padding has no meaning."""
 
     def step(
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs

@@ -20,7 +20,6 @@ EMPTY_SLOT = -1
 
 
 def site_of(layer: int, kind: str) -> int:
-    """Return the number of a kind of heads, or of the experts, of a layer."""
     return layer * len(SITE_KINDS) + SITE_KINDS.index(kind)
 
 
@@ -28,9 +27,8 @@ class ProbeShape(NamedTuple):
     """Part of the compilation key of a step with `ProbeInputs`.
 
     Attributes:
-        hidden_states: slots of each lane.
         places: tokens of a lane with returned hidden states; in a generating step 1, the last.
-        vectors, ablations: slots of each lane.
+        hidden_states, vectors, ablations: slots of each lane.
     """
 
     hidden_states: int = 0
@@ -50,7 +48,6 @@ class Vectors(NamedTuple):
     Attributes:
         index: of hidden states: 0 after the embedding, i after layer i - 1.
         first, end: positions in [first, end).
-        replaces: replace the hidden states instead of adding.
     """
 
     index: Int32[Array | np.ndarray, "lane slot"]
@@ -65,7 +62,6 @@ class Ablations(NamedTuple):
 
     Attributes:
         site: by `site_of`.
-        unit: head or expert.
         first, end: positions in [first, end).
     """
 
@@ -80,8 +76,7 @@ class ProbeInputs(NamedTuple):
 
     Attributes:
         places: tokens with returned hidden states; T for none, with zeros. None: the last token.
-        layers: index per slot, as in `LM.forward`: 0 after the embedding.
-        vectors, ablations: changes.
+        layers: index per slot, as in `LM.forward`.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
@@ -91,7 +86,6 @@ class ProbeInputs(NamedTuple):
 
     @property
     def shape(self) -> ProbeShape:
-        """Return the part of the compilation key."""
         hidden_states = 0 if self.layers is None else self.layers.shape[1]
         places = min(hidden_states, 1) if self.places is None else self.places.shape[1]
         vectors, ablations = self.vectors, self.ablations
@@ -156,7 +150,6 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Zero the outputs of ablated heads on this device."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.
@@ -167,12 +160,11 @@ class ProbeHooks(Hooks):
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
-        """Zero the weights of ablated experts."""
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
     def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
-        """Whether a slot is meant at each token, bool [lane, token, slot]."""
+        """Return whether a slot is meant at each token, bool [lane, token, slot]."""
         token = self._at[:, :, None]
         is_unit = (jnp.asarray(index) == value)[:, None]
         return is_unit & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])

@@ -26,14 +26,13 @@ class Batch(NamedTuple):
     """Tokens of each lane.
 
     Attributes:
-        tokens: token ids.
-        lengths: number of real tokens; 0 for an idle lane.
-        positions: position of the first token.
-        slots: row of each lane, all different; the row of an idle lane, which may be another sequence's, keeps its
-            bits. On a mesh, row numbers of the lane's device.
-        kv_blocks: number of KV cache blocks that hold every position of the step.
-        pages: page table of the KV caches: entry b is the lane's page of positions from b * `KV_BLOCK` on, and 0, the
-            null page, behind its last page. On a mesh, page numbers of the lane's device. None without KV caches.
+        lengths: real tokens; 0 for an idle lane.
+        positions: of the first token.
+        slots: row of each lane, all different; the row of an idle lane, perhaps another sequence's, keeps its bits. On
+            a mesh, row numbers of the lane's device.
+        kv_blocks: KV cache blocks that hold every position of the step.
+        pages: page table of the KV caches: entry b is the lane's page of positions from b * `KV_BLOCK` on; after its
+            last page the null page 0. On a mesh, page numbers of the lane's device. None without KV caches.
     """
 
     tokens: Int32[Any, "lane token"]
@@ -78,18 +77,12 @@ class Chosen(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Inputs of a step, None for absent parts.
-
-    Every step is `step(params, rows, inputs) -> (outputs, rows)`.
+    """Inputs of a step `step(params, rows, inputs) -> (outputs, rows)`, None for absent parts.
 
     Attributes:
-        batch: tokens of each lane.
         drafts: number of drafts at the end of each lane's tokens, which the step verifies.
-        sampling, sampling_mode: settings for sampling the next token, as for `sample_tokens`.
-        changes: changes of the logits before sampling.
+        sampling, sampling_mode: as for `sample_tokens`.
         targets: the token after each token, to score; targets of padding have no meaning.
-        chosen: report on the distribution of each position.
-        probes: hidden states to return, and changes inside the model.
     """
 
     batch: Batch
@@ -103,7 +96,6 @@ class StepInputs(NamedTuple):
 
     @property
     def required_sampling(self) -> tuple[Sampling, Int32[Any, ""]]:
-        """Return the sampling settings and the mode of a step that samples."""
         assert self.sampling is not None and self.sampling_mode is not None, "a step that samples has settings"
         return self.sampling, self.sampling_mode
 

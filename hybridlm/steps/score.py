@@ -16,21 +16,19 @@ from models import Decoder
 from models.ops.layout import materialize
 
 MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
-"""Maximum bytes of logits that the scoring head holds at a time, and minimum number of rows, which share one read of
-the head's weight."""
+"""Maximum bytes of logits that the head holds at a time, and minimum rows, which share one read of its weight."""
 
 
 class Scored(NamedTuple):
-    """Outputs of a scoring step for each position's target.
+    """Outputs of a scoring step for each position's target; None unless requested.
 
     Attributes:
-        logprob: log-probability of the target; meaningless without a target.
+        logprob: of the target; meaningless without a target.
         greedy: whether the target is the most likely token.
-        top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
-        rank: place of the target among all tokens, the most likely one is 1; None unless requested, as those below.
-        entropy: entropy of the distribution, in nats.
-        chosen_logprobs, chosen_ranks: of the chosen ids.
-        hidden_states: hidden states of some tokens and layers; None unless requested.
+        top_tokens, top_logprobs: the most likely tokens, best first.
+        rank: place of the target among all tokens, from 1.
+        entropy: of the distribution, in nats.
+        hidden_states: of some tokens and layers.
     """
 
     logprob: Float32[Array, "lane token"]
@@ -48,11 +46,10 @@ def score_step(structure: Structure, top: int) -> Step:
     """Make the scoring step, with outputs `Scored`.
 
     Its inputs have `targets` and may have `chosen` and `probes`. With `chosen`, ranks, entropy and the chosen ids are
-    reported too, and all log-probabilities are those at its temperature.
+    reported too, all at its temperature.
 
     Args:
-        structure: structure of the model.
-        top: number of most likely tokens to report at each position.
+        top: most likely tokens to report at each position.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
@@ -106,7 +103,7 @@ def score_tokens(
 
         logprobs = ranks = None
         if token_ids.shape[2]:
-            # One id at a time: a pass over the logits for each is less than their own product, and needs no memory.
+            # One id at a time: a pass over the logits for each costs less than their product, and no memory.
             by_id = jnp.moveaxis(token_ids.reshape((-1, token_ids.shape[2])), 1, 0)
             logprobs, ranks = (jnp.moveaxis(x, 0, 1) for x in lax.map(describe, by_id))
         scored = Scored(
@@ -133,14 +130,9 @@ def token_logits(
     targets: Int32[Array, "lane token"],
     keep_logits: bool,
 ) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
-    """Return differentiable log-probabilities of the targets, and their logits.
+    """Return differentiable log-probabilities of the targets, and their logits or None.
 
-    Products, blocks and bits equal `score_tokens`. A gradient computes the logits of a
-    block anew instead of keeping them.
-
-    Args:
-        model, hidden, targets: as for `score_tokens`.
-        keep_logits: return the logits of all tokens, and not None.
+    Products, blocks and bits equal `score_tokens`. A gradient computes a block's logits anew instead of keeping them.
     """
     vocabulary = Vocabulary.of(model.config)
 

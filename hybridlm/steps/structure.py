@@ -18,7 +18,7 @@ from models.state.state import state_array
 
 
 class Rows(NamedTuple):
-    """The arrays of a pool: everything that sequences own on the device, a row or several pages each.
+    """The arrays of a pool: a row or several pages for each sequence.
 
     Attributes:
         layers: state of the model's layers; KV caches have pages, all other arrays rows.
@@ -30,9 +30,9 @@ class Rows(NamedTuple):
 
 
 def with_layers(rows: Rows, layers: tuple, slots: Slots) -> Rows:
-    """Return the rows with new states of the layers, and the same tokens.
+    """Return the rows with new states of the layers.
 
-    The tokens are written as they are, since a step writes the lanes' rows in all pools of the state.
+    Tokens are written unchanged: a step writes lanes' rows in all pools of the state.
     """
     return Rows(layers, put_rows(rows.token, slots, take_rows(rows.token, slots)))
 
@@ -46,7 +46,6 @@ class Structure:
     """A model without its parameters: the static part of a step.
 
     Attributes:
-        graph, tree: structure of the model over its arrays.
         arrays: a `StateArray` in the place of each array of a row.
     """
 
@@ -55,18 +54,14 @@ class Structure:
     arrays: Rows
 
     def rebuild(self, params: tuple[Any, ...]) -> Decoder:
-        """Return the model with these parameters inside a trace; ignore extra arrays.
-
-        Args:
-            params: arrays, or a `LinearWeight` in the place of one.
-        """
+        """Return the model with these parameters (arrays or `LinearWeight`) inside a trace; ignore extra ones."""
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params[: self.tree.num_leaves]))
 
 
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
-    """Split a model into its structure and a flat tuple of arrays, free per call.
+    """Split a model into its structure and a flat tuple of arrays, or of types if it is abstract.
 
-    For an abstract model the tuple holds ShapeDtypeStructs; a weight that is no plain array is one entry.
+    A weight that is no plain array is one entry.
     """
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state, is_leaf=lambda leaf: isinstance(leaf, LinearWeight))

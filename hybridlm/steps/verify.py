@@ -1,10 +1,9 @@
 """The verifying step: forward, sample, accept, and replay accepted tokens in one program.
 
-A lane consumes certain tokens (its last sampled token, or the next tokens of its prompt) followed by drafts of its next
-tokens. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token sampled
-in its place, and if every earlier draft was accepted: so a sequence samples the same tokens as without drafts.
-Rejection sampling is not needed, because the key of each token is fixed. Rows are written once, with the accepted
-tokens.
+A lane consumes certain tokens (its last sampled one, or the next of its prompt), then drafts. Each next token is
+sampled with its usual key. A draft is accepted if it equals the token sampled in its place and all earlier drafts were
+accepted, so a sequence samples the same tokens as without drafts; fixed keys make rejection sampling unnecessary. Rows
+are written once, with the accepted tokens.
 """
 
 from typing import Any
@@ -26,16 +25,12 @@ from models.state.rows import take_rows
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
     """Make the verifying step, with outputs `(accepted, SampledTokens)`.
 
-    Its inputs have `drafts` and `sampling`, and may have `changes`. `accepted` is the number of accepted tokens per
-    lane. Tokens are sampled after each of its T tokens; only those after accepted tokens have a meaning, and the last
-    of them is the lane's next token. The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's
-    tokens are drafts, fewer than all; without drafts all are accepted.
+    Its inputs have `drafts` and `sampling`, and may have `changes`; the first token of a lane may be `LAST_SAMPLED`.
+    `accepted` counts tokens per lane. Samples after rejected tokens have no meaning; the one after the last accepted
+    token is the lane's next token. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; without drafts
+    all are accepted.
 
-    Args:
-        structure: structure of the model.
-        top: None for tokens alone, otherwise with log-probabilities, of each token and of the `top` most likely ones.
-        processor: changes the logits of each token before sampling.
-        mtp_drafts: as for `generate_step`.
+    Arguments as for `generate_step`.
     """
 
     def step(
@@ -69,10 +64,9 @@ def accept(
     """Return the accepted tokens per lane: certain tokens and drafts before a mismatch.
 
     Args:
-        tokens: input of each lane.
-        sampled: the token sampled after each of them.
-        lengths: real tokens of each lane; 0 accepts none.
-        drafts: number of these, at the end, that are drafts; fewer than all.
+        sampled: the token after each of the tokens.
+        lengths: 0 accepts none.
+        drafts: number of drafts at the end of a lane's tokens, fewer than all.
     """
     place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
     right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == sampled[:, :-1])

@@ -1,7 +1,6 @@
 """Costs of a model's steps on an absent machine, and its fit there.
 
-Imports the engine and everything below it. Begin with `target_report`; `step_report` has one step and its lower bounds,
-`fit` the memory.
+Begin with `target_report`; `step_report` has one step and its lower bounds, `fit` the memory.
 """
 
 from hybridlm.target_report.fit import Fit

@@ -21,16 +21,13 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: of the device.
-        weights: of the parameters.
         rows: of the pool with its KV cache, and of states of common beginnings while texts are scored.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.
-        lanes, context: as requested.
         positions: of the KV cache, on all devices.
-        most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
-        longest_context: longest context with these lanes; 0 for none.
+        most_lanes: at this context, 0 for none; scratch grows at most in proportion.
+        longest_context: with these lanes; 0 for none.
         most_positions: largest KV cache with these lanes at this context; 0 for none.
         share: memory share that JAX takes by default.
     """
@@ -51,12 +48,10 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, rows and scratch fit into the memory."""
         return self.left >= 0
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The verdict in words."""
         scratch = "unknown scratch" if self.scratch is None else f"scratch {format_bytes(self.scratch)}"
         padding = f" + padding {format_bytes(self.padding)}" if self.padding else ""
         need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"
@@ -83,9 +78,8 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        memory: of each device.
-        scratch: of the largest step, besides weights and rows; None if unknown.
-        resident: weights and pool in XLA's layout; None if unknown.
+        scratch: of the largest step, besides weights and rows, or None.
+        resident: weights and pool in XLA's layout, or None.
     """
     weights = engine.parameters_on_a_device[1]
 
@@ -123,5 +117,5 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, or 0; smaller numbers must fit, too."""
+    """Return the largest fitting number up to a limit, or 0; smaller ones fit, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

@@ -54,8 +54,7 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
 def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
     """Return operations with counted reads and writes of GPU kernels, and names of uncounted kernels.
 
-    Kernels with equal names and operands have the mean of their counts. An uncounted kernel keeps the bytes that it
-    declares.
+    Kernels with equal names and operands have the mean of their counts; an uncounted kernel keeps its declared bytes.
 
     Args:
         kernels: operations of the compiled step.

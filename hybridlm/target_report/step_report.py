@@ -1,8 +1,8 @@
 """One step on a target: certificate, bytes, arithmetic, and floor.
 
 Floor: a step reads each weight and its tokens' embedding rows once, reads and writes the fixed-size states, reads
-earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing; a model may
-use fewer. Only matrix products with weights count as arithmetic.
+earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing. Only matrix
+products with weights count as arithmetic.
 """
 
 import math
@@ -45,7 +45,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     """Return a step's floor; None for moves of rows.
 
     Args:
-        model: on one device; parameters may be abstract.
+        model: on one device; may be abstract.
         cache_dtype: of convolution states and KV cache.
         context: positions after a generating or verifying step; prompts and texts begin at 0.
     """
@@ -84,7 +84,6 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
 
 
 def _array(param: Any) -> Any:
-    """Return a parameter's array, type, or packed weight."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
 
 
@@ -106,10 +105,8 @@ class StepReport:
     Times are lower bounds in seconds; unknown figures are None.
 
     Attributes:
-        name: of the shape.
         lanes, tokens: 0 for moves of states.
         failed: reason of XLA without a program.
-        certificate: of the compiled step.
         kernels: operations outside data-dependent loops.
         repeated: operations in these loops, in all iterations.
         turns: iterations of each such loop over KV cache blocks at the report's context; uniform routing needs no
@@ -167,7 +164,6 @@ class StepReport:
 
 
 def failed_report(shape: AnyShape, why: str) -> StepReport:
-    """Return the report of a step that XLA did not compile."""
     lanes, tokens = _sizes(shape)
     return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, 0, None, None, None, None, None, ())
 
@@ -178,7 +174,6 @@ def step_report(
     """Return the report of a compiled step.
 
     Args:
-        step: for the target.
         floor: None for moves of states.
         context: positions of each lane, for loops and kernel reads.
         arguments: examples.
@@ -212,7 +207,6 @@ def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | N
 
 
 def _peak(kernels: Kernels, target: Target) -> float | None:
-    """Return the highest peak among the dtypes of the program's products."""
     dtypes = {BYTES_OF.get(kernel.dtype, "") for kernel in kernels.kernels if kernel.flops}
     peaks = [target.flops[name] for name in dtypes if name in target.flops]
     return max(peaks, default=max(target.flops.values(), default=math.nan)) if target.flops else None

@@ -1,4 +1,4 @@
-"""Report on a model on a target: proof, audit and costs of every step, and the fit."""
+"""Report on a model on a target: proof, audit, costs of steps, and fit."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,7 +54,6 @@ class TargetReport:
 
     @property
     def good(self) -> bool:
-        """Whether no step has a fault and everything fits."""
         return (self.fit is None or self.fit.fits) and not any(step_report.faults for step_report in self.steps)
 
     def to_json(self) -> str:
@@ -101,7 +100,6 @@ def target_engine(
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:
-    """Return the steps of all lanes."""
     return all_shapes(engine, only_full=True, drafts=True)
 
 
@@ -162,7 +160,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Return the bytes of weights and pool in XLA's layout, from the arguments of a decode step; None without one."""
+    """Return bytes of weights and pool in XLA's layout of a decode step."""
     shape = engine.generating(engine.lanes, 1)
     certificate = steps[shape].certificate if shape in steps else None
     return None if certificate is None else certificate.memory.arguments

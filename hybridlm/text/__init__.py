@@ -1,4 +1,4 @@
-"""Text: tokenizer, chat template, and incremental text of a token stream with stop strings.
+"""Text: tokenizer, chat template, and incremental text with stop strings.
 
-Imports `gguf_files`, `files` and `errors`. Begin with `tokenizer`.
+Begin with `tokenizer`.
 """

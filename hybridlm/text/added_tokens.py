@@ -17,11 +17,7 @@ Token = str | AddedToken
 
 
 def special_tokens(settings: Mapping[str, Any], defaults: Mapping[str, str | None]) -> dict[str, Token]:
-    """Return the named tokens: bos_token, eos_token, ..., image_token, ...
-
-    Raises:
-        ValueError: a wrong entry.
-    """
+    """Return the named tokens (bos_token, eos_token, ..., image_token, ...); raises ValueError."""
     tokens: dict[str, Token] = {}
     named = {role: settings.get(role, defaults.get(role)) for role in ROLES} | settings.get(NAMED, {})
     for role, value in named.items():
@@ -51,7 +47,7 @@ def add_tokens(
     if "added_tokens_decoder" not in settings:
         declared |= written
     present = backend.get_added_tokens_decoder()
-    # Those that the tokenizer has may have become special.
+    # The tokenizer's own may have become special.
     adding: list[Token] = [declared[key] for key in sorted(declared)]
     contents = {token.content for token in present.values()} | {str_of(token) for token in adding}
     extra = settings.get("extra_special_tokens") or []
@@ -59,7 +55,7 @@ def add_tokens(
         raise ValueError(f"extra_special_tokens: expected a list or an object, found {extra!r}")
     listed = [token_of(token, "extra_special_tokens") for token in extra]
     for token in (*named.values(), *listed):
-        # A token that is there as a text and as an object is added twice; the last one decides.
+        # Of a token as text and as object, the last one decides.
         if str_of(token) not in contents and token not in adding:
             adding.append(token)
     roles = {str_of(token) for token in named.values()}
@@ -106,12 +102,10 @@ def str_of(token: Token) -> str:
 
 
 def is_token(value: Any) -> bool:
-    """Whether a value of tokenizer files is an object with the content of a token."""
     return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 
 def token_of(value: Any, where: str) -> Token | Any:
-    """Return a token from text or an AddedToken object."""
     if isinstance(value, str):
         return value
     if not is_token(value):

@@ -20,7 +20,6 @@ MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_u
 
 
 def faults_of_tools(tools: Sequence[Any]) -> list[str]:
-    """Return the faults of tools that lack OpenAI's form."""
     expected = 'expected {"type": "function", "function": {...}}'
     return [
         f"tools[{index}]: {expected}, got {tool!r:.200}"
@@ -32,13 +31,10 @@ def faults_of_tools(tools: Sequence[Any]) -> list[str]:
 
 
 class CompiledTemplate:
-    """A compiled template.
+    """A compiled template; wrong syntax raises ChatTemplateError.
 
     Attributes:
         variables: its free names.
-
-    Raises:
-        ChatTemplateError: wrong syntax.
     """
 
     def __init__(self, source: str, where: str) -> None:
@@ -57,7 +53,7 @@ class CompiledTemplate:
         try:
             return self._template.render(**variables)
         except Exception as error:
-            # The template is a program and can raise anything.
+            # Templates are programs and can raise anything.
             raise ChatTemplateError(f"{self._where}: {error or type(error).__name__}") from error
 
 
@@ -101,9 +97,7 @@ class ChatTemplate(CompiledTemplate):
         return self.text({"messages": messages, **variables})
 
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Join lists of text parts by line ends if the template takes no lists.
-
-        As in vLLM.
+        """Join lists of text parts by line ends if the template takes no lists, as in vLLM.
 
         It takes none if it raises or renders the list as Python does.
         """
@@ -169,7 +163,7 @@ class ChatTemplate(CompiledTemplate):
             raise ChatTemplateError(
                 "continue_final_message: the chat template leaves the last message out or changes it"
             )
-        # A template that trims the message also trims the space of the mark; it would have trimmed the text.
+        # A template that trims the message also trims the mark's space; it would have trimmed the text.
         return text[:place] if text.startswith(CONTINUED, place) else text[:place].rstrip()
 
 
@@ -192,8 +186,6 @@ def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_arguments(messages: list[dict[str, Any]], arguments: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """Return the messages with other arguments, by id() of the function."""
-
     def changed(call: Any) -> Any:
         if id(call) in arguments:
             return call | {"arguments": arguments[id(call)]}

@@ -11,7 +11,7 @@ from typing import Any
 from hybridlm.text.tokenizer import Tokenizer
 
 BEGIN, END = "\U000f0000", "\U000f0001"
-"""Marks before each character of a token, and behind it, so that a cut text has no complete token."""
+"""Marks before each character of a token, and behind it: a cut text has no complete token."""
 
 
 def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class ControlTokens:
         return [self.mark(item) for item in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered text, without BOS or EOS of the tokenizer.
+        """Return the token ids of a rendered text, without the tokenizer's BOS or EOS.
 
         A partial mark of a cut text is dropped, and divides the text.
 
@@ -87,5 +87,4 @@ def _marked(token: str) -> str:
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Return an expression of any token, longest first; never matches without tokens."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

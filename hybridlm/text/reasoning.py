@@ -22,7 +22,7 @@ class Thoughts(NamedTuple):
 
 
 def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] | None:
-    """Return the markers before and after thoughts; None without markers.
+    """Return the markers before and after thoughts, or None.
 
     Args:
         tokenizer: with `THINK_MARKERS` as tokens or in a chat template.
@@ -52,9 +52,7 @@ def split_thoughts(
     Args:
         text: decoded with the options below; may end at a stop string.
         token_ids: for markers that the text lacks.
-        markers: see `markers_of`.
         opened: the prompt ended within thoughts.
-        skip_special_tokens, keep_tool_markers: of the text.
     """
     if markers is None:
         return Thoughts(None, text)

@@ -79,7 +79,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # jinja2's own filter escapes HTML, which is not in the models' training data.
+    # jinja2's filter escapes HTML, unlike the models' training data.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

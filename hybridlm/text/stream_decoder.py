@@ -29,8 +29,8 @@ class Streaming:
     Attributes:
         by_token: a token changes no earlier text, except as below; otherwise only the end is final.
         joins_bytes: the text may end within a character (byte level).
-        byte_tokens: one-byte tokens (byte fallback); a run is final once another token follows, because it must be
-            valid as a whole.
+        byte_tokens: one-byte tokens (byte fallback); a run is final once another token follows: it must be valid as a
+            whole.
     """
 
     by_token: bool = True
@@ -39,7 +39,6 @@ class Streaming:
 
 
 def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
-    """Return the properties of a tokenizer's decoder."""
     if backend.decoder is None:
         return Streaming(joins_bytes=False)
     steps = _flat(json.loads(backend.decoder.__getstate__()))
@@ -59,7 +58,6 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether each token of the decoders appends its text."""
     joined = after_suffix = False
     for place, step in enumerate(steps):
         kind = step.get("type")
@@ -86,10 +84,7 @@ def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
 
 
 class StreamDecoder:
-    """Decoder of token ids to text, one at a time.
-
-    Text is held back while a later token could change it.
-    """
+    """Decoder of token ids to text, one at a time; holds back text that a later token could change."""
 
     def __init__(
         self,
@@ -105,7 +100,7 @@ class StreamDecoder:
         """
         self._decode, self._has_text = decode, has_text
         self._streaming = Streaming() if streaming is None else streaming
-        # Some decoders drop a leading space, so the last returned tokens stay in the window as context.
+        # Some decoders drop a leading space, so the last returned tokens stay in the window.
         self._window: list[int] = []
         self._given = 0
         self._held = False

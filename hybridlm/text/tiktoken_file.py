@@ -45,7 +45,6 @@ MAX_PIECE, MAX_RUN = 400_000, 25_000
 
 
 def is_read(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether tiktoken.model is of the known kind."""
     return config.get("model_type") in MODEL_TYPES and settings.get("tokenizer_class") == CLASS
 
 
@@ -106,7 +105,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
             value = base64.b64decode(token, validate=True)
         except (binascii.Error, ValueError):
             value = b""
-        # ASCII digits only, and few of them: int() reads others, and takes long for many.
+        # ASCII digits only, and few: int() reads others, and is slow for many.
         if not value or value in ranks or rank != str(len(ranks)):
             raise CheckpointError(
                 path, f"line {number}: expected base64 of new bytes and the rank {len(ranks)}, found {line!r:.80}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "ChatTemplateError", "StreamDecoder", "Tokenizer"]
 
 TOOL_WORDS = ("tool", "function")
-"""Words in names of special tokens of tool calls and results."""
+"""Words in names of special tokens of tools."""
 
 
 THINK_MARKERS = (
@@ -54,13 +54,12 @@ class Tokenizer:
 
         Args:
             backend: from the `tokenizers` library; truncation and padding are switched off.
-            special_tokens, chat_templates: as the attributes.
             of_tiktoken: from Kimi's tiktoken.model: long texts are cut, and keys of tools sorted.
 
         Raises:
             ValueError: bos_token or eos_token is not in the vocabulary.
         """
-        # A file saved during training may enable both, which would silently change texts.
+        # A file saved during training may enable both: texts would change silently.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -75,17 +74,16 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
-        """Return the tokenizer of a checkpoint directory or a GGUF file.
-
-        None without a tokenizer; a tokenizer in another format causes a warning.
+        """Return the tokenizer of a checkpoint directory or a GGUF file, or None.
 
         Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json, chat_template.jinja,
-        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json.
+        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json; warns of
+        another format.
 
         Raises:
             CheckpointError: a file that is too long or unreadable, or an unknown tokenizer class.
         """
-        # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
+        # Imports `tokenizers` and jinja2 only for a checkpoint that needs them.
         from hybridlm.text import tokenizer_files as files
 
         try:
@@ -131,10 +129,9 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; special tokens become their ids.
+        """Return the token ids of a text of any length; special tokens become their ids.
 
         Args:
-            text: any length; never truncated.
             add_special_tokens: add tokens around every text (such as BOS); False for the text of a chat template, which
                 has them.
 
@@ -191,25 +188,22 @@ class Tokenizer:
         return [token.id for split in splits for token in backend.model.tokenize(split)]
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
-        """Return the ids without text.
+        """Return the ids of special tokens, which have no text.
 
         Args:
-            skip_special_tokens: without special tokens.
             keep_tool_markers: except with "tool" or "function" in their name (<tool_call>, ...).
         """
-        if not skip_special_tokens:
-            return frozenset()
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(
-            key
-            for key, token in added.items()
-            if token.special and not (keep_tool_markers and any(word in token.content.lower() for word in TOOL_WORDS))
-        )
+        return self._special_ids[keep_tool_markers] if skip_special_tokens else frozenset()
+
+    @cached_property
+    def _special_ids(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Ids of all special tokens, and of those that are no tool markers."""
+        special = {key: token for key, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        tools = {key for key, token in special.items() if any(word in token.content.lower() for word in TOOL_WORDS)}
+        return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids.
-
-        Ids beyond the vocabulary have no text, as in transformers.
+        """Return the text of token ids; ids beyond the vocabulary have none, as in transformers.
 
         Args:
             skip_special_tokens, keep_tool_markers: see `skipped`.
@@ -297,13 +291,13 @@ class Tokenizer:
         return ids[0] if ids and ids[0] in self.skipped() else None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-        """Return the token ids of a conversation; arguments as for `apply_chat_template`."""
+        """Return a conversation's token ids; arguments as for `apply_chat_template`."""
         return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
 
     def encode_with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
     ) -> list[int]:
-        """Return the token ids of a conversation with tools; refuse templates without tools.
+        """Return the token ids of a conversation with tools.
 
         Args:
             tools: `{"type": "function", "function": {...}}` of each.

@@ -1,4 +1,4 @@
-"""Tokenizer classes of transformers that build their pipeline and ignore most of tokenizer.json.
+"""Tokenizer classes of transformers that ignore most of tokenizer.json.
 
 `AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. These
 take vocabulary, merges and post-processor from it, and define normaliser, pre-tokenizer, decoder and default special
@@ -41,7 +41,7 @@ NOT_BUILT = frozenset(
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level: bool) -> str:
-    """Return the class that transformers chooses; `PLAIN` for an unchanged tokenizer.json.
+    """Return transformers' class; `PLAIN` for an unchanged tokenizer.json.
 
     Raises:
         ValueError: an unknown pipeline.
@@ -113,6 +113,5 @@ def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokeniz
 
 
 def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
-    """Add the last tokens of a class."""
     if name == "Qwen2Tokenizer":
         backend.add_tokens([AddedToken(token, special=True) for token in special])

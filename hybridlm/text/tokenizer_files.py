@@ -1,7 +1,6 @@
 """Tokenizer files of a checkpoint, as transformers reads them: class, tokens and templates.
 
-Without added_tokens_decoder in tokenizer_config.json, special_tokens_map.json and added_tokens.json of older versions
-count, too.
+Without added_tokens_decoder in tokenizer_config.json, special_tokens_map.json and added_tokens.json count, too.
 """
 
 import json
@@ -45,7 +44,7 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     """Return the arguments of `Tokenizer`, or None.
 
     Raises:
-        CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
+        CheckpointError: a file that is too long or cannot be read, or an unimplemented tokenizer class.
         ValueError: a field of a file is wrong.
     """
     if path.suffix.lower() == ".gguf" and path.is_file():
@@ -63,7 +62,7 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
-        # The library raises bare Exception for everything that it cannot read.
+        # The library raises bare Exception.
         raise CheckpointError(path / "tokenizer.json", f"cannot be read: {error}") from error
     written = backend.get_added_tokens_decoder()
     name = class_of(settings, config, '"ByteLevel"' in text)
@@ -116,11 +115,7 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return non-special tokens reserved for chat templates; None if no file names them.
-
-    Raises:
-        ValueError: no list of texts.
-    """
+    """Return non-special tokens reserved for chat templates, or None; raises ValueError for no list."""
     tokens = settings.get("chat_control_tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
@@ -130,9 +125,7 @@ def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
 def read_settings(directory: Path) -> dict[str, Any]:
     """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
 
-    Raises:
-        CheckpointError: a file is too long or cannot be read.
-        ValueError: a field of a file is wrong.
+    Raises as `read_tokenizer`.
     """
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
@@ -172,7 +165,6 @@ def _is_own(key: str) -> bool:
 
 
 def _take_dict(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    """Remove and return an object of the settings; {} without one."""
     return settings.pop(key) if isinstance(settings.get(key), dict) else {}
 
 
@@ -181,11 +173,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> source of chat templates; files precede tokenizer_config.json.
+    """Return sources of chat templates by name; files precede tokenizer_config.json.
 
-    Raises:
-        CheckpointError: a file is too long or cannot be read.
-        ValueError: `chat_template` is not one of its forms.
+    Raises as `read_tokenizer`.
     """
     files = sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))
     if len(files) > MAX_TEMPLATES:

@@ -1,7 +1,7 @@
-"""Compilation of a step with its buffer assignment for the audit.
+"""Compilation of a step with XLA's buffer assignment, for the audit.
 
-Executables of XLA:CPU expose it. The C API of other backends has no field for it, so XLA writes it to a private
-temporary folder. A program from JAX's compilation cache writes nothing: certified steps are compiled without the cache.
+XLA:CPU executables expose it. Elsewhere XLA dumps it to a private temporary folder, since PJRT's C API has no field for
+it. Programs from JAX's compilation cache dump nothing, so certified steps bypass that cache.
 """
 
 import tempfile
@@ -18,24 +18,23 @@ from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
 
 GIVEN_OUT = frozenset({"cpu"})
-"""Platforms with executables that expose their buffer assignment."""
+"""Platforms with the buffer assignment in the executable."""
 WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm", "tpu"})
-"""Platforms with readable buffer assignments; None has no name."""
+"""Platforms with known operations and buffer assignments; None is an unnamed platform."""
 SETTINGS_AFTERWARDS = frozenset({"tpu"})
-"""Platforms where XLA chooses settings of instructions, such as kernel windows, after writing the buffer assignment."""
+"""Platforms where XLA sets e.g. kernel windows after it dumps the buffer assignment."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
-NOTHING = "the executable gives out no buffer assignment, and XLA wrote none"
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """An executable with its buffer assignment, if there is one.
+    """An executable with its buffer assignment.
 
     Attributes:
-        dump: serialized HloProto, if the executable does not expose its buffer assignment.
-        absent: reason without a buffer assignment.
-        kernels: PTX of Pallas kernels, for their registers.
+        dump: serialized HloProto; None if the executable exposes its assignment.
+        absent: reason for a missing assignment.
+        kernels: PTX of Pallas kernels.
     """
 
     compiled: jax.stages.Compiled
@@ -45,10 +44,7 @@ class CompiledProgram:
 
 
 def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> CompiledProgram:
-    """Compile a step; return its buffer assignment if its platform has one.
-
-    A dump folder in `options` is kept.
-    """
+    """Compile a step with its buffer assignment; a dump folder in `options` is kept."""
     platform = jax_private.platform_of(lowered)
     if platform not in GIVEN_OUT | WRITTEN:
         compiled = lowered.compile(compiler_options=options)
@@ -76,7 +72,7 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
 
 
 def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: bool) -> tuple[bytes | None, str | None]:
-    """Return XLA's dump of an executable, or the reason to reject it."""
+    """Return XLA's dump of an executable, or why every dump was rejected."""
     faults: list[str] = []
     for path in sorted(folder.glob("*after_optimizations.hlo.pb")):
         size = path.stat().st_size
@@ -90,11 +86,11 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: b
         faults.append(f"{path.name} {fault}")
     if faults:
         return None, f"XLA wrote no buffer assignment of this executable: {'; '.join(faults)}"
-    return None, NOTHING
+    return None, "the executable gives out no buffer assignment, and XLA wrote none"
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
-    """Return why a dump does not match an executable's text, or None."""
+    """Return why a dump does not belong to an executable with this text, or None."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:
@@ -102,7 +98,7 @@ def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool
         if jax_private.text_of_serialized(module, settings) != text:
             return "is of another program"
         scratch = hlo.read_buffers(assignment).temp_bytes
-    except (HloError, RuntimeError) as error:  # the last from XLA, of a module that is cut off
+    except (HloError, RuntimeError) as error:  # RuntimeError: XLA cannot parse a truncated module
         return f"cannot be read: {error}"
     memory: Any = compiled.memory_analysis()
     if settings and memory is not None and int(memory.temp_size_in_bytes) != scratch:

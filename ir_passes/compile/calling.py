@@ -1,7 +1,7 @@
-"""Calling convention of a flat program: the function's arguments, with donated pools.
+"""Calling convention of a flat program: arguments as the function's pytrees, with donated pools.
 
-JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered if a pool would miss its
-successor. This costs time only for reordered outputs, or an argument with donated pools and other arrays.
+JAX gives a donated array to the first output of its shape and dtype. Outputs are reordered if a pool would miss its
+successor.
 """
 
 from collections import deque
@@ -21,14 +21,14 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Calling:
-    """The calling convention of one step.
+    """How a step's compiled program is called.
 
     Attributes:
         name: in HLO and profiles.
-        arguments, results: pytree structures; of the arguments as (args, kwargs).
-        donated: flattened arguments with successors.
-        order: position in the program's results of each compiled result.
-        argnums: arguments to donate; None for partial donation.
+        arguments, results: pytree structures of (args, kwargs) and of the results.
+        donated: numbers of flattened arguments with successors.
+        order: for each compiled result, its position in the program's results.
+        argnums: positional arguments to donate; None for partial or keyword donation.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Calling:
 
     @classmethod
     def of(cls, trace: Trace, bound: BoundContract) -> "Calling":
-        """The convention of a traced function with a contract bound to it."""
         donated = tuple(sorted(bound.successors))
         arguments = trace.args, trace.kwargs
         argnums = donated_argnums(*arguments, set(donated))
@@ -48,12 +47,11 @@ class Calling:
         return cls(trace.name, *structures, donated, output_order(bound), argnums)
 
     def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.stages.Lowered:
-        """Lower a program over flattened arguments, with their shardings, and donate its pools."""
         jitted = self.jit(program)
         return jitted.lower(*args, **kwargs) if self.argnums is not None else jitted.lower(*self._leaves(args, kwargs))
 
     def jit(self, program: ir.ClosedJaxpr) -> Any:
-        """Return the program as a jitted function of arguments, or of leaves for partial donation."""
+        """Return the program as a jitted function of arguments, or of leaves without `argnums`."""
         run = ir.as_function(program)
 
         def from_arguments(*args: Any, **kwargs: Any) -> Any:
@@ -67,11 +65,10 @@ class Calling:
         places = result_shardings(program)
         if None in places:
             return jax.jit(fn, donate_argnums=donated)
-        # For a result with an open sharding, JAX lets XLA choose the donated bytes, and XLA compares only sizes.
+        # With an open result sharding, JAX lets XLA pair donated buffers, and XLA compares only their sizes.
         return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
-        """Return the callable for the function's arguments."""
 
         def from_leaves(*args: Any, **kwargs: Any) -> Any:
             return compiled(*self._leaves(args, kwargs))
@@ -81,11 +78,10 @@ class Calling:
 
     @property
     def in_order(self) -> bool:
-        """Whether compiled results are in the function's order."""
         return self.order == tuple(range(len(self.order)))
 
     def compiled_bound(self, bound: BoundContract) -> BoundContract:
-        """The contract over the compiled program's results, in its order."""
+        """Return the contract with the compiled program's order of results."""
         successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
         return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
 
@@ -96,13 +92,11 @@ class Calling:
         return leaves
 
     def _arranged(self, outputs: Sequence[Any]) -> Any:
-        """Return the compiled results: the function's, or a reordered flat tuple."""
         if self.in_order:
             return jax.tree.unflatten(self.results, outputs)
         return tuple(outputs[i] for i in self.order)
 
     def restored(self, leaves: Sequence[Any]) -> Any:
-        """Return the function's results from the compiled program's results."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
             outputs[place] = leaf
@@ -110,7 +104,7 @@ class Calling:
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
-    """Return the order of results that makes JAX pair pools with successors."""
+    """Return an order of results that lets JAX pair each pool with its successor."""
     donors: dict[Any, deque[int]] = {}
     for donor in sorted(bound.successors):
         donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])
@@ -128,7 +122,7 @@ def _kind(bound: Any) -> tuple[Any, ...]:
 
 
 def donated_argnums(args: tuple[Any, ...], kwargs: Mapping[str, Any], donated: set[int]) -> tuple[int, ...] | None:
-    """Return the positional arguments with only donated arrays; None for partial or named donation."""
+    """Return positional arguments with donated leaves only; None for partial or keyword donation."""
     numbers: list[int] = []
     first_leaf = 0
     for number, arg in enumerate(args):

@@ -1,20 +1,41 @@
-"""Certificate of one compiled step: claims proved and audited, assumptions, and programs.
+"""Certificate of one compiled step: proved and audited claims, assumptions and faults.
 
-It holds for one executable: it names the traced program, the rewritten program and XLA's HLO by hashes that are equal
-in every process.
+Hashes name the traced program, the rewritten program and XLA's HLO. They are equal in every process.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ir_passes.compile import html
-from ir_passes.compile.known_statements import STATEMENTS, unknown_ids
-from ir_passes.contract.statements import Statement
+from ir_passes.contract.statements import (
+    Assumption,
+    AuditClaim,
+    Claim,
+    MeasuredClaim,
+    MeasuredFault,
+    NotCovered,
+    Note,
+    Refusal,
+    Statement,
+    StatementId,
+)
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
+from ir_passes.proof.violations import ViolationKind
 from ir_passes.rewrites.pipeline import PassReport
+from ir_passes.xla_audit.findings import FindingKind
 
 FORMAT = 6
+STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
+    "proved": (Claim,),
+    "audited": (AuditClaim,),
+    "measured": (MeasuredClaim,),
+    "assumed": (Assumption,),
+    "not_covered": (NotCovered,),
+    "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
+    "notes": (Note,),
+}
+"""Field of a certificate -> enums with its statement ids."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +43,9 @@ class Versions:
     """Versions and settings of an executable.
 
     Attributes:
-        platform, device: such as "cpu", and the device kind.
+        device: device kind.
         compiler: hash of this package's sources.
-        flags: settings of XLA, "name=value".
+        flags: JAX and XLA settings, "name=value".
     """
 
     jax: str
@@ -41,12 +62,11 @@ class Fingerprints:
     """sha256 of each form of the step.
 
     Attributes:
-        traced: jaxpr of the function.
-        compiled: rewritten jaxpr, which was lowered.
+        traced, compiled: jaxpr before and after rewrites.
         contract: bound to the arguments.
         rules: rewrites with options, and declared row-wise and opaque operations.
         hlo: scheduled HLO; None if not read.
-        schedule: collectives in order, equal in all processes of a step.
+        schedule: collectives in order, equal in all processes.
     """
 
     traced: str
@@ -59,12 +79,11 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class PoolVerdict:
-    """One pool of the arguments.
+    """Audit of one pool argument.
 
     Attributes:
-        path: of the argument.
-        successor: output in its bytes; None for a pool that is only read.
-        faults: findings of the audit.
+        successor: output in its bytes; None for a read-only pool.
+        faults: number of findings.
         copies: copies of arrays of its type per call.
     """
 
@@ -80,9 +99,9 @@ class Memory:
     """Memory of the step, in bytes.
 
     Attributes:
-        temp, temp_lower_bound: XLA's scratch, and the most live at once.
-        arguments, outputs, aliased: of the executable; aliased outputs are in argument bytes.
-        copied: pool bytes copied per call, each copy once.
+        temp, temp_lower_bound: XLA's scratch; peak of live scratch.
+        aliased: outputs in bytes of arguments.
+        copied: pool bytes copied per call.
     """
 
     temp: int
@@ -95,7 +114,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of each phase; a stored proof took none."""
+    """Seconds of each phase; zero for a reused proof."""
 
     trace: float
     prove: float
@@ -106,42 +125,36 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Seconds of proofs, rewrites and audit, over XLA's compile time."""
+        """Proofs, rewrites and audit as a fraction of XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 
 @dataclass(frozen=True)
 class Certificate(Exchanging):
-    """Statements about one executable. Equality ignores times.
+    """Statements about one executable; equality ignores times, `reused` and `stored`.
 
     Raises:
-        RecordError: a statement with an id outside its field's list (`STATEMENTS`).
+        RecordError: a statement id outside its field's list in `STATEMENTS`.
 
     Attributes:
-        format: of this record.
-        step: function name.
-        certify: "error", "warn" or "off".
-        lanes: N.
-        equations: equations of the compiled jaxpr, of one device.
-        versions, fingerprints: of the program.
+        format: version of this record.
+        equations: number in the compiled jaxpr, on one device.
         contract: entries; one line for equal entries of an argument or field.
         proved: `Claim`s on the compiled jaxpr.
         audited: `AuditClaim`s on XLA's schedule and buffer assignment.
         measured: `MeasuredClaim`s of runs of the step's layers.
-        not_audited: reason without an audit.
-        assumed: `Assumption`s of proof and audit: declared operations, declassified values, slot maps.
+        not_audited: reason for a missing audit.
+        assumed: `Assumption`s of proof and audit.
         not_covered: `NotCovered` properties.
-        faults: by `ViolationKind`, `FindingKind`, `MeasuredFault`, or "not-audited"; empty unless `certify` is "warn".
+        faults: `ViolationKind`, `FindingKind`, `MeasuredFault` or `Refusal`; empty unless `certify` is "warn".
         notes: `Note`s of the proof.
-        passes: in order.
-        copies: pool-sized copies, with their lines.
-        neighbours: values next to results of custom calls in memory, whose bodies are unchecked.
-        pools: of the arguments.
-        collectives: in the order of the compiled program, or the traced one without an audit; None on one device.
-        memory: scratch and arguments on one device, in bytes.
+        copies: pool-sized copies with source lines.
+        neighbours: values next to results of custom calls in memory; bodies of custom calls are unchecked.
+        collectives: in the order of the audited program, else of the traced one; () on one device.
+        memory: on one device.
         seconds: by phase, when the executable was made.
-        reused: a stored proof.
-        stored: a stored executable.
+        reused: the proof is from an earlier certificate.
+        stored: the executable is from disk.
     """
 
     format: int
@@ -171,12 +184,12 @@ class Certificate(Exchanging):
     stored: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in STATEMENTS:
-            if strangers := unknown_ids(name, getattr(self, name)):
+        for name, kinds in STATEMENTS.items():
+            known_ids = {statement_id.value for kind in kinds for statement_id in kind}
+            if strangers := sorted({statement.id for statement in getattr(self, name)} - known_ids):
                 raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}")
 
     def __repr__(self) -> str:
-        """Return one line; see `report`."""
         counts = {
             "proved": self.proved,
             "audited": self.audited,
@@ -188,12 +201,12 @@ class Certificate(Exchanging):
 
     @property
     def holds(self) -> bool:
-        """Whether the step was proved and audited without faults."""
+        """True if the step was proved and audited without faults."""
         return bool(self.is_proof and self.audited)
 
     @property
     def is_proof(self) -> bool:
-        """Whether the step was proved without faults, perhaps without an audit."""
+        """True if the step was proved without faults, perhaps without an audit."""
         return bool(self.proved and not self.faults)
 
     @property
@@ -203,31 +216,31 @@ class Certificate(Exchanging):
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def with_measured(self, claims: Sequence[Statement], faults: Sequence[Statement]) -> "Certificate":
-        """Return the certificate with measured claims, which leave `not_covered`, and faults."""
+        """Return the certificate with measured claims and faults; the claims leave `not_covered`."""
         ids = {claim.id for claim in claims}
         not_covered = tuple(statement for statement in self.not_covered if statement.id not in ids)
         return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))
 
     def made_by(self, versions: Versions) -> bool:
-        """Whether these versions made it, perhaps with more XLA options."""
+        """True if these versions made it, perhaps with more XLA options."""
         flags = versions.flags
         return replace(self.versions, flags=flags) == versions and set(flags) <= set(self.versions.flags)
 
     def to_json(self) -> str:
-        """Return JSON text with a checksum, for `from_json`."""
+        """Return JSON text with a checksum."""
         return record.to_json(self, checksum=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
-        """Read a certificate.
+        """Read JSON text of `to_json`.
 
         Raises:
-            RecordError: another format, a missing, unknown or wrong field or id, or a changed text.
+            RecordError: wrong format, field, id or checksum.
         """
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
-        """Return the certificate as text for people."""
+        """Return the certificate as text."""
         versions, memory, seconds = self.versions, self.memory, self.seconds
         lines = [
             f"{self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations",
@@ -248,7 +261,7 @@ class Certificate(Exchanging):
         return "\n".join(lines)
 
     def sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
-        """Return all statements under their headings; sections may be empty."""
+        """Return (heading, statements) pairs; statements may be empty."""
         return [
             ("contract", self.contract),
             ("proved", self.proved),
@@ -266,7 +279,7 @@ class Certificate(Exchanging):
         ]
 
     def _repr_html_(self) -> str:
-        """Return HTML: claims and faults are open, the rest is folded."""
+        """Return HTML with open claims and faults; other sections are folded."""
         versions = self.versions
         remark = (
             f"{self.lanes} lanes, {self.equations:,} equations; jax {versions.jax} on {versions.platform} "

@@ -1,4 +1,4 @@
-"""Certificates by program, contract, passes and versions: a proof is made once."""
+"""Certificates by program, contract, rewrites and versions, so that each proof is made once."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 
 @dataclass(frozen=True)
 class Key:
-    """Fingerprints of program, contract and rewrites, and versions without XLA options."""
+    """Fingerprints of a step before XLA; `versions` are without XLA options."""
 
     traced: str
     contract: str
@@ -22,10 +22,10 @@ class Key:
 
 
 class CertificateStore(FileStore):
-    """A directory of certificates."""
+    """A directory of certificates, one file each."""
 
     def find(self, key: Key) -> Certificate | None:
-        """Return the proof of a key, if a complete and trusted one is stored."""
+        """Return the trusted proof of a key, or None."""
         certificate = self.read_record(key.name, Certificate.from_json)
         if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
             return None
@@ -33,10 +33,5 @@ class CertificateStore(FileStore):
         return certificate if Key(prints.traced, prints.contract, prints.rules, key.versions) == key else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
-        """Write a certificate atomically.
-
-        Raises:
-            OSError: the directory cannot be written.
-            UntrustedError: somebody else may write to the directory.
-        """
+        """Write a certificate atomically; raises OSError or UntrustedError."""
         self.write_file(key.name, certificate.to_json().encode())

@@ -1,4 +1,4 @@
-"""Audit of a compiled program, the program to compile if XLA copies a pool, and the certificate."""
+"""Audit of a compiled program, its rewrite if XLA copies a pool, and the certificate."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from ir_passes.xla_audit.hlo import HloError
 
 
 class Audit(NamedTuple):
-    """Audit report or the reason without one, and warnings."""
+    """Audit report, or the reason without one, and faults for the certificate."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()
@@ -38,7 +38,7 @@ _COPIES = {FindingKind.NOT_IN_PLACE, FindingKind.POOL_COPY, FindingKind.SECOND_P
 
 
 def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]) -> Audit:
-    """Return the audit of a program; raises HloError for an unreadable one if `certify` is "error"."""
+    """Audit a program; raises HloError for an unreadable program if `certify` is "error"."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
@@ -50,7 +50,7 @@ def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, op
 
 
 def required(result: Audit, certify: Certify) -> Audit:
-    """Return an audit without faults; warn, or raise AuditError if `certify` is "error"."""
+    """Warn of an audit's faults; raise AuditError if `certify` is "error"."""
     if certify == "error" and result.report is not None:
         result.report.require()
     warn(result.faults)
@@ -62,7 +62,7 @@ def has_copies(result: Audit) -> bool:
 
 
 def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
-    """Return the step with writes after earlier reads; None for no change or no proof."""
+    """Return the step with pool writes moved after reads; None if unchanged or unproved."""
     proved = step.proved
     if not proved.passes:
         return None
@@ -87,12 +87,7 @@ def make_certificate(
     audit: Audit,
     seconds: dict[str, float],
 ) -> Certificate:
-    """Make the certificate of one executable.
-
-    Args:
-        scheduled: collectives of the program, without an audit.
-        compiled, audit: executable and audit.
-    """
+    """Make the certificate of one executable; `scheduled` are its collectives if it was not audited."""
     report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
     proved, bound = step.proved, step.bound
@@ -138,7 +133,6 @@ def make_certificate(
 
 
 def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
-    """Return the properties that the proof does not cover."""
     accepts = any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs)
     return [
         property_id.statement()
@@ -147,7 +141,7 @@ def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """Return one line for arrays of an argument or field with equal entries."""
+    """Return contract entries; one line for equal entries of an argument or field."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for bound_array in (*bound.inputs, *bound.outputs):
         argument = re.match(r"\w+(\[\w+\]|\['\w+'\])?(\.\w+)?", bound_array.path)
@@ -166,7 +160,6 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """Return the verdict on each pool of the arguments."""
     faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
     copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(

@@ -36,39 +36,37 @@ def compile_step(
     Short for `trace_step(...).prove(...).lower().compile(...)`.
 
     Args:
-        fn: the step.
         args: examples, arrays or `jax.ShapeDtypeStruct`; nothing runs or is donated.
         contract: owner of each argument and result.
-        kwargs: named arguments.
-        static_argnums: positions in `args` of values that are part of the program, as for `jax.jit`; without an entry
-            in the contract, and absent from calls.
+        static_argnums: positions in `args` of values that are part of the program, as for `jax.jit`; absent from the
+            contract and from calls.
         static_argnames: names of such arguments.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns and continues, without rewrites if the proof fails; "off"
-            neither proves, rewrites nor audits. If XLA's backend does not expose its buffer assignment, a step runs
-            without an audit (`not_audited`).
+            neither proves, rewrites nor audits. A step is not audited if XLA's backend hides its buffer assignment
+            (`not_audited`).
         certificates: directory of certificates; a stored program is not proved again. Files that another user could
             have written are not read (docs/trust.md). Proved steps bypass JAX's cache.
         may_copy: paths (fnmatch) of pools that may be copied whole, as "*.conv": a shift of a row needs a second
             buffer.
         temp_ratio: allowed scratch over live bytes.
-        axes: mesh axes along which XLA may add collectives to a step that it partitions.
+        axes: mesh axes along which XLA may add collectives when it partitions a step.
         compiler_options: for XLA.
         target: machine to compile for, as "nvidia-h100"; None for the arguments' devices. A step of an absent target
-            has certificate, plan and kernels, and cannot be called.
+            cannot be called.
 
     Returns:
         The step; calls consume pools with successors, and nothing else.
 
     Raises:
-        ContractError: a contract that does not fit the function.
-        IsolationError: no proof; with the user's source lines.
+        ContractError: the contract does not fit the function.
+        IsolationError: no proof; carries the user's source lines.
         AuditError: XLA's program violates the contract.
         HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
-        PlacementError: arguments of a `shard_map` are not placed on its mesh.
-        ValueError: another `certify`.
+        PlacementError: `shard_map` arguments are not placed on its mesh.
+        ValueError: unknown `certify`.
         SettingError: `jax_disable_jit` is on; or `jax_debug_nans` or `jax_debug_infs`, unless `certify` is "off".
-        TargetError: there is no such target, or its compiler is not installed.
+        TargetError: unknown target, or its compiler is not installed.
     """
     parameters = FunctionSignature.of(fn, static_argnums, static_argnames)
     traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters, target=target)

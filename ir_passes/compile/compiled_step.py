@@ -1,4 +1,4 @@
-"""A compiled step with its certificate: the result of `compile_step` and of the stages."""
+"""A compiled step with its certificate."""
 
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -35,13 +35,11 @@ class CompiledStep(Running, Stage):
     A call consumes pools with successors. The step has the attributes of `jax.stages.Compiled`.
 
     Attributes:
-        certificate: its statements.
         jaxpr: compiled program, after the rewrites.
         compiled: XLA's executable.
-        audit: audit report; None without an audit.
+        audit: report; None without an audit.
         passes: effects of rewrites.
         target: absent machine; None for a step that can be called.
-        calling: its calling convention.
     """
 
     def __init__(
@@ -61,26 +59,18 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def plan(self) -> Plan:
-        """Verified arena of its scratch before XLA's fusion, planned on first access."""
+        """Verified arena of the scratch before XLA's fusion, planned on first access."""
         return plan_graph(Graph(self.jaxpr, self.bound))
 
     @cached_property
     def kernels(self) -> Kernels:
-        """Operations of XLA's program with bytes, arithmetic and pools, read on first access.
-
-        Raises:
-            HloError: this version of JAX or XLA does not expose the program.
-        """
+        """Operations of XLA's program; raises HloError if JAX does not expose it."""
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of its Pallas kernels on an absent GPU, by ptxas; () for other targets.
-
-        Raises:
-            TargetError: ptxas is not installed.
-        """
+        """Threads, registers and spills of Pallas kernels for an absent GPU; raises TargetError without ptxas."""
         if self.target is None or self.target.is_local or self.target.platform != "gpu":
             return ()
         return kernel_resources(self._kernel_programs, self.target.name)
@@ -104,10 +94,7 @@ class CompiledStep(Running, Stage):
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
-        """Return the step and its certificate in a form that outlives the process; see `Exported`.
-
-        StableHLO is for the target's platform.
-        """
+        """Return the step and certificate in a form for other processes; see `Exported`."""
         platform = None if self.target is None else self.target.platform
         return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form, platform)
 
@@ -119,7 +106,7 @@ class CompiledStep(Running, Stage):
         return self.compiled.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """Bytes of arguments, results and scratch, as in `jax.stages.Compiled`."""
+        """Bytes of arguments, results and scratch."""
         return self.compiled.memory_analysis()
 
     def runtime_executable(self) -> Any:
@@ -127,12 +114,12 @@ class CompiledStep(Running, Stage):
 
     @property
     def input_shardings(self) -> Any:
-        """Sharding of each argument, in the tree of (args, kwargs)."""
+        """Sharding of each argument, as a tree of (args, kwargs)."""
         placed = self.compiled.input_shardings
         return placed if self.calling.argnums is not None else jax.tree.unflatten(self.in_tree, placed[0])
 
     @property
     def output_shardings(self) -> Any:
-        """Sharding of each result, in their tree."""
+        """Sharding of each result, as a tree."""
         placed = self.compiled.output_shardings
         return placed if self.calling.in_order else self.calling.restored(placed)

@@ -1,8 +1,8 @@
 """A compiled step in one file with its certificate: portable StableHLO or XLA's executable.
 
-A zip archive of JSON and bytes, without pickle. StableHLO is for other compilers and later versions; it omits memory
-orders (`with_layout_constraint`), which JAX does not promise to keep. An executable is machine code, for the versions
-and device of its certificate: load only trusted files.
+A zip archive of JSON and bytes, without pickle. StableHLO is for other compilers and later versions; it omits
+`with_layout_constraint`, because JAX does not promise to keep its orders. An executable is machine code for the
+versions and device of its certificate: load only trusted files.
 """
 
 import hashlib
@@ -34,21 +34,16 @@ FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
 MAX_BYTES = 4 << 30
 PLATFORMS = {"gpu": "cuda"}
-"""Platforms with another name in JAX's export."""
+"""Names of platforms in JAX's export, if different."""
 
 
 class ExportError(ValueError):
-    """A step that cannot be exported, or a file without a step for this machine."""
+    """A step cannot be exported, or a file has no step for this machine."""
 
 
 @dataclass(frozen=True)
 class ExportedArray:
-    """One array of a program's flat arguments or results.
-
-    Attributes:
-        entry: contract entry, as text.
-        donated: its bytes are taken by the result at the same place of the pools.
-    """
+    """A flattened argument or result of a program; `entry` is its contract entry as text."""
 
     path: str
     entry: str
@@ -59,14 +54,14 @@ class ExportedArray:
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments and results of an exported program, in order.
+    """Arguments and results of an exported program, in order.
 
     Attributes:
         form: "stablehlo" or "executable".
-        devices: devices; StableHLO contains the shards of each.
-        kept: arguments that the program reads.
+        devices: number; StableHLO contains the shards of each.
+        kept: numbers of the arguments that the program reads.
         sha256: of the program's bytes.
-        certificate: sha256 of the program's certificate, as JSON.
+        certificate: sha256 of the certificate's JSON.
     """
 
     form: str
@@ -101,11 +96,7 @@ class Exported:
                 archive.writestr(name, content)
 
     def load(self) -> "LoadedStep":
-        """Load the executable on the first device.
-
-        Raises:
-            ExportError: no executable, other versions or another device.
-        """
+        """Load the executable on the first device; raises ExportError for other versions or devices."""
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
         local_versions, exported_versions = current_versions(None), self.certificate.versions
@@ -122,7 +113,7 @@ class Exported:
 
 
 class LoadedStep:
-    """A loaded executable: flat lists of arrays in the order of its signature; consumes pools."""
+    """A loaded executable over flat arrays in the order of its signature; consumes pools."""
 
     def __init__(self, loaded: Any, exported: Exported):
         self._loaded, self.exported = loaded, exported
@@ -150,14 +141,10 @@ def export(
     form: Form,
     platform: str | None = None,
 ) -> Exported:
-    """Export a compiled step.
+    """Export a compiled step; raises ExportError for an executable over several devices.
 
     Args:
-        form: "stablehlo" or "executable".
-        platform: of StableHLO: "cpu", "gpu" or "tpu"; None is this process's.
-
-    Raises:
-        ExportError: unknown form, or an executable over several devices.
+        platform: of StableHLO, "cpu", "gpu" or "tpu"; None for this process's.
     """
     if form not in FORMS:
         raise ExportError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
@@ -194,8 +181,8 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     """Load a file of `Exported.save`.
 
     Raises:
-        ExportError: another file, or a changed program.
-        RecordError: a wrong certificate or signature.
+        ExportError: not such a file, or a changed program or certificate.
+        RecordError: malformed certificate or signature.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -10,7 +10,7 @@ from ir_passes.measure.dependence import Dependence
 
 MAX_KERNELS = 40
 OWN_COLOUR = "e6f4ea"
-"""Background of cells that relate a lane to itself."""
+"""Background of cells on the diagonal."""
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -23,7 +23,7 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 
 
 def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = None) -> str:
-    """Return the page as HTML without external resources; `measured` dependence is next to the proved one."""
+    """Return self-contained HTML; `measured` dependence is shown under the proved one."""
     certificate = step.certificate
     plan, seconds = step.plan, certificate.seconds
     state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
@@ -33,7 +33,12 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
         f"{escape(certificate.versions.platform)} ({escape(certificate.versions.device)}). "
         f"Proof {seconds.prove:.3f} s, rewrites {seconds.rewrite:.3f} s, audit {seconds.audit:.3f} s: "
         f"{seconds.checking:.0%} of XLA's {seconds.compile:.3f} s.</p>",
-        *_statements(certificate),
+        *(
+            f"<h2>{escape(heading.capitalize())}</h2>"
+            f"<ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul>"
+            for heading, lines in sorted(certificate.sections(), key=lambda section: section[0] != "faults")
+            if lines
+        ),
         "<h2>Which lane may reach which</h2>",
         _matrix(certificate, measured),
         "<h2>Pools</h2>",
@@ -55,15 +60,8 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(sections) + "\n</body></html>\n"
 
 
-def _statements(certificate: Certificate) -> Iterable[str]:
-    for heading, lines in sorted(certificate.sections(), key=lambda section: section[0] != "faults"):
-        if lines:
-            items = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
-            yield f"<h2>{escape(heading.capitalize())}</h2><ul>{items}</ul>"
-
-
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
-    """Return a table of lanes: row = result and pool rows, column = possible influence."""
+    """Return a table of lanes: an influence of column on row."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
 
     def cell(i: int, j: int) -> str:

@@ -1,4 +1,4 @@
-"""Decorator of a step: the first call of each shape proves and compiles it."""
+"""Decorator `isolated`: the first call with new argument types proves and compiles a step."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
 _AVAL = attrgetter("aval")
 _Entry = tuple[tuple[Any, ...], Any, Any, CompiledStep]
-"""Types, settings and places of arguments, and the step for them; the key has tree and static values."""
+"""Argument types, settings, placements, and the step for them; the key has tree and static values."""
 
 
 def isolated(
@@ -39,19 +39,16 @@ def isolated(
     axes: Sequence[str] = (),
     compiler_options: dict[str, Any] | None = None,
 ) -> "Callable[[Callable[..., Any]], IsolatedStep]":
-    """Decorate a step: the first call of new shapes proves and compiles it.
+    """Decorate a step: the first call with new argument types proves and compiles it.
 
-    Used like `jax.jit`: `@isolated(contract)`. Pools are donated. See `compile_step` for the settings. Later calls are
-    dispatched like those of a jitted function.
+    Use it like `jax.jit`: `@isolated(contract)`. Pools with successors are donated. See `compile_step` for all
+    settings.
 
     Args:
-        contract: owner of each argument and result.
-        static_argnums: positions of hashable values that are part of the program, as for `jax.jit`, without an entry in
-            the contract. Repeat the static arguments of a jitted function.
-        static_argnames: names of such arguments.
+        static_argnums: as for `compile_step`; repeat the static arguments of a jitted function.
 
     Raises:
-        ValueError: `certify` is not "error", "warn" or "off".
+        ValueError: unknown `certify`.
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -65,11 +62,9 @@ def isolated(
 
 
 class IsolatedStep:
-    """A step that compiles itself; see `isolated`.
+    """A step that compiles itself, from any thread; see `isolated`.
 
-    There is one compiled step per tree, shape, dtype and placement of arguments, static value and JAX setting, also for
-    several threads. Inside `jax.jit`, `vmap`, `grad` or `scan` it raises TypeError: an inlined step would be part of
-    another, unproved program.
+    It keeps one compiled step per tree, shape, dtype and placement of arguments, static value and JAX setting.
     """
 
     __wrapped__: Callable[..., Any]
@@ -96,9 +91,9 @@ class IsolatedStep:
         """Run the step; pools with successors are consumed.
 
         Raises:
-            ContractError, IsolationError, AuditError, HloError: on new shapes, as `compile_step`.
+            ContractError, IsolationError, AuditError, HloError: for new argument types, as `compile_step`.
             ForkedProcessError: in a process forked after JAX had started.
-            TypeError: under another transformation of JAX.
+            TypeError: inside `jax.jit`, `vmap`, `grad` or `scan`: the step would be part of an unproved program.
             ValueError: an unhashable static argument.
         """
         require_threads("a compiled step")
@@ -109,7 +104,7 @@ class IsolatedStep:
             raise
 
     def _dispatcher(self) -> Callable[..., Any]:
-        """Return the look-up of a program: JAX's, with `_called` as fallback."""
+        """Return JAX's look-up of compiled programs, with `_called` as fallback."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             return self._called(args, kwargs)[0]
@@ -126,7 +121,6 @@ class IsolatedStep:
         return jax_private.dispatcher(self.__name__, called, missed, *static) or called
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CompiledStep]:
-        """Return a call's results and its step, compiled if necessary."""
         static: Any = ()
         if self._static:
             args, kwargs, static = self._parameters.split(args, kwargs)
@@ -134,10 +128,10 @@ class IsolatedStep:
         leaves, tree = jax.tree.flatten((args, kwargs))
         try:
             avals = tuple(map(_AVAL, leaves))
-        except AttributeError:  # NumPy's arrays and Python's numbers
+        except AttributeError:  # NumPy arrays and Python numbers
             avals = tuple(getattr(leaf, "aval", None) or shaped_abstractify(leaf) for leaf in leaves)
         key, context = (tree, _kinds(static)), jax_private.program_settings()
-        # Types and settings are compared and not hashed: they are the same objects from call to call.
+        # Types and settings are compared, not hashed: calls repeat the same objects.
         for entry in self._entries.get(key, ()):
             if entry[0] == avals and entry[1] == context:
                 break
@@ -149,32 +143,32 @@ class IsolatedStep:
             _check_concrete(self.__name__, leaves)
             if entry[2] == _places(leaves):
                 raise
-        step = self._entry(key, avals, context, leaves, args, kwargs, static)[3]  # its arrays are on other devices
+        step = self._entry(key, avals, context, leaves, args, kwargs, static)[3]  # for arrays on other devices
         return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
-        """First stage: the traced step, then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
+        """Trace the step; arguments may be abstract."""
         return trace_step(self._fn, args, self._contract, kwargs=kwargs, parameters=self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
-        """The step traced, proved and lowered, with the decorator's settings."""
+        """Trace, prove and lower the step with the decorator's settings."""
         return self.trace(*args, **kwargs).prove(**self._prove).lower()
 
     def clear_cache(self) -> None:
-        """Forget every compiled step, like a jitted function."""
+        """Forget every compiled step."""
         with self._lock:
             self._entries, self._made, self._dispatch = {}, [], self._dispatcher()
 
     @property
     def certificate(self) -> Certificate:
-        """Certificate of the newest compiled step; raises RuntimeError without any."""
+        """Certificate of the newest compiled step; raises RuntimeError before the first."""
         if not self._made:
             raise RuntimeError(f"{self.__name__} has not been called: nothing is proved or compiled yet")
         return self._made[-1].certificate
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """Certificates of all compiled steps, in order of compilation."""
+        """Certificates in order of compilation."""
         return tuple(step.certificate for step in self._made)
 
     def _entry(
@@ -187,14 +181,17 @@ class IsolatedStep:
         kwargs: Mapping[str, Any],
         static: Any,
     ) -> _Entry:
-        """Return the step of these arguments, compiled if necessary, and try it first next time."""
+        """Return the entry of these arguments, compiled if necessary, and move it to the front."""
         _check_concrete(self.__name__, leaves)
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())
             wanted = avals, context, places
             match = next((entry for entry in entries if entry[:3] == wanted), None)
             if match is None:
-                merged_args = _merged(args, static)
+                merged_args = list(args)
+                for where, value in static:
+                    if isinstance(where, int):
+                        merged_args.insert(where, value)
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
                 call = "@isolated(contract, {})"
                 lowered = self.lower(*merged_args, **named)
@@ -207,21 +204,13 @@ class IsolatedStep:
         return f"IsolatedStep({self.__name__}, {len(self.certificates)} compiled)"
 
 
-def _merged(args: tuple[Any, ...], static: Any) -> list[Any]:
-    merged = list(args)
-    for where, value in static:
-        if isinstance(where, int):
-            merged.insert(where, value)
-    return merged
-
-
 def _kinds(static: Any) -> Any:
-    """Static values with classes: 1, 1.0 and True are equal and make different programs."""
+    """Add classes to static values: 1, 1.0 and True are equal but make different programs."""
     return tuple((where, type(value), value) for where, value in static)
 
 
 def _places(leaves: list[Any]) -> Any:
-    """Return the shardings of bound arrays; None for free ones."""
+    """Return the sharding of each committed array, None for others."""
     return tuple(
         leaf.sharding if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False) else None for leaf in leaves
     )

@@ -1,4 +1,4 @@
-"""A step without its executable: proved, rewritten, and its scratch planned."""
+"""Proof, rewrites and scratch plan of a step, without XLA."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,11 +26,7 @@ class PlannedStep(Exchanging):
     """Statements about a step before XLA.
 
     Attributes:
-        bound: contract, leaf by leaf.
         equations: of the rewritten program, on one device.
-        proved, assumed: of the proof.
-        not_covered: properties outside the proof.
-        collectives: in program order.
         plan: arena of its scratch.
         seconds: of each phase.
     """
@@ -53,19 +49,7 @@ def plan_step(
     passes: tuple[Pass, ...] = DEFAULT_PASSES,
     target: Target | str | None = None,
 ) -> PlannedStep:
-    """Prove a step as `compile_step` does and plan its scratch, without compilation.
-
-    Args:
-        args: examples, arrays or `jax.ShapeDtypeStruct`.
-        contract: owner of each argument and result.
-        passes: rewrites, each followed by a new proof.
-        target: as in `compile_step`; a mesh consists of its devices.
-
-    Raises:
-        ContractError: a contract that does not fit the function.
-        IsolationError: no proof; with the user's source lines.
-        TargetError: no such target or compiler, or arguments on other devices.
-    """
+    """Prove a step and plan its scratch without compilation; arguments and errors as for `compile_step`."""
     clock = Clock()
     args = args if target is None else as_target(target).place(args)
     proved = prove_graph(trace(fn, args, contract, clock), passes, "error", None, clock)
@@ -84,7 +68,6 @@ def plan_step(
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
-    """Trace a step, inline its calls, and bind its contract."""
     with paused():
         traced = clock.time("trace", trace_function, fn, args)
         bound = clock.time("trace", contract.bind_trace, traced)
@@ -92,7 +75,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
 
 
 def plan_graph(graph: Graph) -> Plan:
-    """Return the verified arena of a step's scratch on one device."""
+    """Return the verified arena of a program's scratch on one device."""
     scratch = declared_scratch(graph.bound.opaque, graph.bound.lanes)
     with paused():
         plan = plan_liveness(liveness_of(of_one_device(graph.program)), opaque_scratch=scratch)

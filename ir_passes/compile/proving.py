@@ -1,4 +1,4 @@
-"""Compilation before XLA: a graph is proved, rewritten, and proved again."""
+"""Proof and rewrites of a graph before XLA."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Certify = Literal["error", "warn", "off"]
 
 
 class CertificationWarning(UserWarning):
-    """A fault of a step that runs with `certify="warn"`."""
+    """A fault of a step with `certify="warn"`."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Proved:
 
     Attributes:
         graph: to compile.
-        proof: of `graph`, or None.
-        reused: earlier certificate of the same program, instead of a proof.
+        proof: of `graph`.
+        reused: earlier certificate of this program, instead of a proof.
         passes: effects of rewrites.
-        faults: reasons without proof or rewrites.
+        faults: reasons for a missing proof or rewrite.
     """
 
     graph: Graph
@@ -41,28 +41,21 @@ class Proved:
     faults: tuple[Statement, ...] = ()
 
 
+@paused()
 def prove_graph(
     graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, clock: Clock
 ) -> Proved:
-    """Prove a graph and rewrite it.
+    """Prove a graph, rewrite it, and prove the result.
 
     Args:
         certify: "off" leaves the graph unchanged; "warn" rewrites nothing after violations.
-        stored: certificate of this graph, contract and compiler; proves a rewritten program that it names.
-        clock: adds the seconds of "prove" and "rewrite".
+        stored: certificate of this graph, contract and compiler; replaces a proof if it names the rewritten program.
 
     Raises:
         IsolationError: no proof of the graph or a rewritten graph, if `certify` is "error".
     """
     if certify == "off":
         return Proved(graph)
-    with paused():
-        return _prove(graph, passes, certify, stored, clock)
-
-
-def _prove(
-    graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, clock: Clock
-) -> Proved:
     if stored is not None:
         rewritten = clock.time("rewrite", PassPipeline(passes).run, graph)
         if clock.time("prove", fingerprint, rewritten.graph.program) == stored.fingerprints.compiled:
@@ -89,6 +82,6 @@ def warn(faults: Sequence[Statement]) -> None:
 
 
 def _fault(fault: Statement, error: Exception) -> Statement:
-    """Return the fault with its error's notes, which name the rewrite."""
+    """Append the error's notes with the name of the rewrite."""
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     return replace(fault, sentence=fault.sentence + notes)

@@ -1,4 +1,4 @@
-"""Calls of a step: the first checks pools, later ones run XLA's program directly."""
+"""Calls of a compiled step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import jax
 
 from ir_passes.compile.proving import warn
 from ir_passes.contract.contract import BoundContract
-from ir_passes.jaxpr.refused import ForkedProcessError, Process
+from ir_passes.jaxpr import refused
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import addresses
 
 
 @dataclass(frozen=True)
 class Successor:
-    """A result that takes the bytes of an argument.
+    """A result in the bytes of an argument.
 
     Attributes:
         donor, result: numbers of flattened argument and result.
@@ -29,18 +29,16 @@ class Successor:
 
 
 def successors_of(bound: BoundContract) -> tuple[Successor, ...]:
-    """Return the successors of a contract's pools, by argument."""
     pairs = sorted(bound.successors.items())
     return tuple(Successor(i, o, bound.inputs[i].path, bound.outputs[o].path) for i, o in pairs)
 
 
 class Running:
-    """A step to be called like its function; consumes pools with successors.
+    """A compiled step that consumes pools with successors.
 
     Args:
-        entry: callable for the function's arguments.
-        successors: donated argument and result.
-        certify: moved pools raise, warn or are not checked.
+        entry: callable with the function's arguments.
+        certify: "error" raises on moved pools, "warn" warns; "off" does not check.
     """
 
     def __init__(self, entry: Callable[..., Any], successors: tuple[Successor, ...], certify: str):
@@ -49,14 +47,14 @@ class Running:
         self._run = self._first_run if certify != "off" and successors else entry
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if Process.forked:
-            raise ForkedProcessError("a compiled step")
+        if refused.forked:
+            raise refused.ForkedProcessError("a compiled step")
         return self._run(*args, **kwargs)
 
     def _first_run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the step and report moved pools; later calls run XLA's program directly."""
+        """Report moved pools of the first call; later calls run XLA's program directly."""
         leaves = jax.tree.leaves((args, kwargs))
-        # those on the host must be brought to a device first
+        # pools on the host move to a device first
         pools = {
             successor.donor: addresses(leaves[successor.donor])
             for successor in self.successors

@@ -1,4 +1,4 @@
-"""XLA's executables as bytes and back, without pickle."""
+"""XLA executables as bytes and back, without pickle."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,18 +21,17 @@ def save(compiled: jax.stages.Compiled) -> bytes:
 
 
 def load(data: bytes, devices: Sequence[Any] | None = None) -> Any:
-    """Load an executable of `save` on these devices, by default the first."""
+    """Load serialized bytes on these devices, by default the first."""
     devices = jax.devices()[:1] if devices is None else devices
     return devices[0].client.deserialize_executable(data, executable_devices=jax_private.device_list(devices))
 
 
 def hlo_fingerprint(loaded: Any) -> str:
-    """Return the HLO hash that certificates name."""
     return fingerprint(loaded.hlo_modules()[0])
 
 
 def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
-    """Run a loaded executable; donated operands are consumed, keys are passed as words."""
+    """Run a loaded executable on the first device; donated operands are consumed."""
     device = jax.devices()[0]
     words = [jax.random.key_data(operand) if is_key(dtype_of(operand)) else operand for operand in operands]
     arrays = [jax.device_put(array, device) for array in words]

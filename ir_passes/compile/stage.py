@@ -1,4 +1,4 @@
-"""Types of a step's arguments and results, named as in `jax.stages`."""
+"""Base class of compilation stages, with the attributes of `jax.stages`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,10 @@ from ir_passes.targets import Target
 
 @dataclass(frozen=True)
 class ProvedTrace:
-    """A traced and proved step, with the data of earlier stages for later ones.
+    """A traced and proved step with data for later stages.
 
     Attributes:
-        key, store: of its certificate; None without a store.
-        absent_target: absent machine to compile for, or None.
+        absent_target: machine to compile for that this process does not have.
     """
 
     trace: Trace
@@ -53,7 +52,7 @@ class Stage:
 
     @property
     def args_info(self) -> Any:
-        """`jax.stages.ArgInfo` of each argument, in their tree."""
+        """`jax.stages.ArgInfo` of each argument, as a tree."""
         infos = [
             jax.stages.ArgInfo(aval, leaf in self.bound.successors)
             for leaf, aval in enumerate(self._trace.program.in_avals)

@@ -1,6 +1,6 @@
-"""The stages of a compilation, as in `jax.stages`: trace, prove, lower, compile.
+"""Stages of a compilation, as in `jax.stages`: trace, prove, lower, compile.
 
-`trace_step` begins with a function, `prove` with a jaxpr. Stages have the attributes of JAX's stages.
+`trace_step` begins with a function, `prove` with a jaxpr.
 """
 
 import os
@@ -15,7 +15,6 @@ import jax
 
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
-from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
@@ -55,21 +54,7 @@ def trace_step(
     parameters: FunctionSignature | None = None,
     target: Target | str | None = None,
 ) -> "TracedStep":
-    """Trace a step and bind its contract.
-
-    Args:
-        fn: nothing runs.
-        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static values.
-        contract: owner of each argument and result.
-        parameters: of the function, with static ones.
-        target: as for `compile_step`.
-
-    Raises:
-        ContractError: a contract that does not fit the function.
-        PlacementError: `shard_map` arguments are not on its mesh.
-        SettingError: `jax_disable_jit` is on.
-        TargetError: no such target or compiler.
-    """
+    """Trace a step and bind its contract; arguments and errors as for `compile_step`."""
     require_programs()
     clock, machine = Clock(), None if target is None else as_target(target)
     if machine is not None:
@@ -90,23 +75,14 @@ def prove(
     certify: Certify = "error",
     certificates: str | os.PathLike[str] | None = None,
 ) -> "ProvedStep":
-    """Prove a traced program.
+    """Prove a traced program; settings and errors as for `compile_step`.
 
     Args:
         program: `jax.make_jaxpr(fn)(*args)`, with flat tuples, or `jax.jit(fn).trace(*args)`, with trees.
-        contract: owner of each argument and result.
-        passes: rewrites, each followed by a new proof.
-        certify: as for `compile_step`.
-        certificates: as for `compile_step`.
-
-    Returns:
-        The proved step, for `lower().compile()`.
 
     Raises:
-        ContractError: a contract that does not fit the program.
-        IsolationError: no proof; with the user's source lines.
         TypeError: neither form.
-        ValueError: it holds values of another trace.
+        ValueError: the program captures values of another trace.
     """
     trace = trace_of(program)
     traced = TracedStep(trace, contract.bind_trace(trace), Clock())
@@ -114,7 +90,7 @@ def prove(
 
 
 class TracedStep(Stage):
-    """A traced step with its contract bound to it."""
+    """A traced step with its bound contract."""
 
     def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
         super().__init__(trace, bound)
@@ -129,11 +105,7 @@ class TracedStep(Stage):
     ) -> "ProvedStep":
         """Prove that lanes cannot reach each other, rewrite the program, and prove it again.
 
-        See `compile_step` for the settings.
-
-        Raises:
-            IsolationError: it is not proved; carries the user's source lines.
-            ValueError: `certify` is not "error", "warn" or "off".
+        Settings and errors are as for `compile_step`.
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -157,7 +129,7 @@ class ProvedStep(Stage):
         jaxpr: rewritten program, to be compiled.
         proof: of `jaxpr`; None with an earlier certificate, or without a proof.
         passes: effects of rewrites.
-        faults: reasons without a proof, with `certify="warn"`.
+        faults: reasons for a missing proof, with `certify="warn"`.
     """
 
     def __init__(self, step: ProvedTrace, clock: Clock):
@@ -170,7 +142,7 @@ class ProvedStep(Stage):
         self.faults: tuple[Statement, ...] = proved.faults
 
     def lower(self) -> "LoweredStep":
-        """Lower it to StableHLO, with donated pools.
+        """Lower to StableHLO, with donated pools.
 
         Raises:
             PlacementError: certified `shard_map` pools are not on its mesh.
@@ -187,22 +159,22 @@ class ProvedStep(Stage):
 
 
 class LoweredStep(Stage):
-    """A step as StableHLO."""
+    """A step as StableHLO, with the attributes of `jax.stages.Lowered`."""
 
     def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
         super().__init__(step.trace, step.bound)
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """The program as text, by default StableHLO."""
+        """Return the program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """The program as an object of the compiler."""
+        """Return the program as a compiler object."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """Cost before XLA's optimizations, as in `jax.stages.Lowered`."""
+        """Cost before XLA's optimizations."""
         return self.lowered.cost_analysis()
 
     def compile(
@@ -233,15 +205,13 @@ class LoweredStep(Stage):
 
     @cached_property
     def _scheduled(self) -> tuple[Scheduled, ...]:
-        """Collectives of the program, in order."""
         return self._clock.time("audit", schedule_of, self._step.proved.graph.program)
 
     def _audited(
         self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
     ) -> tuple[CompiledProgram, Audit]:
         clock, step, traced = self._clock, self._step, self._step.proved.graph.program
-        # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
-        # for devices that are not here.
+        # A cached program does not show this step as its source, and JAX would load it for absent devices.
         is_certified = step.certify != "off"
         with without_compilation_cache() if is_certified or step.absent_target is not None else nullcontext():
             if not is_certified:
@@ -258,20 +228,15 @@ class LoweredStep(Stage):
     def _certified(
         self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
     ) -> CompiledStep:
-        """Store the certificate, and return the compiled step."""
         clock, step = self._clock, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
         name, executable = self._calling.name, program.compiled
         certificate = make_certificate(step, name, versions, self._scheduled, executable, result, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
-            _keep(step.store, step.key, certificate)
+            try:
+                step.store.keep(step.key, certificate)
+            except UntrustedError as error:
+                step.store.warn(error)
+            except OSError as error:
+                warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
         return CompiledStep(step, self._calling, program, certificate, result.report)
-
-
-def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
-    try:
-        store.keep(key, certificate)
-    except UntrustedError as error:
-        store.warn(error)
-    except OSError as error:
-        warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)

@@ -16,13 +16,13 @@ from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
-"""JAX settings that a certificate names; others are in the hash `jax_settings`."""
+"""JAX settings that a certificate names; all others are hashed into `jax_settings`."""
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 PACKAGE = Path(__file__).parents[1]
 PROVER = ("contract", "jaxpr", "kernels", "proof", "rewrites")
 """Folders of the prover."""
 UNKNOWN = "unknown"
-"""`Versions.compiler` of code without a source file; its certificates are neither stored nor used."""
+"""`Versions.compiler` of code without a source file: its certificates are neither stored nor read."""
 
 
 def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
@@ -32,7 +32,7 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
         "jax_settings": fingerprint(jax_private.program_settings())
     }
     flags |= {name: os.environ.get(name) for name in ENVIRONMENT} | (compiler_options or {})
-    flags["python_optimize"] = sys.flags.optimize or None  # without assertions the proof is another program
+    flags["python_optimize"] = sys.flags.optimize or None  # without assertions the prover is another program
     return Versions(
         jax.__version__,
         jaxlib_version.__version__,
@@ -45,10 +45,10 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
 
 
 def sources_hash() -> str:
-    """Return the sha256 of imported sources; `UNKNOWN` after a change."""
+    """Return the sha256 of imported sources; `UNKNOWN` if they changed since import."""
     return running_hash((PACKAGE,)) or UNKNOWN
 
 
 def is_as_imported() -> bool:
-    """Whether the prover is as in `sources_hash`, without a patch."""
+    """True if the prover equals its hashed sources and was not monkey-patched."""
     return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

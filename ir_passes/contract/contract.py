@@ -1,8 +1,7 @@
-"""The contract of a step: an entry for each of its inputs and outputs.
+"""Contract of a step: the owner of each argument and result.
 
-A step computes N lanes at once. The contract gives the owner of every argument and result: shared, per lane, or a pool
-of per-sequence rows. `bind` checks that a contract fits a function and its arguments, and assigns an entry to each
-array; the proof and the tests show that the contract holds.
+A step computes N lanes at once. An owner is: all lanes, each lane, or a pool of per-sequence rows. `bind` checks that a
+contract fits a function; the proof and the tests show that it holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,12 +37,10 @@ from ir_passes.jaxpr.tracing import Trace, trace_function
 
 @dataclass(frozen=True)
 class BoundContract:
-    """A contract with one entry for each flattened argument and result of a function.
+    """A contract with an entry for each flattened argument and result.
 
     Attributes:
-        lanes: number of lanes.
-        inputs, outputs: every array in flattening order.
-        successors: index of an input pool -> index of the output that succeeds it.
+        successors: index of an input pool -> index of its successor among the outputs.
         opaque: declared operations by name.
     """
 
@@ -61,7 +58,7 @@ class BoundContract:
 
     @property
     def layouts(self) -> dict[str, int | None]:
-        """Name of each layout -> number of tokens; None without an array of tokens."""
+        """Layout -> number of packed tokens; None without an array of tokens."""
         layouts: dict[str, int | None] = {}
         for bound in (*self.inputs, *self.outputs):
             if bound.layout is not None:
@@ -73,14 +70,12 @@ class BoundContract:
 class LaneContract:
     """Entries for the arguments and results of a step, as pytree prefixes.
 
-    They work like the specs of `jax.shard_map`.
-
-    An entry applies to every array below it. An argument passed by name has the entry of its position. Static arguments
-    have no entry, as in `in_shardings` of `jax.jit`.
+    An entry applies to every array below it, like the specs of `jax.shard_map`. An argument passed by name has the
+    entry of its position; static arguments have no entry.
 
     Attributes:
         inputs: a tuple with entries for each positional argument, or one entry for all; None is `Unspecified`.
-        outputs: entries for the results: one array, a tuple, a dict, a dataclass.
+        outputs: entries for the results.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
             format of a print. For an ambiguous name: "name at file:line" of the function's definition,
             "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
@@ -93,10 +88,7 @@ class LaneContract:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Assign entries to the arrays of `fn(*args)`; trace it without a run.
-
-        Args:
-            args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        """Assign entries to the arrays of `fn(*args)`, by a trace; `args` may be `jax.ShapeDtypeStruct`.
 
         Raises:
             ContractError: an entry is missing or does not fit; the message names the pytree path.
@@ -110,11 +102,11 @@ class LaneContract:
         check_names(self.opaque, trace.program)
         results = trace.results
         if type(self.outputs) is tuple and isinstance(results, tuple):
-            results = tuple(results)  # a plain tuple of entries fits a named one
+            results = tuple(results)  # a plain tuple of entries fits a named tuple
         arguments = tuple(by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters))
         check_complete(arguments, self.outputs, results, trace.parameters)
         bound = (array for where, entries, value in arguments for array in _bind(where, entries, value))
-        # JAX traces 64-bit arrays of NumPy as 32-bit arrays unless `jax_enable_x64` is on
+        # JAX traces 64-bit NumPy arrays as 32-bit arrays unless `jax_enable_x64` is on
         dtypes = (ir.dtype_of(var) for var in trace.program.jaxpr.invars)
         inputs = tuple(replace(array, dtype=dtype) for array, dtype in zip(bound, dtypes, strict=True))
         outputs = tuple(_bind("result", self.outputs, results))
@@ -199,7 +191,7 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
 
 
 def _conversion(bound: Bound, dtype: Any) -> str:
-    """Return the remedy for an array of another integer type; "" for others."""
+    """Return a remedy for an array of another integer type, else ""."""
     if bound.dtype == dtype or not is_integer(bound.dtype):
         return ""
     return f"; convert it on the host: np.asarray(x, np.{'bool_' if dtype == np.bool_ else dtype.name})"

@@ -1,4 +1,4 @@
-"""Declarations that stand in for a proof: row-wise operations and deliberate crossings between lanes."""
+"""Declarations that replace a proof: row-wise functions and declassified values."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 CROSSING = "declassify:"
-"""Prefix of the name that a declassified value carries in the program, followed by the reason."""
+"""Prefix of a declassified value's `checkpoint_name`, before the reason."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class RowWise:
     """A jitted function with each result row depending on one row of the `Lane` arguments.
 
     Attributes:
-        name: of the function.
         inputs, outputs: `Lane(axis)` for arrays of rows, `Shared()` for everything else.
     """
 
@@ -36,7 +35,7 @@ class RowWise:
 
 _DECLARED: dict[str, RowWise] = {}
 _FUNCTIONS: dict[str, list[Callable[..., Any]]] = {}
-"""Declared functions by name, file and line; several functions may share a key."""
+"""Declared functions by "name at file:line", which several functions may share."""
 
 
 def rowwise(
@@ -47,8 +46,8 @@ def rowwise(
 ) -> None:
     """Declare that a jitted function is row-wise; a proof then skips its body.
 
-    A jaxpr names a called function by name, file and line, which several functions may share. A proof therefore
-    compares the body of the call with the trace of this function.
+    A jaxpr names a called function by name, file and line, which several functions may share. So a proof compares the
+    body of the call with the trace of this function.
 
     Args:
         op: a result of `jax.jit`.
@@ -70,16 +69,14 @@ def rowwise(
 
 
 def declaration_of(eqn: Any) -> RowWise | None:
-    """Return the declaration of a called function, or None."""
     return _DECLARED.get(ir.called_definition(eqn)) if _DECLARED else None
 
 
 def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """Return the difference between a called function and the declared ones; None if equal.
+    """Return how a called function differs from the declared function; None if equal.
 
     Args:
-        eqn: a call of a function with a declaration for its name, file and line.
-        check_vma: True if JAX checks along which mesh axes values differ at the equation.
+        check_vma: as the enclosing `shard_map` has it.
     """
     body = ir.body_of(eqn)
     assert body is not None
@@ -87,7 +84,7 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
         return None
     why: list[str] = []
     functions, declaration = _FUNCTIONS.get(ir.called_definition(eqn), ()), _DECLARED[ir.called_definition(eqn)]
-    # without `jax.vmap` first: most calls
+    # most calls are without `jax.vmap`
     forms = zip(*(_forms(function, declaration) for function in functions), strict=True)
     for form in itertools.chain.from_iterable(forms):
         try:
@@ -103,7 +100,7 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
 
 
 def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Callable[..., Any]]:
-    """Yield a function, then under `jax.vmap` if its rows are along axis 0."""
+    """Yield a function, then its vmapped forms if its rows are along axis 0."""
     yield function
     if any(isinstance(entry, Lane) and entry.axis for entry in (*declaration.inputs, *declaration.outputs)):
         return
@@ -114,9 +111,9 @@ def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Calla
 
 
 _VMAPPED = 2
-"""Levels of `jax.vmap` around a declared function: over lanes, and over tokens."""
+"""Levels of `jax.vmap` around a declared function: over lanes, then tokens."""
 _SEEN: WeakSet[ir.ClosedJaxpr] = WeakSet()
-"""Bodies of declared functions."""
+"""Bodies that equal a declared function's."""
 
 
 def _same(first: ir.ClosedJaxpr, second: ir.ClosedJaxpr) -> bool:
@@ -132,7 +129,6 @@ def _same(first: ir.ClosedJaxpr, second: ir.ClosedJaxpr) -> bool:
 
 
 def declarations() -> tuple[RowWise, ...]:
-    """Return all declarations of this process, ordered by name."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))
 
 
@@ -148,7 +144,6 @@ def declassify(x: Array, reason: str) -> Array:
     """Return a value of several lanes unchanged, marked as intended for all lanes.
 
     Args:
-        x: the value.
         reason: one sentence, for the certificate.
     """
     if not reason.strip():
@@ -157,15 +152,11 @@ def declassify(x: Array, reason: str) -> Array:
 
 
 def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool) -> ir.ClosedJaxpr | None:
-    """Return the program that a jitted function is traced to where another calls it.
+    """Trace a jitted function as in a call; None if it is no single call.
 
     Args:
-        body: of the call; its inputs say the types, and the mesh where it stands inside a `shard_map`.
-        function: a jitted function of as many arrays.
-        check_vma: as the `shard_map` has it.
-
-    Returns:
-        Its body; None where it is no single call.
+        body: of the call; has the argument types and the mesh.
+        check_vma: as the enclosing `shard_map` has it.
     """
     avals = [var.aval for var in body.jaxpr.invars]
     programs: list[ir.ClosedJaxpr] = []

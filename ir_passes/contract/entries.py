@@ -1,4 +1,4 @@
-"""The entries of a contract: each describes one array, or an opaque operation."""
+"""Entries of a contract: each describes one array, or an opaque operation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,7 @@ from ir_passes.contract.statements import StatedError, StatementId
 
 
 class ContractFault(StatementId):
-    """Kinds of faults of a contract: id and `sentence`."""
+    """Faults of a contract: id and sentence."""
 
     ENTRY = "no-entry", "Something stands in the place of an entry that is none, or that cannot stand there."
     PREFIX = "no-prefix", "The entries are no pytree prefix of the arguments or results."
@@ -33,7 +33,6 @@ class ContractFault(StatementId):
     NOT_MEASURED = "not-measured", "Dependence is not measured of packed page tables."
 
     def error(self, about: str, message: str) -> "ContractError":
-        """Return an error with this fault; arguments as for `fault`."""
         return ContractError(self.fault(about, message))
 
 
@@ -46,11 +45,11 @@ SharedRole = Literal["active_count"]
 SlotRole = Literal["both", "read", "write"]
 PackedRole = Literal["cu_seqlens", "segment_ids"]
 ONE_LAYOUT = "tokens"
-"""Layout of packed tokens in a step that names no layout."""
+"""Layout of packed tokens in a step without named layouts."""
 
 
-def _shown(entry: Any, *hidden: str) -> str:
-    """Return an entry as a call, without the hidden fields that have their defaults."""
+def shown(entry: Any, *hidden: str) -> str:
+    """Return an entry as a call, without hidden fields that have their defaults."""
     names = [
         field.name for field in fields(entry) if field.name not in hidden or getattr(entry, field.name) != field.default
     ]
@@ -62,8 +61,8 @@ class Shared:
     """An array for all lanes: weights, scalars that the host computed for the step.
 
     Attributes:
-        role: "active_count" for an input, int32 []: lanes from this number on are idle and keep their rows. Any number
-            is allowed.
+        role: "active_count" for an int32 scalar input: lanes from this number on are idle and keep their rows; any
+            value is allowed.
     """
 
     role: SharedRole | None = None
@@ -74,22 +73,20 @@ class Shared:
 
 @dataclass(frozen=True)
 class Unspecified:
-    """An array without an entry; None means the same.
+    """An array without an entry, as None: the strictest conditions.
 
-    An argument may then depend on every lane, so it may reach no pool and no result. A result must be equal for all
-    lanes. Both are the strictest conditions, so omitting an entry is safe.
+    An argument may depend on every lane, so it may reach no pool and no result. A result must be equal for all lanes.
     """
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Entry i along `axis` belongs to lane i.
+    """Index i along `axis` belongs to lane i.
 
     Attributes:
-        axis: the axis of the lanes.
-        role: "length" for an input, the int32 number of real tokens of each lane (0: the lane is idle and keeps its
-            rows); "active" for an input, the bool mask of active lanes; "accepted" for the int32 number of accepted
-            tokens of each lane in a verification step: an output is proved to be 0 or more, and 0 for an idle lane.
+        role: "length" for an input, the int32 number of real tokens of each lane (a lane of length 0 is idle and keeps
+            its rows); "active" for an input, the bool mask of active lanes; "accepted" for the int32 number of accepted
+            tokens of each lane: in an output it is proved to be 0 or more, and 0 for an idle lane.
     """
 
     axis: int = 0
@@ -98,22 +95,20 @@ class Lane:
 
 @dataclass(frozen=True)
 class Packed:
-    """Concatenated tokens: entry t along `axis` belongs to the lane of token t.
+    """Concatenated tokens: index t along `axis` belongs to the lane of token t.
 
-    The layout is an input of the step: the number of tokens of each lane is shared. Tokens after the last lane are
-    padding; their results are outside every claim and may depend on anything, but no lane may depend on them. A lane
-    without tokens is padding too: its results are outside every claim, it is on the null row of every slot map and has
-    null pages only. If pools have one row per lane, every lane has a token.
+    The layout is an input of the step; the number of tokens of each lane is shared. Tokens after the last lane are
+    padding: their results are outside every claim, and no lane may depend on them. A lane without tokens is padding
+    too: it is on the null row of every slot map and has null pages only. If pools have one row per lane, every lane has
+    a token.
 
     Attributes:
-        axis: the token axis; its length is equal in all packed arrays of a step.
-        role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i if
-            cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
-            an input: int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in
-            agreement.
-        layout: name of the layout, for a step with several, for example queries and keys of different lengths. Token t
-            of one layout and token t of another may belong to different lanes. A lane with tokens in one layout has
-            tokens in every layout.
+        axis: the token axis, of equal length in all arrays of a layout.
+        role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i if cu_seqlens[i]
+            <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids", an input:
+            int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in agreement.
+        layout: name, for a step with several layouts, for example queries and keys of different lengths. Token t of two
+            layouts may belong to different lanes. A lane with tokens in one layout has tokens in every layout.
     """
 
     axis: int = 0
@@ -121,7 +116,7 @@ class Packed:
     layout: str = ONE_LAYOUT
 
     def __repr__(self) -> str:
-        return _shown(self, "layout")
+        return shown(self, "layout")
 
 
 @dataclass(frozen=True)
@@ -129,15 +124,14 @@ class Pool:
     """Rows of per-sequence state along `axis`, kept from step to step.
 
     Pools of one group are coupled: a sequence has the same row number in all of them. The k-th output of a group
-    succeeds the k-th input; a pool without a successor is only read. A group without a slot map is a row pool: it has
-    exactly one row per lane, and row i belongs to lane i.
+    succeeds the k-th input; a pool without a successor is only read. A group without a slot map has exactly one row per
+    lane, and row i belongs to lane i.
 
     Attributes:
-        group: name of the group.
         axis: the row axis.
         dims: a name or None for every dimension: each named dimension is proved to be written with data of the same
             name, even where sizes agree. "position" is the dimension of a cache along the tokens; no index along it may
-            be a constant of the program. Without names this is not proved, as a note of the proof states.
+            be a constant of the program.
     """
 
     group: str
@@ -146,13 +140,13 @@ class Pool:
 
 
 class _RowMap:
-    """An entry with the rows of lanes in the pools of some groups."""
+    """Rows of lanes in the pools of `groups`."""
 
     groups: str | tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The groups as a tuple."""
+        """`groups` as a tuple."""
         return (self.groups,) if isinstance(self.groups, str) else self.groups
 
 
@@ -161,16 +155,15 @@ class SlotMap(_RowMap):
     """int32 [N]: the row of each lane in the pools of the named groups.
 
     Attributes:
-        groups: one group or several.
-        size: values are in [0, size); active entries are distinct.
+        size: entries are in [0, size); active entries are distinct.
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
         null: row 0 is the null slot, outside every claim; idle lanes point at it in every slot map that is not
             `disjoint`. False: row 0 is an ordinary row, and every lane is active.
         disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. Such rows
             may be written in the step that writes the others. An active lane without such a row points at the null row
-            and may not read it. Of the slot maps of one group with role "both" or "write", all but one are disjoint.
-        local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's device;
-            each device has `size` rows or more, and active entries are distinct among its lanes.
+            and may not read it. Of the slot maps of a group with role "both" or "write", all but one are disjoint.
+        local: mesh axis that splits lanes and pool rows: entries count within the rows of the lane's device; each
+            device has `size` rows or more, and active entries are distinct among its lanes.
     """
 
     groups: str | tuple[str, ...]
@@ -181,7 +174,7 @@ class SlotMap(_RowMap):
     local: str | None = None
 
     def __repr__(self) -> str:
-        return _shown(self, "local")
+        return shown(self, "local")
 
 
 @dataclass(frozen=True)
@@ -189,24 +182,24 @@ class PageTable(_RowMap):
     """int32 [N, ...]: the pages of each lane in pools, like block tables.
 
     A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
-    table of the same groups, and it is not the null page. Pages of several lanes, for example of a shared prefix, are
-    read only. The host promises this, and `ir_passes.host.page_owner` keeps it; the proof shows that a lane reaches
-    pages of its table only.
+    table of the same groups, and it is not the null page. Pages of several lanes, such as a shared prefix, are read
+    only. The host promises this (`ir_passes.host.page_owner`); the proof shows that a lane reaches pages of its table
+    only.
 
     Attributes:
-        groups: one group or several. A group has slot maps or page tables, not both.
-        size: pages of a pool; values are in [0, size).
+        groups: a group has slot maps or page tables, not both.
+        size: pages of a pool; entries are in [0, size).
         page_size: rows of a page: 1 if a page is a row ([pages, tokens, ...]), the tokens of a page in flat pools
             ([pages * tokens, ...], row `page * page_size + offset`).
-        role: "both"; "read": its pages are not written; "write": all its pages belong to the lane, and `size` stands
-            for no page, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
-        packed: int32 [tokens, ...] instead: the entries of a packed token belong to its lane, as in vLLM's slot
-            mapping. Entries of padding are `size` for the role "write", and arbitrary otherwise.
+        role: "both"; "read": its pages are not written; "write": all its pages belong to the lane, and the entry `size`
+            means no page (with `page_size=1`, vLLM's slot mapping).
+        packed: int32 [tokens, ...] instead: the entries of a packed token belong to its lane. Entries of padding are
+            `size` for the role "write", and arbitrary otherwise.
         layout: of these tokens, as in `Packed`.
-        null: page 0 is the null page, for the entries after a lane's last page. It is never written, so all lanes may
-            read it. False: page 0 is an ordinary page.
-        local: a mesh axis over which lanes and pages are split: entries count within the pages of the lane's device;
-            each device has `size` pages or more, and a null page.
+        null: page 0 is the null page, for the entries after a lane's last page: never written, so all lanes may read
+            it. False: page 0 is an ordinary page.
+        local: mesh axis that splits lanes and pages: entries count within the pages of the lane's device; each device
+            has `size` pages or more, and a null page.
     """
 
     groups: str | tuple[str, ...]
@@ -219,7 +212,7 @@ class PageTable(_RowMap):
     local: str | None = None
 
     def __repr__(self) -> str:
-        return _shown(self, "layout", "local")
+        return shown(self, "layout", "local")
 
 
 @dataclass(frozen=True)
@@ -228,17 +221,17 @@ class Opaque:
 
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on shared
     operands; a `Pool` result differs from its predecessor in the rows of the lanes only. As in a step, a `SlotMap`
-    gives the rows of its groups, every other group has one row per lane, and the k-th pool of a group among the results
-    succeeds the k-th among the operands. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The
-    declaration is assumed, not proved, and is in the certificate with the line of every call. The proof checks that
-    every call has the declared operands, and that all calls of one name run one program.
+    gives the rows of its groups, every other group has one row per lane, and the k-th pool result of a group succeeds
+    its k-th pool operand. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The declaration is
+    assumed, not proved; the certificate has it with the line of every call. The proof checks that every call has the
+    declared operands, and that all calls of one name run one program.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.
         outputs: `Shared`, `Lane` or `Pool` for each result.
-        aliases: index of an operand -> index of the result in the same memory, as in the call.
+        aliases: index of an operand -> index of the result in the same memory.
         scratch_bytes: number of lanes -> bytes of scratch; None for no scratch.
-        fresh: index of a `Lane` operand, bool [N]: a lane with True does not read its rows. Only the sanitizer uses it.
+        fresh: index of a `Lane` operand, bool [N]: a lane with True does not read its rows. For the sanitizer only.
     """
 
     inputs: tuple[Any, ...]
@@ -253,12 +246,10 @@ Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified
 
 @dataclass(frozen=True)
 class Bound:
-    """One array of a step with its entry.
+    """An array of a step with its entry.
 
     Attributes:
         path: as `args[1][0].conv`, `kwargs['scale']` or `result[0]`.
-        entry: its contract entry.
-        shape, dtype: of the array.
     """
 
     path: str
@@ -268,13 +259,13 @@ class Bound:
 
     @property
     def layout(self) -> str | None:
-        """Layout of the packed tokens that the array has or describes; None for other arrays."""
+        """Layout of the packed tokens that the array has or describes, or None."""
         is_packed = isinstance(self.entry, Packed) or (isinstance(self.entry, PageTable) and self.entry.packed)
         return getattr(self.entry, "layout", None) if is_packed else None
 
     @property
     def tokens(self) -> int | None:
-        """Length of the axis of packed tokens; None without such an axis."""
+        """Length of the axis of packed tokens, or None."""
         if self.layout is None or getattr(self.entry, "role", None) == "cu_seqlens":
             return None
         return self.shape[getattr(self.entry, "axis", 0)]
@@ -282,11 +273,11 @@ class Bound:
 
 ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
 ROW_MAPS = (SlotMap, PageTable)
-"""Entries with the rows of lanes; a group without such an entry is a row pool."""
+"""Entries with the rows of lanes; a group without them has one row per lane."""
 
 
 def check_role(where: str, entry: Any) -> None:
-    """Raise ContractError for a role that does not exist."""
+    """Raise ContractError for an unknown role."""
     if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
         return
     of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}

@@ -11,12 +11,7 @@ _NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens
 
 
 def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int) -> None:
-    """Check the packed arrays of a contract.
-
-    Raises:
-        ContractError: a wrong dtype or shape, or a layout without a name, with several lengths, or without exactly one
-            describing array.
-    """
+    """Raise ContractError for packed arrays with a wrong dtype, shape or layout."""
     for bound in (*inputs, *outputs):
         if bound.layout is not None and not (isinstance(bound.layout, str) and bound.layout):
             raise ContractFault.PACKED.error(bound.path, f"a layout is named by a string, got {bound.layout!r}")

@@ -1,13 +1,13 @@
-"""Missing entries of arguments and results, and a complete contract as a line to type."""
+"""Missing entries of a contract, and a guess of the complete contract as code."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
 
-from ir_passes.contract.entries import ContractError, ContractFault, Lane, Pool, SlotMap
+from ir_passes.contract.entries import ContractError, ContractFault, Lane, Pool, SlotMap, shown
 from ir_passes.contract.prefix import MISSING, is_entry
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.jaxpr.tracing import FunctionSignature
@@ -56,7 +56,7 @@ def _children(node: Any) -> dict[Any, Any] | None:
 
 
 def _pairs(entries: Any, value: Any) -> dict[Any, tuple[Any, Any]] | None:
-    """Return entry and value of each child; None for one entry, or unfit entries."""
+    """Return entry and value of each child; None for one entry or other structures."""
     entry_children, value_children = _children(entries), _children(value)
     if entry_children is None or value_children is None or type(entries) is not type(value):
         return None
@@ -66,7 +66,7 @@ def _pairs(entries: Any, value: Any) -> dict[Any, tuple[Any, Any]] | None:
 
 
 def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield each incomplete container's path, with paths and values of children without entries."""
+    """Yield each incomplete container with its children without entries."""
     pairs = _pairs(entries, value) or {}
     if missing := [(f"{path}[{key!r}]", part) for key, (entry, part) in pairs.items() if entry is MISSING]:
         yield path, missing
@@ -75,7 +75,6 @@ def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list
 
 
 def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], Any]]:
-    """Yield entry, shape and dtype of each array with an entry."""
     pairs = _pairs(entries, value)
     for entry, part in (pairs or {}).values():
         yield from _placed(entry, part)
@@ -84,12 +83,11 @@ def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], An
 
 
 def _lane_axis(entry: Any) -> int:
-    """Return an entry's lane axis, or -1."""
     return entry.axis if isinstance(entry, Lane) else 0 if isinstance(entry, SlotMap) else -1
 
 
 def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
-    """Return entries as code, with guesses for missing ones."""
+    """Return entries as code, with guesses for missing entries."""
     if entries is MISSING:
         guesses = {guess(leaf) for leaf in jax.tree.leaves(value)}
         if len(guesses) == 1:
@@ -107,12 +105,7 @@ def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
 
 
 def entry_code(entry: Any) -> str:
-    """Return an entry as the shortest call."""
-    if not is_entry(entry) or not is_dataclass(entry):
-        return repr(entry)
-    values = [(field, getattr(entry, field.name)) for field in fields(entry)]
-    changed = [f"{field.name}={value!r}" for field, value in values if value != field.default]
-    return f"{type(entry).__name__}({', '.join(changed)})"
+    return shown(entry, *(field.name for field in fields(entry))) if is_entry(entry) else repr(entry)
 
 
 def _tuple(parts: list[str]) -> str:

@@ -3,18 +3,19 @@
 `lax.reshape(x, sizes, dimensions)`, from `order="F"` and batched convolutions, becomes a transpose and a reshape.
 
 Conditional writes become guarded writes: `where(p, pool.at[i].set(x), pool)` -> `pool.at[where(p, i, size)].set(x)`.
-XLA copies an array that a select reads after its write; a guarded write changes it in place. Elements are equal: a
-scatter drops indices out of bounds, and a slice is written with its old elements.
+XLA copies an array that a select reads after its write; a guarded write is in place. Elements are equal: a scatter
+drops indices out of bounds, and a slice is written with its old elements.
 """
 
 from collections import Counter
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.contract.contract import BoundContract, Shared
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import map_equations
@@ -22,7 +23,7 @@ from ir_passes.jaxpr.dtypes import limits
 
 
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program with calls replaced by bodies, except row-wise functions."""
+    """Inline all calls except row-wise functions."""
     program = row_major(program)
     if any(ir.body_of(eqn) is not None and declaration_of(eqn) is None for eqn in program.jaxpr.eqns):
         program = ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
@@ -30,24 +31,23 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
-    """Return a step's normal form, with guarded writes to its pools."""
-    pools = {(array.shape, array.dtype) for array in bound.inputs if isinstance(array.entry, Pool)}
-    return guarded(flatten(program), pools, keep=_is_opaque)
+    """Return a step's normal form, with guarded writes to arrays like its inputs of lanes."""
+    arrays = {(array.shape, array.dtype) for array in bound.inputs if not isinstance(array.entry, Shared)}
+    return guarded(flatten(program), arrays, keep=_is_opaque)
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program without reshapes that transpose, also in bodies.
-
-    Opaque calls and row-wise functions are unchanged.
-    """
-    return map_equations(program, _reshape_in_two, keep=_is_opaque)
+    """Split reshapes that transpose, and name bodies of calls; opaque and row-wise calls stay."""
+    return map_equations(program, _in_parts, keep=_is_opaque)
 
 
 def _is_opaque(eqn: ir.JaxprEqn) -> bool:
     return eqn.primitive.name in primitives.OPAQUE or declaration_of(eqn) is not None
 
 
-def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+def _in_parts(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+    if eqn.primitive.name == "call_hi_primitive":  # `jnp.searchsorted` since jax 0.12
+        return [ir.call_instead(eqn, partial(eqn.primitive.to_lojax, **eqn.params))]
     dimensions = eqn.params["dimensions"] if eqn.primitive.name == "reshape" else None
     if dimensions is None:
         return [eqn]
@@ -62,7 +62,7 @@ def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
 def guarded(
     program: ir.ClosedJaxpr, arrays: Container[tuple[Any, Any]], *, keep: Callable[[ir.JaxprEqn], bool]
 ) -> ir.ClosedJaxpr:
-    """Return a program with guarded instead of conditional writes to `arrays`, also in bodies."""
+    """Replace conditional writes to `arrays` (shape, dtype) by guarded writes, also in bodies."""
     if not any(_condition(eqn) for eqn in ir.all_eqns(program.jaxpr)):
         return program
     uses = Counter[Any]()
@@ -89,7 +89,7 @@ def guarded(
 
 
 def _condition(eqn: ir.JaxprEqn) -> list[Any]:
-    """Return the operands of a select by one flag, also in a call; else []."""
+    """Return the operands of a select by a scalar, also inside a call, or []."""
     body = ir.body_of(eqn)
     if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
         (select,) = body.jaxpr.eqns
@@ -101,18 +101,19 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
 
 
 def _guardable(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation is a slice write or a scatter that drops indices."""
+    """True for a slice write, or a scatter that drops indices out of bounds."""
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     if eqn.primitive.name not in primitives.SCATTERS:
         return False
     drops = eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    return drops and _outside(eqn) <= limits(ir.dtype_of(eqn.invars[1]))[1]
+    return drops and max(_outside(eqn), default=0) <= limits(ir.dtype_of(eqn.invars[1]))[1]
 
 
-def _outside(scatter: ir.JaxprEqn) -> int:
-    """Return an index out of bounds of every dimension."""
-    return max(ir.shape_of(scatter.invars[0]), default=0)
+def _outside(scatter: ir.JaxprEqn) -> list[int]:
+    """Return an index out of bounds for each column of a scatter's indices."""
+    shape = ir.shape_of(scatter.invars[0])
+    return [shape[dim] for dim in scatter.params["dimension_numbers"].scatter_dims_to_operand_dims]
 
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
@@ -133,8 +134,8 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> 
     dropped = _outside(write)
 
     def places(p: Any, indices: Any) -> Any:
-        columns = [indices[..., k : k + 1] for k in range(indices.shape[-1])]
-        return jnp.concatenate([chosen(p, column, dropped) for column in columns], axis=-1)
+        columns = (chosen(p, indices[..., k : k + 1], limit) for k, limit in enumerate(dropped))
+        return jnp.concatenate([*columns], axis=-1)
 
     array, indices, updates = write.invars
     eqns, (indices,), _ = ir.emit(places, [flag, indices], write)

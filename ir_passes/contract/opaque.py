@@ -1,4 +1,4 @@
-"""Declarations of custom calls, kernels and callbacks: checks, and pairs of pools."""
+"""Checks of declared operations, and pairs of their pools."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -81,7 +81,7 @@ def _check_aliases(where: str, declaration: Opaque) -> None:
 
 
 def donors(declaration: Opaque) -> dict[int, int]:
-    """Return pool result -> its predecessor."""
+    """Return pool result -> operand that it succeeds."""
     operands: dict[str, list[int]] = {}
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, Pool):
@@ -91,7 +91,7 @@ def donors(declaration: Opaque) -> dict[int, int]:
 
 
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
-    """Whether a call has the declared numbers of operands, results and named dimensions."""
+    """True if a call has the declared numbers of operands, results and dimensions."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
     return all(
         len(entries) == len(shapes)
@@ -104,14 +104,12 @@ def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:
-    """Yield the indices of the operands with lengths of lanes."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, Lane) and entry.role == "length":
             yield k
 
 
 def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap | PageTable]]:
-    """Yield index and entry of each row map of a group."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, SlotMap | PageTable) and group in entry.names:
             yield k, entry

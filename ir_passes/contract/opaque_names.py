@@ -22,7 +22,7 @@ AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """Return an operation's unique name, or ""."""
+    """Return the unique name of an operation, or ""."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
@@ -50,9 +50,9 @@ def short_name(eqn: ir.JaxprEqn) -> str:
 
 
 def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
-    """Return the name of an operation's declaration, the exact one first, or None.
+    """Return the declared name of an operation, exact first, or None.
 
-    The file may be the last parts of its path.
+    File paths may lack their first folders.
     """
     if not opaque:
         return None
@@ -76,10 +76,10 @@ def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
 
 
 def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
-    """Whether two operations run the same program.
+    """True if two operations run the same program.
 
-    Calls of a kernel have equal traces: equal programs for equal types, otherwise differences in array lengths only.
-    Closures may differ in captured values, which are in the program.
+    Kernels with equal types have equal programs; others may differ in array lengths only. Closures may differ in
+    captured arrays, which are in the program.
     """
     name = first.primitive.name
     if name != second.primitive.name:
@@ -100,12 +100,11 @@ def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
 
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
-    """Return every custom call, kernel and callback of a program and its bodies."""
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
-    """Return declared name and body index of each operation, absent from fingerprints."""
+    """Return declared name and a number of its body for each operation; fingerprints lack both."""
     distinct: list[ir.JaxprEqn] = []
     names = []
     for eqn in operations(jaxpr):
@@ -117,7 +116,7 @@ def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | N
 
 
 def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
-    """Raise ContractError for a declaration of a primitive, with the program's names."""
+    """Raise ContractError for a declaration under a primitive's name."""
     for name in opaque:
         if name in primitives.OPAQUE:
             names = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]

@@ -1,7 +1,4 @@
-"""Entries of a contract as a pytree prefix, like `in_specs` of `jax.shard_map`.
-
-None is `Unspecified`. If trees differ, the error names the first place.
-"""
+"""Entries of a contract as a pytree prefix, like `in_specs` of `jax.shard_map`."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -16,7 +13,6 @@ MISSING: Any = object()
 
 
 def is_entry(node: Any) -> bool:
-    """Whether a node of a contract is an entry, and no container of entries."""
     return isinstance(node, ENTRIES)
 
 
@@ -24,11 +20,11 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
     """Yield path, entry and array for each array of a value.
 
     Args:
-        entries: pytree prefix with entries as leaves.
-        where: place, as "args[0]".
+        entries: pytree prefix with entries as leaves; None is `Unspecified`.
+        where: path of the value, as "args[0]".
 
     Raises:
-        ContractError: no prefix, or another leaf than an entry.
+        ContractError: no prefix, or another leaf than an entry; names the first such path.
     """
     if entries is None:
         entries = Unspecified()
@@ -82,10 +78,9 @@ def by_argument(
 
     Args:
         inputs: one entry for all, or a tuple for positional arguments.
-        keywords: of keyword-only arguments.
+        keywords: entries of keyword-only arguments.
         args, kwargs: without static arguments.
-        parameters: of the function: named arguments have the entries of their positions; entries of omitted ones are
-            ignored.
+        parameters: named arguments have the entries of their positions; entries of omitted arguments are ignored.
 
     Raises:
         ContractError: unused entries, or no tuple of entries.

@@ -1,7 +1,7 @@
 """Statements of proofs, audits and certificates: a stable id for tools, a sentence for people.
 
-Sentences may be reworded. Ids of faults are in `ir_passes.ViolationKind`, `ir_passes.FindingKind` and in errors derived
-from `StatedError`.
+Sentences may be reworded. Ids of faults are in `ir_passes.ViolationKind`, `ir_passes.FindingKind` and subclasses of
+`StatedError`.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True, order=True)
 class Statement:
-    """One statement about a step.
+    """A statement about a step.
 
     Attributes:
-        id: short and stable, as "non-interference".
-        about: the argument, function or place in the program that it is about; "" for the whole step.
-        sentence: for people.
+        id: stable, as "non-interference".
+        about: argument, function or line; "" for the whole step.
     """
 
     id: str
@@ -30,11 +29,7 @@ class Statement:
 
 
 class StatementId(StrEnum):
-    """A closed list of statements.
-
-    Attributes:
-        sentence: of the statement; the details of one step stand in it in braces.
-    """
+    """Closed list of statements; `sentence` has details in braces."""
 
     sentence: str
 
@@ -45,34 +40,25 @@ class StatementId(StrEnum):
         return member
 
     def statement(self, about: str = "", **details: object) -> Statement:
-        """Return the statement about one step.
-
-        Args:
-            about: the part of the step that it is about.
-            details: for the braces of the sentence.
-        """
+        """Return the statement with `details` for the braces of the sentence."""
         return Statement(self.value, about, self.sentence.format(**details))
 
     def fault(self, about: str, message: str) -> Statement:
-        """Return the statement as a fault of one call, with this message.
+        """Return a fault with this id.
 
         Args:
-            about: the argument, lane or token concerned; "" for the whole call.
-            message: the fault: place, expected and actual value, remedy.
+            about: argument, lane or token; "" for the whole call.
+            message: place, expected and actual value, remedy.
         """
         return Statement(self.value, about, message)
 
 
 class StatedError(Exception):
-    """An error that has an id for each fault.
+    """An error with an id for each fault.
 
     Args:
-        faults: all of them.
-        where: the call that they were found in.
-        advice: the remedy, where it is one for all.
-
-    Attributes:
-        faults: as given.
+        where: the failed call.
+        advice: a remedy for all faults.
     """
 
     def __init__(self, *faults: Statement, where: str = "", advice: str = ""):
@@ -82,16 +68,16 @@ class StatedError(Exception):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of all faults, in their order."""
+        """Ids of all faults."""
         return tuple(fault.id for fault in self.faults)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For pickle, which would otherwise call the class with the message.
+        # pickle would call the class with the message
         return partial(type(self), **self._around), self.faults
 
 
 class Claim(StatementId):
-    """A property that the proof shows of a traced program."""
+    """Properties of a traced program that the proof shows."""
 
     NON_INTERFERENCE = (
         "non-interference",
@@ -120,7 +106,7 @@ class Claim(StatementId):
 
 
 class AuditClaim(StatementId):
-    """A property of XLA's scheduled HLO and buffer assignment that the audit checks."""
+    """Properties of XLA's scheduled HLO and buffer assignment that the audit checks."""
 
     POOLS_IN_PLACE = (
         "pools-in-place",
@@ -147,7 +133,7 @@ class AuditClaim(StatementId):
 
 
 class MeasuredClaim(StatementId):
-    """A property that running the layers of a step shows, on random weights and tokens."""
+    """Properties measured by runs of a step's layers on random weights and tokens."""
 
     ACCEPTED_TOKENS_ONLY = (
         "accepted-tokens-only",
@@ -158,7 +144,7 @@ class MeasuredClaim(StatementId):
 
 
 class MeasuredFault(StatementId):
-    """The fault of a layer that was run."""
+    """Faults of layers that were run."""
 
     REJECTED_TOKENS = "rejected-tokens", "Rejected drafts change the kept state, or outputs of tokens before them."
     NOT_THE_ACCEPTED = (
@@ -168,7 +154,7 @@ class MeasuredFault(StatementId):
 
 
 class Assumption(StatementId):
-    """Something declared by the caller that the proof takes for granted."""
+    """Declarations of the caller that the proof assumes."""
 
     SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct{null}."
     DISJOINT_ROWS = (
@@ -206,7 +192,7 @@ class Assumption(StatementId):
 
 
 class Note(StatementId):
-    """Something the user should know about a proof, and no fault."""
+    """Remarks on a proof, not faults."""
 
     DIMENSIONS_NOT_PROVED = (
         "dimensions-not-proved",
@@ -233,7 +219,7 @@ class Note(StatementId):
 
 
 class NotCovered(StatementId):
-    """A property that neither the proof nor the audit looks at."""
+    """Properties that neither the proof nor the audit checks."""
 
     MACHINE_CODE = "machine-code", "The machine code below XLA's scheduled HLO, drivers and hardware."
     BITWISE_EQUALITY = (
@@ -259,11 +245,11 @@ class NotCovered(StatementId):
 
 
 class Refusal(StatementId):
-    """A fault of a compilation that is neither a violation nor a finding."""
+    """Faults of a compilation that are neither a violation nor a finding."""
 
     NOT_AUDITED = "not-audited", "The program was not audited: {why}"
 
 
 ALWAYS_PROVED = (Claim.NON_INTERFERENCE, Claim.FRAME, Claim.LINEAR_USE, Claim.COUPLING, Claim.BOUNDS, Claim.CONSTANTS)
-"""Claims of every proof; further claims depend on the contract."""
+"""Claims of every proof; others depend on the contract."""
 NEVER_COVERED = NotCovered.MACHINE_CODE, NotCovered.BITWISE_EQUALITY, NotCovered.CALLER, NotCovered.NAN_BITS

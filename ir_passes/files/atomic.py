@@ -20,11 +20,8 @@ def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """Open a new file; rename it to `path` on success, delete it on failure.
 
     Args:
-        path: an existing file is replaced.
-        partial: unused name until then, on the same file system; by default hidden in the folder.
-
-    Raises:
-        OSError: `path` is unchanged.
+        path: an existing file is replaced on success only.
+        partial: new name on the same file system; by default hidden in the folder.
     """
     partial = partial_path(path) if partial is None else partial
     file = partial.open("xb")

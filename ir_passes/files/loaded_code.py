@@ -1,7 +1,7 @@
-"""Detect code that was replaced in memory, for example by a notebook.
+"""Detection of code that was replaced in memory, for example by a notebook.
 
-Packages record functions, classes, methods and upper-case constants after import, with entries of tables such as the
-proof's rules. Results are stored only while all are unchanged.
+Packages record functions, classes, methods, upper-case constants and table entries after import. Results are stored
+only while all are unchanged.
 """
 
 import sys
@@ -10,12 +10,11 @@ from types import ModuleType
 from typing import Any
 
 Place = tuple[str, str]
-"""(module or class, name in it)."""
+"""Module or class, and a name in it."""
 _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
-    """Record the code of packages after import."""
     _noted.update(_code_of(packages))
 
 
@@ -30,7 +29,7 @@ def patched_code(*packages: str) -> list[str]:
 
 
 def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[Place, Any]:
-    """Return the functions, classes, methods and constants of packages or of `wanted` places."""
+    """Return the code of packages, or of `wanted` modules and classes."""
     code: dict[Place, Any] = {}
     for module in [module for name, module in list(sys.modules.items()) if _is_in(name, packages)]:
         for name, value in list(vars(module).items()):

@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """A text is not the expected record; with place and expectation."""
+    """A text is not the expected record."""
 
 
 def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
-    """Return a dataclass instance as JSON with fields in order, perhaps with a checksum."""
+    """Return a dataclass instance as JSON with fields in order."""
     fields = dataclasses.asdict(record) | ({CHECKSUM: _digest(record)} if checksum else {})
     return json.dumps(fields, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def from_json(cls: type[T], text: str | bytes, checksum: bool = False, **expected: Any) -> T:
-    """Return the record of a class from a text.
+    """Read a record of a class.
 
     Args:
         cls: dataclass with fields of int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None`; may raise

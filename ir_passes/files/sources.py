@@ -1,7 +1,7 @@
 """Hash of running code's sources, unless they have changed since import.
 
-A package records its sources' stamps before import. While they are unchanged, loaded modules come from these sources;
-otherwise there is no hash. Bytecode of other content with the same size and time is part of the hash.
+A package records its sources' stamps before import. While they are unchanged, loaded modules come from these sources.
+Bytecode of other content with the same size and time is part of the hash.
 """
 
 import hashlib
@@ -17,12 +17,11 @@ from typing import Any
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, and nanoseconds of the last change of content and of status."""
 HEADER = 16
-"""Bytes before the code in a bytecode file: magic number, flags, then the source's time and size, or its hash."""
+"""Bytes before a bytecode file's code: magic number, flags, then the source's time and size, or its hash."""
 _noted: dict[Path, dict[str, Stamp]] = {}
 
 
 def note_sources(*folders: Path) -> None:
-    """Record the stamps of packages' sources, before import."""
     for folder in folders:
         _noted.setdefault(folder, stamps(folder))
 
@@ -62,7 +61,7 @@ def other_bytecode(path: Path) -> bytes | None:
     try:
         with open(importlib.util.cache_from_source(os.fspath(path)), "rb") as file:
             header, written, status = file.read(HEADER), os.fstat(file.fileno()).st_mtime_ns, path.stat()
-            if int.from_bytes(header[4:8], "little"):  # the header contains the hash of the source
+            if int.from_bytes(header[4:8], "little"):  # the header contains the source's hash
                 is_same = header[8:] == importlib.util.source_hash(path.read_bytes())
             else:
                 time_and_size = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
@@ -74,7 +73,6 @@ def other_bytecode(path: Path) -> bytes | None:
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """Return path -> stamp of each Python file below a folder."""
     return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
 
 
@@ -90,7 +88,7 @@ def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
 
 
 def _is_as_imported(folder: Path) -> bool:
-    """Whether all modules of a package were loaded from its unchanged files."""
+    """True if all modules of a package were loaded from its unchanged files."""
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):

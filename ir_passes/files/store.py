@@ -1,7 +1,7 @@
-"""Store of results that are expensive to compute: a directory of files by key.
+"""Directory of files by key, for results that are expensive to compute.
 
-Any processes of one user may use it. Unreadable, too long, damaged or foreign content (`trust`) counts as absent. The
-least recently used files are deleted first.
+Several processes of one user may use it. Unreadable, too long, damaged or foreign content (`trust`) counts as absent.
+The least recently used files are deleted first.
 """
 
 import errno
@@ -26,15 +26,11 @@ T = TypeVar("T")
 
 MAX_FILES = 100_000
 STALE_SECONDS = 24 * 3600.0
-"""Age of incomplete files of ended processes."""
+"""Age of incomplete files from ended processes."""
 
 
 class StoredFile(NamedTuple):
-    """A file of a store.
-
-    Attributes:
-        used: last write or read, in seconds since 1970.
-    """
+    """A file of a store; `used` is its last use in seconds since 1970."""
 
     name: str
     bytes: int
@@ -75,12 +71,11 @@ class FileStore:
             content = file.read(max_bytes + 1)
             if len(content) > max_bytes:
                 raise ValueError(f"it has {os.fstat(file.fileno()).st_size} bytes, more than {max_bytes}")
-            with suppress(OSError):  # a disk that is only read has no order of use
+            with suppress(OSError):  # a read-only disk keeps no order of use
                 os.utime(file.fileno())
         return content
 
     def read_record(self, name: str, parse: Callable[[bytes], T]) -> T | None:
-        """Return the record in a file; None without a record."""
         content = self.read_file(name, MAX_CHARACTERS)
         try:
             return None if content is None else parse(content)
@@ -101,7 +96,7 @@ class FileStore:
             _log.warning("%s: kept files are not used, results are computed anew: %s", self.directory, error)
 
     def files(self) -> list[StoredFile]:
-        """Return all files, the least recently used first; delete old incomplete files.
+        """List all files, least recently used first; delete old incomplete files.
 
         Raises:
             UntrustedError: another user may write to the directory.
@@ -122,11 +117,7 @@ class FileStore:
         return sorted(files, key=lambda file: (file.used, file.name))
 
     def forget(self, max_bytes: int = 0, but: str | None = None) -> tuple[int, int]:
-        """Delete the least recently used files except `but`, down to `max_bytes`; return their number and bytes.
-
-        Raises:
-            UntrustedError, ValueError: see `files`.
-        """
+        """Delete least recently used files except `but` down to `max_bytes`; return number and bytes."""
         count = size = 0
         files = self.files()
         total = sum(file.bytes for file in files)
@@ -156,12 +147,12 @@ class FileStore:
 
     @contextmanager
     def _opened(self, folder: int, name: str) -> Iterator[BinaryIO]:
-        """Open a file of the directory, but no link."""
+        """Open a regular file of the directory, no link."""
         flags, path = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, self.directory / name
         try:
             handle = os.open(name, flags, dir_fd=folder)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EMLINK):  # the latter in FreeBSD
+            if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK on FreeBSD
                 raise UntrustedError(path, "is a link", f"rm {path}") from error
             raise
         with open(handle, "rb") as file:

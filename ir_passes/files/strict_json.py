@@ -9,16 +9,15 @@ PairsHook = Callable[[list[tuple[str, Any]]], Any]
 
 
 def parse_json(text: str | bytes, pairs_hook: PairsHook | None = None, constants: bool = False) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text.
 
     Args:
         text: bytes are UTF-8 without a byte-order mark.
-        pairs_hook: pairs -> object; `unique_keys` by default.
+        pairs_hook: pairs -> object; by default `unique_keys`.
         constants: accept NaN, Infinity and -Infinity, which Python writes.
 
     Raises:
-        ValueError: not UTF-8 (UnicodeDecodeError), not JSON (JSONDecodeError), a duplicate key, a constant, a number of
-            thousands of digits, or deep nesting.
+        ValueError: not UTF-8, not JSON, a duplicate key, a constant, a number of thousands of digits, or deep nesting.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 MAX_LINKS = 40
-"""Most symbolic links on a path, as in Linux."""
+"""Bound on symbolic links of a path, as in Linux."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """Mode bits for group and others; on Linux the group's bits also limit an ACL."""
 ROOT = 0
@@ -15,7 +15,6 @@ class UntrustedError(ValueError):
     """Another user could have written a stored file.
 
     Args:
-        path: file or folder.
         reason: predicate after "the folder" or "it".
         remedy: repair command.
         folder: a folder with all its files.
@@ -40,8 +39,7 @@ def open_own_folder(folder: Path) -> int:
     """Open a folder that no other user can write or replace; return its descriptor.
 
     Raises:
-        UntrustedError: another user can write or replace it.
-        OSError: it cannot be opened, or see `require_own_path`.
+        UntrustedError, OSError: as `require_own_path`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -87,11 +85,7 @@ def require_own_path(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and missing parents with mode 700; raises as `require_own_path`.
-
-    Raises:
-        UntrustedError, OSError: see `require_own_path`.
-    """
+    """Make a folder and missing parents with mode 700; raises as `require_own_path`."""
     require_own_path(folder)
     for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         parent.mkdir(mode=0o700, exist_ok=True)

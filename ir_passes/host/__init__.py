@@ -1,4 +1,4 @@
-"""The host's side of a step: one holder per row, and a ledger of labels.
+"""The host's side of a step: holders of rows and pages, labels of rows.
 
-Imports `contract`. Begin with `slot_owner`.
+Begin with `slot_owner`.
 """

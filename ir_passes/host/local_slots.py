@@ -10,13 +10,12 @@ from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, fro
 def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
     """Return the row numbers of a step split over devices, int32 [lanes].
 
-    As in `SlotMap(..., local=axis)`, devices number their rows separately: lane i uses owner `i // (lanes //
-    len(owners))`.
+    As in `SlotMap(..., local=axis)`, devices number their rows separately: lane i uses owner
+    `i // (lanes // len(owners))`.
 
     Args:
         owners: one per device along the mesh axis.
         slots: one per lane, None if idle.
-        lanes: equally many on each device.
 
     Raises:
         SlotError: as `SlotOwner.bind`; another device's slot is foreign.

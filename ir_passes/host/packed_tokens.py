@@ -9,7 +9,7 @@ from ir_passes.contract.statements import Statement, StatementId
 
 
 class LayoutFault(StatementId):
-    """Fault of packed tokens: the value is its id, `sentence` describes it."""
+    """Faults of packed tokens."""
 
     SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
     BEGIN = "begin", "cu_seqlens does not begin with 0."
@@ -22,15 +22,15 @@ class LayoutFault(StatementId):
 
 
 class LayoutError(ContractError):
-    """A layout of packed tokens violates the contract; with every `LayoutFault`."""
+    """A layout of packed tokens violates the contract; has every `LayoutFault`."""
 
 
 def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
-    """Return each token's lane, int32 [tokens]; the number of lanes for padding.
+    """Return each token's lane, int32 [tokens]; N for padding.
 
     Args:
         cu_seqlens: int32 [N + 1], valid.
-        tokens: of the packed axis.
+        tokens: length of the packed axis.
     """
     return np.searchsorted(cu_seqlens[1:], np.arange(tokens), side="right").astype(np.int32)
 
@@ -47,16 +47,15 @@ def check_packed(
     """Check the layout of a step's packed tokens.
 
     Args:
-        tokens: of the packed axis.
+        tokens: length of the packed axis.
         lanes: N.
-        cu_seqlens: int32 [N + 1], or None.
-        ids: int32 [tokens], segment ids, or None.
-        slots: slot maps: lanes without tokens are on row 0 of each.
+        cu_seqlens: int32 [N + 1].
+        ids: int32 [tokens], segment ids.
+        slots: slot maps with lanes without tokens on row 0.
         all_lanes: every lane has a token, as for one pool row per lane.
 
     Raises:
-        LayoutError: all faults: cu_seqlens that do not begin with 0, decrease, or end after the last token; ids that
-            are no lane, or disagree; a lane without tokens outside the null row.
+        LayoutError: all faults.
     """
     faults: list[Statement] = []
     counts = np.zeros(lanes, np.int64)

@@ -1,8 +1,8 @@
 """The host's owner of a paged cache's pages.
 
-`contract.PageTable` declares the assumptions of a step about its pages: in range, written only by the one lane that
-names them, never the null page, and read-only if several lanes name them. `PageOwner` allocates pages, counts their
-holders, and makes this true.
+`PageOwner` allocates pages and counts their holders, so that the assumptions of `contract.PageTable` are true: pages
+are in range, written only by the single lane that names them, never the null page, and read-only if several lanes name
+them.
 """
 
 import threading
@@ -19,7 +19,7 @@ from ir_passes.host.slot_owner import SlotError, SlotFault, SlotsExhausted, Toke
 
 
 class Page(Token):
-    """The right to use one page. Made by `PageOwner.acquire` and `share`."""
+    """The right to use a page, from `PageOwner.acquire` or `share`."""
 
     __slots__ = ("_number", "_owner")
     instead = "use PageOwner.share for another one"
@@ -32,20 +32,17 @@ class Page(Token):
 
 
 class PageOwner:
-    """The allocator of pages: the longest free page first, and shared pages are read-only.
+    """Thread-safe allocator of pages: the longest free page first, and shared pages are read-only.
 
-    All methods may be called from several threads. A page with several holders, for example a page of a prefix, becomes
-    writable for the last holder after the others have released it.
+    A page with several holders, for example of a prefix, is writable again for the last holder.
 
     Args:
         size: pages of a pool, page 0 included (`PageTable.size`).
-        name: name of the groups of pools, for messages.
+        name: groups of pools, for messages.
         null: page 0 is the null page and never allocated (`PageTable.null`).
-        parts: equal parts of consecutive pages, one for each device that pages are split over. The first page of each
-            part is its null page.
+        parts: equal parts of consecutive pages, one per device; the first page of each is its null page.
 
     Attributes:
-        size, name, null, parts: as given.
         shared: number of pages with several holders.
 
     Raises:
@@ -61,30 +58,30 @@ class PageOwner:
         self._lock, self._each = threading.Lock(), size // parts
         self._free = [deque(range(begin + null, begin + self._each)) for begin in range(0, size, self._each)]
         self._holders: dict[int, list[weakref.ref[Page]]] = {}
-        self._counts = np.zeros(size, np.int32)  # holders of each page, for whole tables at a time
+        self._counts = np.zeros(size, np.int32)  # holders of each page, to check whole tables at once
         self.shared = 0
 
     @classmethod
     def of(cls, table: PageTable) -> "PageOwner":
-        """The owner of the pages that a contract's page table declares."""
+        """Return the owner of a page table's pages."""
         return cls(table.size, ", ".join(table.names), table.null)
 
     @property
     def free(self) -> int:
-        """Number of pages that can be acquired, in all parts."""
+        """Number of free pages."""
         with self._lock:
             return sum(map(len, self._free))
 
     def free_in(self, part: int) -> int:
-        """Return the number of pages of a part that can be acquired."""
+        """Return the number of free pages of a part."""
         with self._lock:
             return len(self._free[part])
 
     def acquire(self, count: int = 1, part: int = 0) -> list[Page]:
-        """Take `count` free pages of a part, or none; they hold earlier values.
+        """Take `count` free pages of a part; they hold earlier values.
 
         Raises:
-            SlotsExhausted: fewer free pages.
+            SlotsExhausted: fewer free pages; none is taken.
         """
         with self._lock:
             free = self._free[part]
@@ -95,21 +92,13 @@ class PageOwner:
             return [self._issue(free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Add a reader to a page; a page with several holders is read-only.
-
-        Raises:
-            SlotError: the page was released, or belongs to another owner.
-        """
+        """Return another right to a page; raises SlotError for a released or foreign page."""
         with self._lock:
             self._raise(f"share of {page!r}", self._faults("page", page))
             return self._issue(page._number)
 
     def release(self, page: Page) -> None:
-        """Give a page up; it is free without holders.
-
-        Raises:
-            SlotError: the page was released before, or belongs to another owner.
-        """
+        """Give a page up; raises SlotError for a released or foreign page."""
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
@@ -121,7 +110,7 @@ class PageOwner:
                 self._free[page._number // self._each].append(page._number)
 
     def holders(self, page: Page) -> int:
-        """Return the number of holders of a page; raises `SlotError` if it was released or is foreign."""
+        """Return the number of holders of a page."""
         with self._lock:
             self._raise(f"holders of {page!r}", self._faults("page", page))
             return int(self._counts[page._number])
@@ -135,7 +124,7 @@ class PageOwner:
         """Check that the written pages of a step have one holder each.
 
         Args:
-            table: page numbers, int [lane, place]; pages of all parts are counted together.
+            table: page numbers, int [lane, place], counted over all parts.
             written: bool [lane, place].
 
         Raises:
@@ -163,7 +152,7 @@ class PageOwner:
     ) -> np.ndarray:
         """Return a step's page table, int32 [lanes, pages]; 0 after a lane's last page.
 
-        The array is new and immutable. Pages of all parts are counted together.
+        The array is new and immutable; pages are counted over all parts.
 
         Args:
             rows: pages of each lane in token order; None if idle.
@@ -172,7 +161,7 @@ class PageOwner:
 
         Raises:
             SlotError: all faults: wrong numbers of lanes or pages, released or foreign pages, or written pages that are
-                shared or named by another lane.
+                shared or in another lane's row.
         """
         with self._lock:
             faults: list[Statement] = []

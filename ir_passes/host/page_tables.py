@@ -1,4 +1,4 @@
-"""The check of page tables from any allocator: what `contract.PageTable` assumes."""
+"""Check of page tables from any allocator against the assumptions of `contract.PageTable`."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: 
     Args:
         first: int [N], position of each lane's first written token.
         count: int [N], written tokens.
-        tokens: of a page.
+        tokens: per page.
         pages: table width.
 
     Raises:
@@ -33,14 +33,14 @@ def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: 
 
 
 def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> None:
-    """Check that the page tables of one step keep the promise of `PageTable`.
+    """Check that the page tables of a step keep the promise of `PageTable`.
 
     Args:
         tables: of one group of pools: contract entry, argument (int32 [N, ...]), and written places (bool [N, pages],
-            from `written_places`; None for no writes, and for role "write": all entries).
+            from `written_places`; None for no writes; ignored for role "write": all entries).
 
     Raises:
-        SlotError: all faults: entries out of range, or a written page that is the null page or named by another lane.
+        SlotError: all faults: entries out of range, or a written page that is the null page or in another lane's table.
     """
     faults = page_faults(tables)
     if faults:
@@ -48,7 +48,6 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
 
 
 def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[Statement]:
-    """Return the faults that `check_page_tables` raises."""
     faults, names, writes = list[Statement](), [], []
     unit = math.gcd(*(entry.page_size for entry, _, _ in tables))
     for k, (entry, array, written) in enumerate(tables):

@@ -17,7 +17,7 @@ from ir_passes.host.slot_owner import frozen_copy
 
 
 class ReservedOwner(IntEnum):
-    """Owners that are no sequences, whose numbers are positive.
+    """Negative owners and 0; sequences have positive numbers.
 
     Attributes:
         FRESH: zero state; new shadow labels are all zeros, like a new pool.
@@ -37,7 +37,7 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
-    """The label of a row: owner, tokens seen, layout, and the step of the write."""
+    """Label of a row: owner, tokens in the state, layout, and step of the write."""
 
     owner: int
     position: int = 0
@@ -51,7 +51,7 @@ class Label(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Labels of one step, lane by lane.
+    """Labels of a step, by lane.
 
     Attributes:
         found: int32 [N, 4], of rows that a lane reads.
@@ -64,13 +64,13 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneWork:
-    """The work of one lane in a step.
+    """Work of a lane in a step.
 
     Attributes:
         owner: positive number of the sequence, never reused.
-        position: tokens of its state before the step; 0 begins from zero state.
+        position: tokens in the state before the step; 0 begins from zero state.
         length: tokens of the step; 0 keeps the rows.
-        layout: layout in which the step reads and writes rows.
+        layout: of rows that the step reads and writes.
     """
 
     owner: int
@@ -80,7 +80,7 @@ class LaneWork:
 
 
 class LedgerFault(StatementId):
-    """A contradiction about sequences: the value is its id, `sentence` describes it."""
+    """Contradictions about sequences."""
 
     OWNER = "owner", "The number of an owner is not positive."
     TWO_LANES = "two-lanes", "Two lanes belong to one owner."
@@ -88,7 +88,7 @@ class LedgerFault(StatementId):
 
 
 class LedgerError(StatedError, ValueError):
-    """Contradictions of the host about its sequences, with every `LedgerFault`."""
+    """The host's work contradicts itself; has every `LedgerFault`."""
 
 
 class RowLedger:
@@ -99,7 +99,7 @@ class RowLedger:
         self._labels: dict[int, Label] = {}
 
     def expect(self, work: Sequence[LaneWork | None]) -> Expected:
-        """Return the next step's expectations, lane by lane; None is an idle lane.
+        """Return the next step's labels for the work of each lane (None if idle).
 
         A lane of length 0 may find any label: its rows are moved unchanged.
 

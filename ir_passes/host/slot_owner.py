@@ -17,16 +17,16 @@ from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.statements import StatedError, Statement, StatementId
 
 NULL_ROW = 0
-"""Row of idle lanes; never handed out."""
+"""Row of idle lanes; never allocated."""
 
 
 def frozen_copy(array: np.ndarray) -> np.ndarray:
-    """Return a copy over immutable bytes, which can never be made writable."""
+    """Return a copy over immutable bytes, so that it can never be made writable."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 class SlotFault(StatementId):
-    """Fault of row numbers or pages: its id and `sentence`."""
+    """Faults of row numbers or pages."""
 
     SIZE = "size", "A pool is too small for any row or page to be handed out."
     EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
@@ -48,11 +48,11 @@ class SlotFault(StatementId):
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers that violate a contract, with every `SlotFault`."""
+    """Row numbers violate a contract; has every `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):
-    """No row is free."""
+    """No row or page is free."""
 
 
 class Token:
@@ -76,7 +76,7 @@ class Token:
 
 
 class Slot(Token):
-    """The right to one row; see `SlotOwner.acquire`."""
+    """The right to one row, from `SlotOwner.acquire`."""
 
     __slots__ = ("_generation", "_owner", "_row")
     instead = "use SlotOwner.move to hand it on"
@@ -96,15 +96,15 @@ class Slot(Token):
 class SlotOwner:
     """Allocator of a pool's rows, without the null row: the longest free row first.
 
-    Methods are atomic among threads; the caller orders calls: an array of `bind` is valid until one of its slots is
+    Methods are thread-safe, but the caller orders calls: an array of `bind` is valid until one of its slots is
     released.
 
     Args:
         size: rows, row 0 included (`SlotMap.size`).
         name: groups of pools, for messages.
         null: row 0 is never allocated (`SlotMap.null`).
-        parts: equal parts of consecutive rows, one per device. Rows come from the part with the most free rows. Several
-            parts exclude a null row.
+        parts: equal parts of consecutive rows, one per device, without a null row if several. Rows come from the part
+            with the most free rows.
     """
 
     def __init__(self, size: int, name: str = "slots", null: bool = True, parts: int = 1):
@@ -131,13 +131,13 @@ class SlotOwner:
 
     @property
     def free(self) -> int:
-        """Number of rows that can be acquired."""
+        """Number of free rows."""
         with self._lock:
             return sum(map(len, self._free))
 
     @property
     def held(self) -> list[int]:
-        """Number of rows that have a holder."""
+        """Sorted rows with a holder."""
         with self._lock:
             return sorted(self._held)
 
@@ -146,7 +146,7 @@ class SlotOwner:
             return len(self._free[part])
 
     def acquire(self, number: int | None = None) -> Slot:
-        """Take a free row with the previous state: begin from zero state.
+        """Take a free row; it holds earlier state.
 
         Raises:
             SlotsExhausted: no free row; with the number of tokens lost without release.
@@ -163,22 +163,14 @@ class SlotOwner:
             return self._issue(part.popleft())
 
     def release(self, slot: Slot) -> None:
-        """Give a row back.
-
-        Raises:
-            SlotError: a released, moved or foreign slot.
-        """
+        """Give a row back; raises SlotError for a released, moved or foreign slot."""
         with self._lock:
             self._raise(f"release of {slot!r}", self._faults("slot", slot))
             del self._held[slot._row]
             self._free[slot._row // self._each].append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
-        """Return a new slot of the row and invalidate the old one.
-
-        Raises:
-            SlotError: a released, moved or foreign slot.
-        """
+        """Return a new slot of the row and invalidate the old one; raises as `release`."""
         with self._lock:
             self._raise(f"move of {slot!r}", self._faults("slot", slot))
             return self._issue(slot._row)
@@ -192,8 +184,7 @@ class SlotOwner:
     ) -> np.ndarray:
         """Return the row numbers of a step, int32 [lanes]; None becomes row 0.
 
-        The array is new and immutable, so a running step never sees another step's rows: JAX may read a host array
-        after the call.
+        The array is new and immutable: JAX may read a host array after the call.
 
         Args:
             slots: one per lane; None for an idle lane, with a null row.
@@ -240,7 +231,7 @@ class SlotOwner:
         """Check that every row is exactly one of: null row (if any), free, held.
 
         Raises:
-            SlotError: a row is in two states or in no state, or a token was dropped without release; with all terms.
+            SlotError: a row is in two states or in no state, or a token was dropped without release.
         """
         with self._lock:
             free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()

@@ -1,4 +1,1 @@
-"""JAX's intermediate representation; only this folder touches it.
-
-Imports nothing of ir_passes. Begin with `ir`; `primitives` is the table of primitives.
-"""
+"""JAX's intermediate representation; only this folder touches it. Begin with `ir`."""

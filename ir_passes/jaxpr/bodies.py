@@ -12,17 +12,47 @@ def map_equations(
     *,
     keep: Callable[[ir.JaxprEqn], bool],
 ) -> ir.ClosedJaxpr:
-    """Return a program with replaced equations; the same object if nothing changes.
+    """Replace equations, also in bodies; return the same object if nothing changes.
 
     Args:
         change: equation -> replacements.
         keep: predicate of equations with unchanged bodies.
     """
-    return _Mapped(change, keep).closed(program)
+    done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}  # id of a body -> the body, kept alive for its id, and the new body
+    same: dict[int, Any] = {}  # id of unchanged parameters -> parameters, shared by many layers
+
+    def body(jaxpr: ir.Jaxpr) -> ir.Jaxpr:
+        if id(jaxpr) not in done:
+            eqns = [new for eqn in jaxpr.eqns for new in equation(eqn)]
+            unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+            done[id(jaxpr)] = jaxpr, jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
+        return done[id(jaxpr)][1]
+
+    def equation(eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
+        replacements = change(eqn)
+        if len(replacements) != 1 or replacements[0] is not eqn or keep(eqn) or id(eqn.params) in same:
+            return replacements
+        new = {name: parameter(value) for name, value in eqn.params.items()}
+        if any(new[name] is not value for name, value in eqn.params.items()):
+            return [eqn.replace(params=new)]
+        same[id(eqn.params)] = eqn.params
+        return replacements
+
+    def parameter(value: Any) -> Any:
+        if isinstance(value, ir.ClosedJaxpr):
+            jaxpr = body(value.jaxpr)
+            return value if jaxpr is value.jaxpr else ir.ClosedJaxpr(jaxpr, value.consts)
+        if isinstance(value, ir.Jaxpr):
+            return body(value)
+        if type(value) not in (tuple, list):
+            return value
+        new = [parameter(item) for item in value]
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else type(value)(new)
+
+    return parameter(program)
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return an equivalent program without constraints on memory order."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
@@ -56,7 +86,7 @@ def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
 _TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 """Calls with rules for JAX's transformations."""
 _UNUSED = frozenset({"ft_in", "ft_out", "policy"})
-"""Parameters without computation: a scan's argument trees, and saved residuals of derivatives."""
+"""Parameters without computation: argument trees of a scan, and saved residuals."""
 
 
 def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
@@ -75,9 +105,9 @@ def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
 
 
 def params_key(params: Mapping[str, Any]) -> Hashable:
-    """Return a key that is equal for equal parameters; None if they cannot be compared.
+    """Return a key that is equal for equal parameters, or None if they are unhashable.
 
-    Programs are equal with the same body and constants. Keep the key alive: it contains ids.
+    Programs are equal if they have the same body and constants. Keep the parameters alive: the key contains ids.
     """
     key = tuple((name, _key(value)) for name, value in params.items())
     try:
@@ -93,50 +123,3 @@ def _key(value: Any) -> Hashable:
     if type(value) in (tuple, list):
         return type(value), tuple(map(_key, value))
     return type(value), value
-
-
-class _Mapped:
-    """A map that replaces equations, also in bodies; equal bodies once."""
-
-    def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
-        self.change, self.keep = change, keep
-        self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
-        """id of a body -> the body, kept alive for its id, and its replacement."""
-        self.same: dict[int, Any] = {}
-        """id of unchanged parameters -> parameters, shared by many layers."""
-
-    def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-        jaxpr = self.jaxpr(program.jaxpr)
-        return program if jaxpr is program.jaxpr else ir.ClosedJaxpr(jaxpr, program.consts)
-
-    def jaxpr(self, jaxpr: ir.Jaxpr) -> ir.Jaxpr:
-        if id(jaxpr) not in self.done:
-            eqns = [new for eqn in jaxpr.eqns for new in self.equation(eqn)]
-            unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-            new = jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
-            self.done[id(jaxpr)] = jaxpr, new
-        return self.done[id(jaxpr)][1]
-
-    def equation(self, eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
-        replacements = self.change(eqn)
-        if len(replacements) != 1 or replacements[0] is not eqn or self.keep(eqn):
-            return replacements
-        params = eqn.params
-        if id(params) in self.same:
-            return replacements
-        new = {name: self.value(value) for name, value in params.items()}
-        if any(new[name] is not value for name, value in params.items()):
-            return [eqn.replace(params=new)]
-        self.same[id(params)] = params
-        return replacements
-
-    def value(self, value: Any) -> Any:
-        """Return a parameter with its bodies rewritten."""
-        if isinstance(value, ir.ClosedJaxpr):
-            return self.closed(value)
-        if isinstance(value, ir.Jaxpr):
-            return self.jaxpr(value)
-        if type(value) not in (tuple, list):
-            return value
-        new = [self.value(item) for item in value]
-        return value if all(a is b for a, b in zip(new, value, strict=True)) else type(value)(new)

@@ -1,6 +1,7 @@
-"""Collectives of a step's program: mesh axes, dtypes, bytes and order.
+"""Collectives of a program: mesh axes, dtypes, bytes and order.
 
-Those over axes of length 1 are not listed; equal ones of the same operands once, because XLA merges them.
+Collectives over axes of length 1 are not listed. Repeated collectives of the same operands count once, because XLA
+merges them.
 """
 
 import hashlib
@@ -27,22 +28,21 @@ OPERATIONS = {
     "pbroadcast": "pbroadcast",
     "ragged_all_to_all": "ragged_all_to_all",
 }
-"""Primitive -> operation in a schedule."""
+"""Primitive -> operation of a schedule."""
 VARYING = frozenset({"axis_index", "ppermute"})
-"""Primitives with results that depend on the device, even for a constant."""
+"""Primitives with results that differ between devices, even for a constant."""
 ORDERED = frozenset({"all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"})
 """Operations that split or join arrays in device order."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between devices.
+    """An exchange between devices.
 
     Attributes:
-        operation: in `jax.lax`.
+        operation: name in `jax.lax`.
         axes: mesh axes.
-        devices: in an exchange.
-        dtype: of the operand.
+        devices: number in each group.
         bytes: of the operand on each device, per run.
         times: runs per call; None for a data-dependent loop. Every branch counts.
         source: user's "file:line".
@@ -58,10 +58,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that each device sends per run, on a ring of devices.
-
-        No algorithm sends fewer. For a permutation: the bytes of a sender.
-        """
+        """Least bytes that each device (of a permutation, each sender) sends per run."""
         numerator, denominator = _RING[self.operation](self.devices)
         return -(-numerator * self.bytes // denominator)
 
@@ -78,9 +75,8 @@ class Scheduled:
     """A collective that the compiled program must contain.
 
     Attributes:
-        collective: in the certificate.
         count: operand elements.
-        groups: device groups, as mesh positions: in order for `ORDERED`, otherwise sorted; for a permutation (sender,
+        groups: device groups, as mesh positions: in order for `ORDERED`, else sorted; for a permutation (sender,
             receiver).
         constant: the operand is constant, so XLA may compute the result at compile time.
     """
@@ -107,7 +103,7 @@ _RING: dict[str, Callable[[int], tuple[int, int]]] = {
     "ppermute": lambda devices: (1, 1),
     "pbroadcast": lambda devices: (1, 1),
 }
-"""Devices -> fraction of the operand that each sends, as (numerator, denominator)."""
+"""Number of devices -> fraction of the operand that each sends, as (numerator, denominator)."""
 
 
 def bytes_sent(collectives: Iterable[Collective]) -> int | None:
@@ -121,18 +117,16 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 class Exchanging:
-    """Mixin with properties of a step's collectives, in execution order."""
+    """Mixin for a step's collectives, in execution order."""
 
     collectives: tuple[Collective, ...]
 
     @property
     def sent(self) -> int | None:
-        """Bytes that each device sends per call; None for a data-dependent loop."""
         return bytes_sent(self.collectives)
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        """Descriptions of collectives; equal ones share a line."""
         counts: dict[Collective, int] = {}
         for collective in self.collectives:
             key = Collective(*astuple(collective)[:-1], source="")
@@ -141,9 +135,9 @@ class Exchanging:
 
 
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
-    """Return the collectives of a program, in execution order.
+    """Return the collectives of a program in execution order.
 
-    One of an unrolled scan occurs once per copy of the body.
+    A collective of an unrolled scan occurs once per copy of the body.
     """
     if all(eqn.primitive.name != "shard_map" for eqn in ir.all_eqns(program.jaxpr)):
         return ()
@@ -152,7 +146,7 @@ def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
 
 
 def schedule_hash(collectives: Iterable[Collective]) -> str:
-    """Return the sha256 of collectives in order, without source lines: equal for equal collectives."""
+    """Return the sha256 of collectives in order, without source lines."""
     rows = [astuple(collective)[:-1] for collective in collectives]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -161,7 +155,7 @@ def _scheduled(
     jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None, constants: set[ir.Var]
 ) -> Iterator[Scheduled]:
     """Yield the collectives of a program; `constants` depend on no input and no device."""
-    numbers = _Numbers()
+    distinct = {id(eqn) for eqn in _distinct(jaxpr.eqns)}
     for eqn in jaxpr.eqns:
         is_constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
         if (
@@ -171,7 +165,7 @@ def _scheduled(
             and not any(ir.sub_jaxprs(eqn))
         ):
             constants.update(eqn.outvars)
-        if numbers.is_repeated(eqn):
+        if id(eqn) not in distinct:
             continue
         name = eqn.primitive.name
         if name in OPERATIONS:
@@ -198,7 +192,6 @@ def _scheduled(
 
 
 def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
-    """Yield (body input, operand) for loop-invariant inputs."""
     name, atoms = eqn.primitive.name, eqn.invars
     if name == "while":
         return
@@ -217,7 +210,6 @@ def _scan_copies(length: int, unroll: int, times: int | None) -> list[tuple[int,
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """Return device groups as mesh positions; for a permutation (sender, receiver)."""
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
     other_axes = [name for name in names if name not in axes]
@@ -244,26 +236,21 @@ def _entry(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str
     return Scheduled(collective, aval.size, _groups(eqn, axes, devices))
 
 
-class _Numbers:
-    """Value numbering: equations with equal results have one number."""
+def _distinct(eqns: Iterable[ir.JaxprEqn]) -> Iterator[ir.JaxprEqn]:
+    """Yield equations that repeat no earlier one, by value numbering."""
+    representatives: dict[Any, Hashable] = {}
+    first_of: dict[Hashable, ir.JaxprEqn] = {}
 
-    def __init__(self) -> None:
-        self._representatives: dict[Any, Hashable] = {}
-        self._equations: dict[Hashable, ir.JaxprEqn] = {}
+    def number(atom: Any) -> Hashable:
+        return (str(atom.aval), repr(atom.val)) if isinstance(atom, ir.Literal) else representatives.get(atom, atom)
 
-    def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
-        """Whether an earlier equation has the same results; call it for every equation in order."""
-        key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
+    for eqn in eqns:
+        key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(number, eqn.invars)))
         try:
-            first = self._equations.setdefault(key, eqn)
-        except TypeError:
-            return False  # its parameters are not hashable
+            first = first_of.setdefault(key, eqn)
+        except TypeError:  # unhashable parameters
+            first = eqn
         if first is eqn or (eqn.effects and eqn.primitive.name not in OPERATIONS):
-            return False
-        self._representatives.update(zip(eqn.outvars, map(self._number, first.outvars), strict=True))
-        return True
-
-    def _number(self, atom: Any) -> Hashable:
-        if isinstance(atom, ir.Literal):
-            return str(atom.aval), repr(atom.val)
-        return self._representatives.get(atom, atom)
+            yield eqn
+        else:
+            representatives.update(zip(eqn.outvars, map(number, first.outvars), strict=True))

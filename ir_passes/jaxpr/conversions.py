@@ -1,15 +1,14 @@
 """Conversions between dtypes: representable numbers and exact conversions.
 
-A conversion is exact for a number if the new dtype represents this number. Dtypes of at most 16 bits are enumerated.
-For 32 and 64 bits the rules are:
+A conversion is exact for a number if the new dtype represents it. Dtypes of at most 16 bits are enumerated. For 32 and
+64 bits:
 
-* A float dtype with m stored mantissa bits represents every integer up to 2 ** (m + 1), but maybe not the next integer.
-* A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's
-  greatest number, and if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative
-  zero uses its bit pattern for nan, and XLA may round a small negative number to it: then the conversion of every
-  number must be exact.
-* Most float dtypes have many nans, and a conversion keeps neither sign nor payload of a nan. A dtype with at least two
-  nans is never converted and converted back without loss.
+* A float dtype with m stored mantissa bits represents every integer up to 2 ** (m + 1).
+* A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's, and
+  if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative zero uses its bit
+  pattern for nan, and XLA may round a small negative number to it: then the conversion of every number must be exact.
+* A conversion keeps neither sign nor payload of a nan, so a dtype with at least two nans is never converted and back
+  without loss.
 
 A number that becomes subnormal counts as lost: processors may flush subnormal numbers to zero.
 """
@@ -28,7 +27,7 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def reversible(source: Any, target: Any) -> bool:
-    """Whether a conversion and back keeps every bit."""
+    """True if a conversion and back keeps every bit."""
     if source == target:
         return True
     if not _is_number(source) or not _is_number(target):
@@ -40,12 +39,11 @@ def reversible(source: Any, target: Any) -> bool:
 
 
 def holds(dtype: Any, number: float) -> bool:
-    """Whether a dtype represents a number such as 0, 1 or -inf."""
+    """True if a dtype represents a number such as 0, 1 or -inf."""
     return _is_number(dtype) and bool(_exact(np.array([number]), dtype)[0])
 
 
 def stays_finite(source: Any, target: Any) -> bool:
-    """True if a conversion keeps every finite number finite."""
     if source == target or is_whole(target):
         return True
     if not _is_number(source) or not _is_number(target):
@@ -60,12 +58,11 @@ def stays_finite(source: Any, target: Any) -> bool:
 
 
 def is_whole(dtype: Any) -> bool:
-    """True for integers of any width and booleans."""
     return dtype == np.bool_ or is_integer(dtype)
 
 
 def _is_number(dtype: Any) -> bool:
-    # Tokens have no dtype; NumPy reads None as float64.
+    # Tokens have no dtype, and NumPy reads None as float64.
     return dtype is not None and not is_key(dtype) and (is_whole(dtype) or bool(jnp.issubdtype(dtype, jnp.floating)))
 
 
@@ -91,7 +88,7 @@ def _all_values(dtype: Any) -> _Floats:
 
 
 def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
-    """Whether a dtype represents every integer within bounds, included."""
+    """True if a dtype represents every integer within inclusive bounds."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         return low <= bounds[0] and bounds[1] <= high
@@ -100,7 +97,7 @@ def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
 
 
 def _exact(numbers: _Floats, dtype: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return per number whether a dtype represents it, with the sign of zero."""
+    """Return for each number whether a dtype represents it, with the sign of zero."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         negative_zero = (numbers == 0) & np.signbit(numbers)

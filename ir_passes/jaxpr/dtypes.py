@@ -1,6 +1,6 @@
-"""Dtypes of arrays: numpy's, sub-byte dtypes, and JAX's typed random keys.
+"""Dtypes of arrays: NumPy's, sub-byte dtypes, and JAX's typed random keys.
 
-NumPy's functions do not count a narrow integer as an integer, and reject a key.
+NumPy's functions do not count sub-byte integers as integers, and reject keys.
 """
 
 from functools import cache, partial
@@ -15,12 +15,11 @@ GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def dtype_of(leaf: Any) -> Any:
-    """Return the dtype of an array, an abstract one, or a number: `numpy.dtype`, or of a typed random key."""
+    """Return the dtype of an array, abstract array, number or typed random key."""
     return leaf.dtype if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype") else np.result_type(leaf)
 
 
 def is_integer(dtype: Any) -> bool:
-    """Whether elements are integers, but no booleans."""
     return bool(jnp.issubdtype(dtype, np.integer))
 
 
@@ -43,11 +42,10 @@ def named(words: jax.Array, dtype: str) -> jax.Array:
 
 
 def limits(dtype: Any) -> tuple[int, int]:
-    """Least and greatest integer of a dtype."""
     info = jnp.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def to_numpy(array: Any) -> np.ndarray[Any, Any]:
-    """Return an array's elements; of keys their words, along a new last axis."""
+    """Return elements; of keys their words, along a new last axis."""
     return np.asarray(jax.random.key_data(array) if is_key(dtype_of(array)) else array)

@@ -1,7 +1,4 @@
-"""Hash of a traced program or contract, equal in every process, without source lines.
-
-Of a callback only its names in the program are included.
-"""
+"""Hash of a traced program or contract, equal in every process, without source lines."""
 
 import dataclasses
 import hashlib
@@ -25,8 +22,9 @@ PLACES = frozenset({"sharding", "out_sharding"})
 
 
 def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
-    """Return the sha256 of a jaxpr, dataclass, container or array, up to names, addresses, lines and the parameters in
-    `without`.
+    """Return the sha256 of a jaxpr, dataclass, container or array.
+
+    Variable names, addresses, lines and the parameters in `without` do not count; callbacks count by name.
     """
     return _Writer(without).digest(value)
 
@@ -36,7 +34,7 @@ class _Writer:
 
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
         self._without = without
-        # A body that occurs often is hashed once; it is kept so that its id stays its own.
+        # Each body is hashed once, and kept alive for its id.
         self._bodies: dict[int, tuple[ir.Jaxpr, str]] = {}
         self._types: dict[Any, str] = {}
 

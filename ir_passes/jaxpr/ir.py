@@ -1,6 +1,4 @@
-"""The only adapter to JAX's intermediate representation.
-
-It settles differences between JAX 0.10 (Python 3.11) and later versions.
+"""Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later.
 
 More than 300 lines: one adapter to the same names of JAX.
 """
@@ -36,21 +34,12 @@ Atom = Any
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """Return the jaxpr of `fn(*args)`, over flattened arguments and results, perhaps abstract.
-
-    Mutable arrays in the function become values.
-    """
+    """Return the jaxpr of `fn(*args)` over flattened arguments and results; mutable arrays become values."""
     return without_refs(jax.make_jaxpr(fn)(*args))
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """Return a new operation with one result.
-
-    Args:
-        name: its name.
-        types: operand types and parameters -> result type.
-        run: JAX function of the operands.
-    """
+    """Return a new primitive with result type `types(*avals, **params)` and JAX function `run`."""
     new = core.Primitive(name)
     new.def_abstract_eval(types)
     new.def_impl(run)
@@ -59,17 +48,16 @@ def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any])
 
 
 def sourced(eqn: JaxprEqn) -> Any:
-    """Return a context: traced equations get the source of `eqn`."""
+    """Return a context that gives traced equations the source of `eqn`."""
     return _source_info.user_context(eqn.source_info.traceback)
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for an array inside a transformation."""
     return isinstance(value, Tracer)
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
-    """The type of an array, on a mesh where its place is given."""
+    """Return an array type, on the mesh of `place` if there is one."""
     aval = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
     if place is None:
         return aval
@@ -86,7 +74,7 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """Return a jaxpr with its constants; missing constants become inputs."""
+    """Return a jaxpr with constants; missing constants become inputs."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
@@ -98,7 +86,7 @@ _LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
 
 
 def sub_jaxprs(eqn: JaxprEqn, opaque: bool = False) -> Iterator[Jaxpr]:
-    """Yield the jaxprs among an equation's parameters, without constants; `opaque` includes kernels."""
+    """Yield the jaxprs among an equation's parameters; `opaque` includes kernels."""
     if eqn.primitive.name in OPAQUE and not opaque:
         return
     for value in eqn.params.values():
@@ -116,7 +104,7 @@ def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
 
 
 MAX_FRAMES = 8
-"""Lines of one equation, from the innermost out."""
+"""Bound on the source lines of an equation."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -150,7 +138,7 @@ def _frames(traceback: Any, count: int) -> tuple[str, ...]:
 
 
 def maker_of(jaxpr: Jaxpr, atom: Atom) -> int:
-    """Return the index of the equation that makes a value; the number of equations without one."""
+    """Return the index of the equation that defines a value, or the number of equations."""
     return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
 
 
@@ -162,13 +150,13 @@ def definition_of(jitted: Any) -> str:
 
 
 def called_definition(eqn: JaxprEqn) -> str:
-    """Return "name at file:line" of a called function."""
+    """Return "name at file:line" of a called function, or ""."""
     body = body_of(eqn)
     return "" if body is None else str(body.jaxpr.debug_info.func_src_info)
 
 
 def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
-    """Map each operand index of a custom call or kernel to the result in its memory."""
+    """Return operand -> result in its memory, of a custom call or kernel."""
     return dict(eqn.params.get("input_output_aliases") or ())
 
 
@@ -187,7 +175,7 @@ class _Called(_source_info.SourceInfo):
 
 
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
-    """Return the program with calls that only name a computation replaced by their bodies.
+    """Replace calls that only name a computation by their bodies.
 
     Constants of bodies become constants of the program. Equations keep their source, with the call's source as its
     caller; an equation without a source, inside a function of JAX, gets the call's.
@@ -241,7 +229,7 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    """Return one equation's results on values for all inputs, literals included."""
+    """Evaluate an equation on values for all inputs, literals included."""
     operands: dict[Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
     }
@@ -254,19 +242,17 @@ _EMPTY = jax.make_jaxpr(lambda: ())()
 
 
 def check(program: ClosedJaxpr) -> None:
-    """Raise unless all operands and results have the types of their primitives."""
     core.check_jaxpr(program.jaxpr)
 
 
 def types(atoms: Sequence[Atom]) -> list[str]:
-    """Shape and dtype of each value, as text."""
     return [atom.aval.str_short() for atom in atoms]
 
 
 def with_eqns(
     program: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Atom], consts: Mapping[Var, Any]
 ) -> ClosedJaxpr:
-    """Return a program with the same inputs and these equations, results and additional constants."""
+    """Return a program with the same inputs, other equations and results, and more constants."""
     constvars = [*program.jaxpr.constvars, *consts]
     flat = program.jaxpr.replace(
         constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
@@ -275,7 +261,7 @@ def with_eqns(
 
 
 def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program without dead equations, also in bodies; inputs stay."""
+    """Remove dead equations, also in bodies; inputs stay."""
     used = [True] * len(program.jaxpr.outvars)
     live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
     return ClosedJaxpr(live, program.consts)
@@ -304,7 +290,7 @@ def emit(
 
 
 def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]) -> list[JaxprEqn]:
-    """Return the equations of `fn(*operands)` that define the one result of `eqn`."""
+    """Return equations of `fn(*operands)` that define the result of `eqn`."""
     eqns, (result,), consts = emit(fn, operands, eqn)
     if consts or result is not eqns[-1].outvars[0]:
         raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
@@ -312,7 +298,7 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 
 
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
-    """Return a call of `fn` on an equation's operands in its place.
+    """Replace an equation by a call of `fn` on its operands.
 
     Unused equations stay: the index of an overwritten store may be out of bounds.
 
@@ -327,12 +313,8 @@ def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
     return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars), source_info=eqn.source_info)
 
 
-def fresh(variables: Sequence[Var]) -> list[Var]:
-    return of_types([var.aval for var in variables])
-
-
 def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
-    """Return an equation that permutes an array's axes, with the source of another one, and its result."""
+    """Return an equation that permutes axes, with the source line of another, and its result."""
     with jax.sharding.use_abstract_mesh(x.aval.sharding.mesh):  # type: ignore[attr-defined]  # an array's
         aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
     (result,) = of_types([aval])
@@ -346,13 +328,12 @@ def of_types(avals: Sequence[Any]) -> list[Var]:
 
 
 def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:
-    """Return equations as a function of `inputs`; traced, each keeps its source."""
+    """Return equations as a function of `inputs`; when traced, each keeps its source."""
     program = replace(_EMPTY.jaxpr, inputs, eqns, outputs)
     return core.jaxpr_as_fun(ClosedJaxpr(program, ()))
 
 
 def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Return a program as a function of flattened inputs and results."""
     return core.jaxpr_as_fun(program)
 
 
@@ -361,19 +342,16 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
 
 
 def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-    """Return the atom that stands for another."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
 def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
-    """Return the equation with other variables as operands."""
     if not any(atom in names for atom in variables(eqn.invars)):
         return eqn
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    """Return an array's shape; () for anything else, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
@@ -382,5 +360,5 @@ def shapes(atoms: Sequence[Atom]) -> list[tuple[int, ...]]:
 
 
 def dtype_of(atom: Atom) -> Any:
-    """Return an array's dtype; None for anything else, such as a token."""
+    """Return an array's dtype; None for a token."""
     return getattr(atom.aval, "dtype", None)

@@ -1,6 +1,4 @@
-"""The adapter to private parts of JAX and jaxlib, with `jax_private_refs`; a test forbids others.
-
-`ir_passes.jaxpr.ir` adapts the intermediate representation, from public modules.
+"""Adapter to private parts of JAX and jaxlib, with `jax_private_refs`; a test forbids other uses.
 
 More than 300 lines: one adapter to everything private.
 """
@@ -18,18 +16,18 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
 def backends_are_initialized() -> bool:
-    """Whether JAX has started a backend, with its threads, in this process."""
+    """True if JAX has started a backend in this process."""
     return importlib.import_module("jax._src.xla_bridge").backends_are_initialized()
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
-    """Return the flattened arguments that a program reads, in parameter order, or None."""
+    """Return the flattened arguments that a program reads, by parameter, or None."""
     indices: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
     return None if indices is None else tuple(sorted(indices))
 
 
 def text_without_sources(module: Any, settings: bool = True) -> str:
-    """Return a module's text without operation names, files and lines, perhaps without backend settings."""
+    """Return a module's text without operation names, files, lines and perhaps backend settings."""
     options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
     options.print_metadata = False
     options.print_backend_config = settings
@@ -37,7 +35,6 @@ def text_without_sources(module: Any, settings: bool = True) -> str:
 
 
 def text_of_serialized(module: bytes, settings: bool = True) -> str:
-    """Return `text_without_sources` of a serialized module, with serialized settings only."""
     read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
     return text_without_sources(read, settings)
 
@@ -49,7 +46,6 @@ def platform_of(lowered: jax.stages.Lowered) -> str | None:
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Return devices in the client's form for loading an executable."""
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
@@ -60,10 +56,10 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Turn JAX's compilation cache off for one thread within the context.
+    """Turn JAX's compilation cache off for one thread.
 
-    JAX is made to ask again whether there is a cache. Other threads may compile without theirs meanwhile; if one asks
-    first, this thread's keys are random, and match no entry.
+    JAX must ask again whether there is a cache. Other threads may compile without it meanwhile; if one of them asks
+    first, this thread has random keys, which match no entry.
     """
     _make_keys_random()
     outer, _thread.compiles_anew = getattr(_thread, "compiles_anew", False), True
@@ -95,12 +91,9 @@ class ExecutableParts(NamedTuple):
     """A compiled program without trees: XLA's executable and JAX's data.
 
     Attributes:
-        executable: of the runtime.
-        name: of the program.
-        arguments, argument_shardings: types and places of read arguments, in parameter order.
-        results, result_shardings: types and places.
+        arguments, argument_shardings: of the arguments that the program reads, by parameter.
         committed: results are bound to their devices.
-        kept: read arguments.
+        kept: numbers of the arguments that the program reads.
     """
 
     executable: Any
@@ -140,11 +133,11 @@ def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
 
 
 def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, results: Any) -> jax.stages.Compiled:
-    """Rebuild a compiled program; the inverse of `parts_of`.
+    """Rebuild a compiled program, as the inverse of `parts_of`.
 
     Args:
         parts: with an executable loaded on these devices.
-        arguments: `jax.stages.ArgInfo` of all arguments, in a tree ((arguments), {}).
+        arguments: tree ((arguments), {}) of `jax.stages.ArgInfo`.
         results: result structure.
     """
     module = importlib.import_module("jax._src.interpreters.pxla")
@@ -180,7 +173,7 @@ def explicit_device_put() -> AbstractContextManager[Any]:
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the fingerprint of the devices' topology (of a CPU with its instruction set), or ""."""
+    """Return the fingerprint of the devices' topology (with a CPU's instruction set), or ""."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())
@@ -200,7 +193,7 @@ BESIDE_TRACING = (
     "jax_pallas_auto_assign_collective_ids",
     "jax_pallas_auto_assign_collective_ids_limit",
 )
-"""Settings that change programs outside JAX's trace context; some are of later versions."""
+"""Settings that change programs outside JAX's trace context, of several versions."""
 
 
 def program_settings() -> Any:
@@ -209,12 +202,10 @@ def program_settings() -> Any:
 
 
 def setting(name: str) -> Any:
-    """Return the value of a setting in this thread."""
     return _holder(name).value
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Return a context that changes a setting in this thread."""
     return _holder(name)(value)
 
 
@@ -223,7 +214,7 @@ def without_mesh() -> Iterator[None]:
     """Hide the mesh of `jax.set_mesh` or `use_abstract_mesh` in this thread."""
     config, sharding = _config(), importlib.import_module("jax._src.sharding_impls")
     names = ("abstract_mesh_context_manager", "device_context")
-    # Later versions have them in the module of meshes.
+    # Later versions have them in the module of shardings.
     holders = [getattr(config, name, None) or getattr(sharding, name) for name in names]
     meshes = [holder.swap_local(config.config_ext.unset) for holder in holders]
     try:
@@ -250,14 +241,12 @@ def dispatcher(
     static_numbers: Sequence[int],
     static_names: Sequence[str],
 ) -> Callable[..., Any] | None:
-    """Return a function that looks programs up in C++ like a jitted one; None in another JAX.
+    """Return a C++ look-up of programs like a jitted function's; None in another JAX.
 
     Args:
-        name: function name.
         called: called if JAX must not compile anything.
         missed: called for new types, places, static values or settings; returns results, and `dispatch_data` for later
             calls or None.
-        static_numbers, static_names: static arguments.
     """
     try:
         extension, tree = importlib.import_module("jaxlib._jax"), importlib.import_module("jax._src.tree_util")
@@ -280,7 +269,7 @@ def dispatcher(
 
 @jax.tree_util.register_pytree_node_class
 class _Restored:
-    """Outputs that become a function's results where C++ puts their tree together."""
+    """Outputs that C++ restores to a function's results by its tree registry."""
 
     def __init__(self, outputs: Sequence[Any], restore: Callable[[Sequence[Any]], Any]):
         self.outputs, self.restore = outputs, restore
@@ -303,8 +292,7 @@ def dispatch_data(
     """Return the data for running a program from C++; None for a call from Python.
 
     Args:
-        compiled: with the call's flattened arguments.
-        arguments: their number.
+        arguments: number of flattened arguments.
         outputs: of a call, in program order.
         restore: outputs -> results, or a structure of outputs in order.
     """

@@ -1,4 +1,4 @@
-"""The adapter to JAX's private conversion of mutable arrays, which a proof trusts; others are in `jax_private`."""
+"""Adapter to JAX's private conversion of mutable arrays. A proof trusts it."""
 
 import importlib
 from typing import Any
@@ -7,9 +7,7 @@ import jax
 
 
 def without_refs(program: Any) -> Any:
-    """Return a program with values instead of its mutable arrays (`jax.new_ref`).
-
-    As JAX does before compilation, reads and writes become slices, gathers and scatters.
+    """Replace mutable arrays (`jax.new_ref`) by values, as JAX does before compilation.
 
     Raises:
         TypeError: a mutable argument or captured array.

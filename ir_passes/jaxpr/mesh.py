@@ -1,4 +1,4 @@
-"""Mesh of a program: axes, lengths, and axes of varying values."""
+"""Meshes and mesh axes of a program."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from ir_passes.jaxpr import ir
 
 
 def axes_of(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """Return the mesh axes of a collective or an `axis_index`."""
     return tuple(str(name) for name in _axes(eqn) if not isinstance(name, int))
 
 
@@ -23,12 +22,11 @@ def _axes(eqn: ir.JaxprEqn) -> tuple[Any, ...]:
 
 
 def devices_of(mesh: Any) -> dict[str, int]:
-    """Return axis -> length of a mesh, the last one fastest."""
     return {str(name): int(size) for name, size in mesh.shape.items()}
 
 
 def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
-    """Return the mesh of a program's `shard_map`, else of its arrays, else None."""
+    """Return the mesh of a program's `shard_map`, else of its arrays, or None."""
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays)]
     meshes = [eqn.params["mesh"] for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "shard_map"]
     meshes += [sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)]
@@ -36,20 +34,15 @@ def mesh_of(program: ir.ClosedJaxpr, arrays: Any) -> Any:
 
 
 def device_of(arrays: Any) -> Any:
-    """Return a device of arrays or their placement, or None."""
+    """Return the first device of arrays or their placement, or None."""
     places = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arrays))
-    concrete = (
-        place for place in places if place is not None and not isinstance(_mesh(place), jax.sharding.AbstractMesh)
-    )
+    meshes = ((place, getattr(place, "mesh", None)) for place in places if place is not None)
+    concrete = (place for place, mesh in meshes if not isinstance(mesh, jax.sharding.AbstractMesh))
     return next((min(sharding.device_set, key=lambda device: device.id) for sharding in concrete), None)
 
 
-def _mesh(sharding: Any) -> Any:
-    return getattr(sharding, "mesh", None)
-
-
 def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return one device's program if the step is one `shard_map`, else the program."""
+    """Return one device's program if the step is a single `shard_map`, else the program."""
     eqns, jaxpr = program.jaxpr.eqns, program.jaxpr
     if len(eqns) != 1 or eqns[0].primitive.name != "shard_map" or set(jaxpr.outvars) - set(eqns[0].outvars):
         return program
@@ -57,7 +50,7 @@ def of_one_device(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
-    """Return the sharding of each result of a `shard_map`, else None."""
+    """Return the sharding of each result of a `shard_map`, None for other results."""
     shardings = {
         var: jax.sharding.NamedSharding(eqn.params["mesh"], spec)
         for eqn in program.jaxpr.eqns
@@ -68,10 +61,9 @@ def result_shardings(program: ir.ClosedJaxpr) -> tuple[Any, ...]:
 
 
 def varying(atom: ir.Atom) -> frozenset[str]:
-    """Return a value's varying mesh axes, from its type (`check_vma=True`)."""
+    """Return the mesh axes of a value's variation, by its type (`check_vma=True`)."""
     return varying_axes(atom.aval)
 
 
 def varying_axes(typed: Any) -> frozenset[str]:
-    """Return the varying mesh axes of a type's values."""
     return frozenset(map(str, typed.manual_axis_type.varying))

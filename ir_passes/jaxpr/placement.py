@@ -1,4 +1,4 @@
-"""Arguments of a `shard_map` that are not placed on its mesh."""
+"""Error for `shard_map` arguments outside its mesh."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ _SPECS_DIFFER = re.compile(
 
 @dataclass(frozen=True)
 class Unplaced:
-    """An argument that is not on a mesh.
+    """An argument outside a mesh.
 
     Attributes:
         name: of the parameter, or "".
@@ -39,7 +39,7 @@ class Unplaced:
 
 
 class PlacementError(ValueError):
-    """Arguments that are not on a `shard_map`'s mesh as `in_specs` require.
+    """Arguments are not on a `shard_map`'s mesh as `in_specs` require.
 
     Attributes:
         arguments: split arguments, then others without a mesh.
@@ -62,9 +62,9 @@ class PlacementError(ValueError):
 def placement_error(
     error: ValueError, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
 ) -> PlacementError | None:
-    """Return the error with the arguments of JAX's `in_specs` error, or None.
+    """Convert JAX's `in_specs` error, or return None for other errors.
 
-    JAX names only the first argument's type; arguments of this type without a mesh come first.
+    JAX names only the first argument's type, so all arguments of this type without a mesh come first.
     """
     match = _SPECS_DIFFER.search(str(error))
     if match is None:
@@ -108,7 +108,6 @@ def _code(spec: str) -> str:
 
 
 def _free_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> dict[int, Unplaced]:
-    """Return the arrays without a mesh by flattened index."""
     free = {}
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((tuple(args), dict(kwargs)))):
         if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding) or not hasattr(leaf, "dtype"):

@@ -1,27 +1,27 @@
-"""The table of JAX's primitives and their classes for proof, sanitizer, liveness and rewrites.
+"""Table of JAX's primitives and their classes for proof, sanitizer, liveness and rewrites.
 
-A primitive is in one row of the table, and a row names all classes of its primitives:
+A primitive is in one row, and the row names all its classes:
 
-* elementwise: an element of a result depends on the elements of the operands at the same place alone.
+* elementwise: an element of a result depends only on the operands' elements at the same position.
 * identity: each result is the operand at the same position.
 * move: every result holds all elements of one operand, in another shape, order or dtype. Zeros stay zeros.
 * part: a result holds some elements of one operand, in their order.
-* view: where operand and result have as many bytes, a result is the bytes of its operand.
+* view: if operand and result have equally many bytes, the result is the operand's bytes.
 * keeps_rows: the proof's rule follows the rows of a pool. Every other primitive changes all rows.
 * indexed: operands are indices, or indices and updates. Rows are rows of the first operand.
 * write: the result is the first operand with updates at the indices.
 * scatter: a write by an array of indices.
-* combining: a scatter named for the function that combines old and new elements.
+* combining: a scatter that combines old and new elements.
 * reduction: the parameter `axes` names axes that the result lacks.
 * cumulative: running results along the parameter `axis`.
 * device_sum: a sum over the devices of mesh axes.
 * body: programs inside it run on its operands.
 * scalar_body: a program inside it combines two scalars, without scratch memory.
 * opaque: its inside is another language.
-* kernel: it is a kernel of Pallas.
+* kernel: a Pallas kernel.
 * unsupported: the proof has no rule.
 
-A primitive in a row without classes has a special rule in the proof and nothing in common with others.
+A primitive in a row without classes has its own rule in the proof.
 """
 
 CALLS = {

@@ -1,4 +1,4 @@
-"""Where steps are refused: settings of JAX, and processes forked after JAX had started, without its threads."""
+"""Refused steps: JAX settings, and processes forked after JAX had started, without its threads."""
 
 import os
 
@@ -6,7 +6,7 @@ from ir_passes.jaxpr import jax_private
 
 
 class ForkedProcessError(RuntimeError):
-    """A computation in a process that was forked after JAX had started."""
+    """JAX would compute in a process that was forked after JAX had started."""
 
     def __init__(self, subject: str):
         self._subject = subject
@@ -22,14 +22,13 @@ class ForkedProcessError(RuntimeError):
         return type(self), (self._subject,)
 
 
-class Process:
-    """The state of this process: `forked` if it was forked after JAX had started."""
-
-    forked = False
+forked = False
+"""True if this process was forked after JAX had started."""
 
 
 def _after_fork() -> None:
-    Process.forked = Process.forked or jax_private.backends_are_initialized()
+    global forked
+    forked = forked or jax_private.backends_are_initialized()
 
 
 if hasattr(os, "register_at_fork"):
@@ -37,8 +36,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_threads(subject: str) -> None:
-    """Raise ForkedProcessError without JAX's threads; `subject` begins its message."""
-    if Process.forked:
+    """Raise ForkedProcessError in a process without JAX's threads; `subject` begins its message."""
+    if forked:
         raise ForkedProcessError(subject)
 
 

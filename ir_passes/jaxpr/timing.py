@@ -1,7 +1,4 @@
-"""Seconds of each compilation phase, without Python's cycle collector.
-
-An analysis makes many live objects; walking them takes the collector a sixth of the time.
-"""
+"""Seconds of each compilation phase, and a pause of Python's cycle collector."""
 
 import gc
 import time
@@ -17,17 +14,13 @@ class Clock:
     """Seconds of each phase, without nested phases.
 
     Args:
-        start: to continue from; unchanged.
-
-    Attributes:
-        seconds: by phase, of `PHASES` and others.
+        start: clock to continue from; unchanged.
     """
 
     def __init__(self, start: "Clock | None" = None) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if start is None else dict(start.seconds)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Return `run(*args, **options)` and add its seconds to the phase."""
         total_before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)
@@ -38,7 +31,7 @@ class Clock:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the cycle collector; the thread that found it running restarts it."""
+    """Pause the cycle collector: walking live objects takes a sixth of an analysis."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -18,11 +18,11 @@ Static = tuple[tuple[int | str, Any], ...]
 
 @dataclass(frozen=True)
 class FunctionSignature:
-    """Parameters of a function, from its signature.
+    """Parameters of a function.
 
     Attributes:
         positional: non-static positional parameters, in order.
-        optional: those with a default.
+        optional: positional parameters with a default.
         numbers, names: static arguments by position and name.
     """
 
@@ -38,11 +38,7 @@ class FunctionSignature:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
     ) -> "FunctionSignature":
-        """Return a function's signature, with static parameters as for `jax.jit`.
-
-        Raises:
-            ValueError: JAX reports that the function has no such parameter.
-        """
+        """Return a function's signature; raises ValueError for an unknown static parameter."""
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
         if numbers or names:
@@ -65,7 +61,6 @@ class FunctionSignature:
         )
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
-        """Return the other arguments, and the static ones."""
         static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]
         static += [(name, kwargs[name]) for name in sorted(self.names) if name in kwargs]
         dynamic = tuple(arg for k, arg in enumerate(args) if k not in self.numbers)
@@ -77,11 +72,9 @@ class Trace:
     """A traced function.
 
     Attributes:
-        name: function name.
         program: over flattened arguments and results, without mutable arrays.
-        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, without static ones.
-        results: likewise.
-        parameters: of the function.
+        args, kwargs: arrays or `jax.ShapeDtypeStruct`, without static ones.
+        results: as `jax.ShapeDtypeStruct`.
     """
 
     name: str
@@ -98,12 +91,7 @@ def trace_function(
     kwargs: Mapping[str, Any] | None = None,
     parameters: FunctionSignature | None = None,
 ) -> Trace:
-    """Trace `fn(*args, **kwargs)`; nothing runs.
-
-    Args:
-        fn: perhaps jitted.
-        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static ones.
-        parameters: by default none is static.
+    """Trace `fn(*args, **kwargs)` with arrays or `jax.ShapeDtypeStruct`, and static arguments.
 
     Raises:
         PlacementError: `shard_map` arguments are not on its mesh.
@@ -127,7 +115,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
     Raises:
         TypeError: neither.
-        ValueError: it holds values of another trace.
+        ValueError: the program captures values of another trace.
     """
     if isinstance(program, ir.ClosedJaxpr):
         args = tuple(map(_example, program.in_avals))
@@ -145,12 +133,10 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a function, or of a callable object's class."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def check_hashable(static: Static) -> None:
-    """Raise ValueError with the name of an unhashable static argument."""
     for where, value in static:
         try:
             hash(value)

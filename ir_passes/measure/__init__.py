@@ -1,4 +1,1 @@
-"""Measurements of dependence: operands are changed, and bits are compared.
-
-Imports `contract` and `jaxpr`. Begin with `dependence`.
-"""
+"""Measurements of dependence: operands are changed, and bits are compared. Begin with `dependence`."""

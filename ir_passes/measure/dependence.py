@@ -17,7 +17,7 @@ from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 @dataclass(frozen=True)
 class Dependence:
-    """The measured dependence of lanes on lanes.
+    """Measured dependence of lanes on lanes.
 
     Attributes:
         changed: `[i][j]`: a result or row of lane i changed with lane j.
@@ -48,7 +48,7 @@ def measured_dependence(
 
     def results(lane: int | None) -> list[np.ndarray]:
         rng = np.random.default_rng((seed, lane or 0))
-        # each run gets its own copy of donated arguments
+        # each run gets a copy of donated arguments
         arguments = [
             _other(
                 bound_input, leaf, None if lane is None else row_of_lane(bound, leaves, bound_input, lane, "write"), rng
@@ -76,7 +76,7 @@ def measured_dependence(
 
 
 def lane_bytes(bound: BoundContract, leaves: list[Any], bound_output: Bound, array: np.ndarray, lane: int) -> bytes:
-    """Return the bytes of a lane's part of a result: entry or pool rows."""
+    """Return the bytes of a lane's entry or pool rows in a result."""
     assert isinstance(bound_output.entry, Lane | Pool)
     return np.take(
         array, row_of_lane(bound, leaves, bound_output, lane, "read"), axis=bound_output.entry.axis
@@ -86,7 +86,7 @@ def lane_bytes(bound: BoundContract, leaves: list[Any], bound_output: Bound, arr
 def row_of_lane(
     bound: BoundContract, leaves: list[Any], bound_array: Bound, lane: int, not_role: str
 ) -> int | list[int]:
-    """Return a lane's index along its array's axis: a slot map's row, or the lane.
+    """Return a lane's index along an array's axis: a slot map's row, or the lane.
 
     Role `not_role` is ignored. With page tables: all rows of pages that only this lane names, without the null page.
 
@@ -130,7 +130,7 @@ def _own_pages(bound: BoundContract, leaves: list[Any], group: str, lane: int) -
 
 
 def _other(bound_input: Bound, leaf: Any, place: int | list[int] | None, rng: np.random.Generator) -> Any:
-    """Return an argument with other numbers at one place, if any."""
+    """Return an argument with other numbers at `place`, if any."""
     entry = bound_input.entry
     if isinstance(entry, Lane) and entry.role == "length" or not isinstance(entry, Lane | Pool):
         return leaf

@@ -1,7 +1,7 @@
-"""Measurement whether unaccepted tokens of a verifying step reach its rows.
+"""Measured reach of unaccepted tokens of a verifying step into its rows.
 
-The proof does not follow places within a lane. A second run has other tokens after the accepted ones. Different rows
-show that unaccepted tokens enter them; equal rows prove nothing.
+The proof does not follow positions within a lane. A second run has other tokens after the accepted ones. Different rows
+show that unaccepted tokens reach them; equal rows prove nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ class Unaccepted:
     """Measured reach of unaccepted tokens.
 
     Attributes:
-        reached: a line per changed array and lane; empty for a right step.
-        compared: comparisons of lanes' rows; 0 compares nothing.
+        reached: a line per changed array and lane; empty for a correct step.
+        compared: number of compared lanes.
     """
 
     reached: tuple[str, ...]
@@ -38,17 +38,17 @@ def unaccepted_reach(
     rounds: int = 8,
     seed: int = 0,
 ) -> Unaccepted:
-    """Change the tokens after accepted ones in every lane; compare the rows.
+    """Change the tokens after the accepted ones in every lane, and compare the rows.
 
-    Tokens after the first rejected one may change nothing, not even the count. A replaced first rejected token may be
+    Tokens after the first rejected one must change nothing, not even the count. A replaced first rejected token may be
     accepted by chance; such lanes are not compared.
 
     Args:
         step: is compiled; one output is `Lane(role="accepted")`.
         args: arrays with some wrong drafts; replacements come from the same array.
         tokens: path of each argument with an entry per token, as "args[2]" -> token axis.
-        by_position: True for paths of pools indexed by position, whose later entries are never read; None: those with a
-            dimension "position".
+        by_position: predicate of paths of pools with later entries that are never read; None for pools with a dimension
+            "position".
         rounds: pairs of runs.
 
     Raises:
@@ -98,7 +98,7 @@ def unaccepted_reach(
 
 
 def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[int, int]]:
-    """Argument index -> lane axis and token axis."""
+    """Return argument index -> (lane axis, token axis)."""
     lane_axes = {
         bound_input.path: (i, bound_input.entry.axis)
         for i, bound_input in enumerate(bound.inputs)
@@ -125,7 +125,7 @@ def _with_positions(bound: BoundContract) -> Callable[[str], bool]:
 def _changed(
     leaves: list[Any], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
 ) -> tuple[list[Any], np.ndarray]:
-    """Return arguments with other tokens from `begin` on, and the changed lanes."""
+    """Return arguments with other tokens from `begin` on, and a mask of changed lanes."""
     new = list(leaves)
     lanes = np.zeros(len(begin), bool)
     for i, (lane_axis, token_axis) in places.items():

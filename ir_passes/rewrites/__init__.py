@@ -1,6 +1,6 @@
-"""Rewrites of a step's jaxpr: batch loops over sequences, order writes of pools, drop dead equations.
+"""Rewrites of a jaxpr: batched loops over sequences, ordered writes of pools, no dead equations.
 
-Imports `proof`, `scratch`, `contract` and `jaxpr`. Begin with `graph` (input and output of a pass) and `pipeline`.
+Begin with `graph` (input and output of a pass) and `pipeline`.
 """
 
 from ir_passes.rewrites.graph import DropDead, Pass

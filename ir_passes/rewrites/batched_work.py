@@ -1,4 +1,4 @@
-"""Compute the same work of all lanes together, on arrays with the lanes in front."""
+"""Batched computation of all lanes' equal work, on arrays [lanes, ...]."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -29,7 +29,7 @@ class BatchedWork:
     dropped, and nothing wraps.
 
     Attributes:
-        arrays: variable from outside the work -> array; first version of a pool -> current version.
+        arrays: outside variable -> array; first version of a pool -> current version.
         batched: variable of lane 0 -> values of all lanes, [lanes, ...].
     """
 
@@ -100,7 +100,6 @@ class BatchedWork:
         return self.batched[atom]
 
     def _run(self, eqns: Sequence[ir.JaxprEqn]) -> None:
-        """Run lane 0's equations for all lanes."""
         results = {var for eqn in eqns for var in eqn.outvars if not isinstance(var, ir.DropVar)}
         if not results:
             return
@@ -111,7 +110,6 @@ class BatchedWork:
         self.batched.update(zip(results, run(*values), strict=True))
 
     def _rows(self, box: Box) -> jax.Array:
-        """Return the row of each lane, [lanes]."""
         return self._slots(box.row.map) if isinstance(box.row, SlotIndex) else lax.iota(jnp.int32, self.lanes)
 
     def _window(self, box: Box, pool: jax.Array) -> tuple[jax.Array, tuple[int, ...], tuple[int, ...]]:

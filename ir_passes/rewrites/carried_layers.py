@@ -1,6 +1,6 @@
-"""Scans over layers with their pools as carries.
+"""Scans over layers that carry their pools.
 
-XLA writes the stacked results of a scan outside the bytes of its `xs`. It updates a carry in place.
+XLA updates a carry in place, but writes stacked results of a scan outside the bytes of its `xs`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import WRITES
 
 StackedPool = tuple[int, int]
-"""Operand `xs` of a scan that is a pool, and the number of its successor among the results `ys`."""
+"""`xs` operand of a scan with a pool -> `ys` result with its successor, by number."""
 
 
 def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
-    """Return the graph with stacked pools as carries of scans, and their number."""
+    """Return the graph with stacked pools as carries of scans, and the number of pools."""
     stacked = _stacked_pools(graph)
     if not stacked:
         return graph, 0
@@ -32,9 +32,9 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
         if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
             eqns.append(eqn)
             continue
-        new, results, more = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
+        new, results, new_consts = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
         eqns += new
-        consts |= more
+        consts |= new_consts
         names.update(zip(eqn.outvars, results, strict=True))
     outvars = [ir.rename(atom, names) for atom in graph.program.jaxpr.outvars]
     program = ir.with_eqns(graph.program, eqns, outvars, consts)
@@ -68,10 +68,9 @@ def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
 
 
 def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
-    """Return the `xs` operand that the body updates to a result; None without one.
+    """Return the `xs` operand that the body updates to stacked result number `result`, or None.
 
     Args:
-        result: number of a stacked result.
         first: number of the first `xs` operand.
     """
     body = eqn.params["jaxpr"].jaxpr
@@ -91,13 +90,13 @@ def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
 
 
 def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[..., list[jax.Array]]:
-    """Return a scan as a function of its operands; each iteration reads and writes its layer of the pools."""
+    """Return a scan as a function that reads and writes one layer per iteration."""
     params = eqn.params
     count, carries = ir.scan_counts(eqn)
     body, first = ir.as_function(params["jaxpr"]), count + carries
     place_of = {operand: place for place, (operand, _) in enumerate(stacked)}
     successors = [result for _, result in stacked]
-    others = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
+    other_results = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
 
     def scan(*operands: jax.Array) -> list[jax.Array]:
 
@@ -112,7 +111,7 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
             updated = [
                 _with_layer(pool, results[successor], layer) for pool, successor in zip(pools, successors, strict=True)
             ]
-            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in others)
+            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in other_results)
 
         pools = tuple(operands[operand] for operand, _ in stacked)
         sliced = tuple(operands[operand] for operand in range(first, len(operands)) if operand not in place_of)
@@ -125,7 +124,7 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(others, ys, strict=True))
+        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(other_results, ys, strict=True))
         return [*carry, *(by_result[result] for result in range(carries, len(eqn.outvars)))]
 
     return scan

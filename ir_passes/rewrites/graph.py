@@ -1,7 +1,4 @@
-"""Graphs, the input and output of passes; dead-code elimination.
-
-A graph is a traced step with its contract.
-"""
+"""Traced steps as input and output of passes; dead-code elimination."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,16 +12,15 @@ Say = Callable[[str], None]
 
 
 def quiet(_: str) -> None:
-    """Drop a line of a report."""
+    """Drop a phrase of a report."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced step.
+    """A traced step with its contract.
 
     Attributes:
-        program: flat list of equations (`ir.inline`); only scans, whiles, conds and shard_maps have bodies.
-        bound: the contract of the program's inputs and outputs.
+        program: flat equations (`ir.inline`); only scans, whiles, conds and shard_maps have bodies.
     """
 
     program: ir.ClosedJaxpr = field(repr=False)
@@ -36,7 +32,7 @@ class Graph:
 
 
 class Pass(Protocol):
-    """A rewrite of a step: a frozen dataclass with the options as fields.
+    """A rewrite of a step: a frozen dataclass with its options as fields.
 
     A pass keeps the graph valid, the inputs and outputs, and all results of active lanes and of rows except the null
     row. A second run changes nothing. An uncertain pass returns the graph unchanged and gives the reason. A pass with
@@ -44,29 +40,25 @@ class Pass(Protocol):
     """
 
     name: ClassVar[str]
-    """Name of the pass, in kebab-case."""
+    """In kebab-case."""
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
         """Return the rewritten graph, or `graph` itself without a change.
 
         Args:
-            say: takes short phrases for the one-line report: each change, and each refusal with its reason.
+            say: takes short phrases for the report: each change, and each refusal with its reason.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DropDead:
-    """Drop dead equations, also in bodies, with their scratch.
-
-    Inputs, effects and the order of effects stay. Results are bit-identical.
-    """
+    """Drop dead equations, also in bodies; inputs, effects and their order stay."""
 
     name: ClassVar[str] = "drop-dead"
     only_drops: ClassVar[bool] = True
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Rewrite the graph (see `Pass.run`)."""
         live = ir.without_dead(graph.program)
         (count, values), (live_count, live_values) = _size(graph.program), _size(live)
         if (count, values) == (live_count, live_values):

@@ -1,4 +1,4 @@
-"""The lane of each equation, from the origin of its operands.
+"""Lane of each equation, from the origin of its operands.
 
 A value belongs to lane b if it is entry b along a lane axis, lane b's row of a pool, or computed from such values of
 lane b and from no value of another lane. Other values belong to no lane.
@@ -15,8 +15,8 @@ from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses, SlotIndex
 
-# Equations that select a part of an array and compute nothing.
 SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
+"""Primitives that select a part of an array and compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,10 @@ class Root:
 
 @dataclass
 class LaneOwners:
-    """The lanes and levels of a graph's equations.
+    """Lanes and levels of a graph's equations.
 
     Attributes:
-        accesses: reads and writes of pools.
         mixing: ids of equations that count as mixing lanes.
-        lane_of: variable -> lane.
-        level_of: variable -> level.
         eqns: level -> lane -> equations in order, without selecting equations.
         roots: variable -> its entry of an array.
         names: parts of entries, and entries of slot maps; any level can recompute them.
@@ -73,7 +70,6 @@ class LaneOwners:
 
     @property
     def graph(self) -> Graph:
-        """The graph of the equations."""
         return self.accesses.graph
 
     def _selects(self, eqn: ir.JaxprEqn) -> bool:
@@ -85,7 +81,7 @@ class LaneOwners:
         return eqn.primitive.name in SELECTING and all(var in self.names for var in operands)
 
     def _lane(self, eqn: ir.JaxprEqn) -> int | None:
-        """Return the lane of an equation; record its root or its own box."""
+        """Return the lane of an equation; record its root or its box."""
         lanes = {self.lane_of[var] for var in ir.variables(eqn.invars) if var in self.lane_of}
         if len(lanes) > 1:
             return None
@@ -127,7 +123,7 @@ class LaneOwners:
         return Root(source, axis, lane) if isinstance(lane, int) else None
 
     def _lane_axis(self, source: ir.Atom) -> int | None:
-        """Return the lane axis: entry i belongs to lane i."""
+        """Return the axis with an entry per lane, in order, or None."""
         owner = self.accesses.value(source).owner
         if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None

@@ -1,4 +1,4 @@
-"""Run passes in order, with a check of each changed graph."""
+"""Passes in order, with a check of each changed graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,7 @@ class PassError(ValueError):
 
 @dataclass(frozen=True)
 class PassReport:
-    """The effect of one pass.
-
-    Attributes:
-        changed: True if the pass returned another graph.
-        summary: one line.
-    """
+    """Effect of a pass; `summary` is one line."""
 
     name: str
     changed: bool
@@ -31,24 +26,22 @@ class PassReport:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The last graph of a pipeline, with the reports of the passes in order."""
+    """The last graph of a pipeline, and the reports of its passes in order."""
 
     graph: Graph
     reports: tuple[PassReport, ...]
 
     def report(self) -> str:
-        """Return one line for each pass."""
         return "\n".join(map(str, self.reports))
 
 
 @dataclass(frozen=True)
 class PassPipeline:
-    """Passes in the order of execution.
+    """Passes in order of execution, with different names.
 
     Attributes:
-        passes: with different names.
-        check: called on the input of the first changing pass, and on the result of each changing pass; raises an error
-            for a wrong graph (for example the lane proof). Input of an `only_drops` pass is checked after the drop.
+        check: raises an error for a wrong graph (for example the lane proof). It is called on the input of the first
+            changing pass, and on each changed graph; the input of an `only_drops` pass is checked after the drop.
     """
 
     passes: tuple[Pass, ...] = DEFAULT_PASSES
@@ -73,7 +66,7 @@ class PassPipeline:
             only_drops = getattr(rewrite, "only_drops", False)
             try:
                 result = rewrite.run(graph, phrases.append)
-            except Exception:  # a wrong input is the more likely cause; its error comes first
+            except Exception:  # more likely caused by a wrong input; raise the input's error first
                 self._verify(graph, unchecked)
                 raise
             changed = result is not graph

@@ -1,4 +1,4 @@
-"""The boxes of pools that each equation reads and writes.
+"""Boxes of pools that each equation reads and writes.
 
 The versions of a pool are the input and each array that an update made from a version. A box has a start and a length
 along each dimension; a known start is a constant or an entry of a slot map.
@@ -19,14 +19,14 @@ from ir_passes.rewrites.graph import Graph
 
 @dataclass(frozen=True)
 class SlotIndex:
-    """One lane's entry of the slot map at input position `map`."""
+    """A lane's entry of the slot map at input position `map`."""
 
     map: int
     lane: int
 
 
 IndexFact = int | SlotIndex
-"""The value of all elements of an index: an integer, or an entry of a slot map."""
+"""Equal elements of an index: an integer, or an entry of a slot map."""
 
 
 def _fact(value: Value, elements: int) -> IndexFact | None:
@@ -44,12 +44,11 @@ WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-m
 
 @dataclass(frozen=True)
 class Box:
-    """The box of a pool that one equation reads or writes.
+    """The box of a pool that an equation reads or writes.
 
     Attributes:
         axis: row axis of the pool.
         starts: along each dimension; None if unknown.
-        sizes: along each dimension.
     """
 
     axis: int
@@ -58,12 +57,11 @@ class Box:
 
     @property
     def row(self) -> IndexFact | None:
-        """The row of a box of one row."""
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
 
 class PoolAccesses:
-    """The versions and accesses of all pools of a graph.
+    """Versions of all pools of a graph, and accesses to them.
 
     Attributes:
         versions: version -> position of the pool among the inputs.
@@ -72,7 +70,7 @@ class PoolAccesses:
         makers: version -> the update that made the version.
         made_by: variable -> the equation that computes it.
         distinct: slot maps with distinct entries on active lanes.
-        sizes: position of each slot map among the inputs -> size. Entries are in [0, size).
+        sizes: input position of each slot map -> its size.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -99,14 +97,13 @@ class PoolAccesses:
         self.distinct = {i for i, leaf in inputs if isinstance(leaf.entry, SlotMap) and leaf.entry.role != "read"}
 
     def versions_in(self, eqn: ir.JaxprEqn) -> list[ir.Var]:
-        """Return the versions among the operands of an equation."""
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
     def value(self, atom: ir.Atom) -> Value:
         return self._prover.read(self._env, atom)
 
     def index(self, atom: ir.Atom) -> IndexFact | None:
-        """Return the constant or slot-map entry; None for other values."""
+        """Return the constant or slot-map entry in all elements, or None."""
         return _fact(self.value(atom), math.prod(ir.shape_of(atom)))
 
     def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
@@ -118,7 +115,7 @@ class PoolAccesses:
         return (fact if shape[-1] == 1 or isinstance(fact, int) else None,) * shape[-1]
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access to one pool; None for other accesses."""
+        """Return the box of an access to one pool; None for other equations."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
@@ -132,10 +129,7 @@ class PoolAccesses:
         return Box(axis, tuple(checked), tuple(sizes))
 
     def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
-        """Return a start in bounds; None for other starts.
-
-        No primitive clamps or drops a start in bounds.
-        """
+        """Return a start that no primitive clamps or drops, else None."""
         if length == size:
             return 0
         if isinstance(start, int):
@@ -145,7 +139,7 @@ class PoolAccesses:
         return None
 
     def _window(self, eqn: ir.JaxprEqn) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
-        """Return the starts and sizes of an access; None for strides and for several windows."""
+        """Return the starts and sizes of an access; None for strides or several windows."""
         match eqn.primitive.name:
             case "slice":
                 if any(stride != 1 for stride in eqn.params["strides"] or ()):
@@ -170,7 +164,6 @@ class PoolAccesses:
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:
-    """Return the groups of input pools for a report."""
     entries = [graph.bound.inputs[i].entry for i in positions]
     names = dict.fromkeys(repr(entry.group) for entry in entries if isinstance(entry, Pool))
     return ("pool " if len(names) == 1 else "pools ") + ", ".join(names)

@@ -1,7 +1,4 @@
-"""Batch a loop over sequences: equal work of all lanes in one operation.
-
-The order of operations keeps the pools in place.
-"""
+"""Batching of loops over sequences: equal work of all lanes in one operation."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -33,9 +30,9 @@ class Rebatch:
     become one scatter. Slot-map entries of active lanes are distinct; without a slot map, row i belongs to lane i.
 
     The pass keeps the order of accesses to each row and the order of effects. It refuses, with the reason in the
-    report: lanes with different equations, conds, whiles, random numbers, opaque and declared operations, indices
-    other than constants and slot-map entries, and pools with other accesses in between. Results are bit-identical
-    except for dots with another number of rows, which differ by float32 rounding.
+    report: lanes with different equations, conds, whiles, random numbers, opaque and declared operations, indices other
+    than constants and slot-map entries, and pools with other accesses in between. Results are bit-identical except for
+    dots with another number of rows, which differ by float32 rounding.
     """
 
     name: ClassVar[str] = "rebatch"
@@ -52,7 +49,7 @@ class Rebatch:
 
 
 def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
-    """Rewrite the first level of batchable work; None if there is no such level."""
+    """Rewrite the first level of batchable work; None without such a level."""
     owners, lanes = _aligned(graph), range(graph.bound.lanes)
     splits = (eqn.outvars for eqn in graph.program.jaxpr.eqns if len(eqn.outvars) > 1)
     first = {var: parts[0] for parts in splits if all(part in owners.roots for part in parts) for var in parts}
@@ -78,8 +75,8 @@ def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
 def _aligned(graph: Graph) -> LaneOwners:
     """Return owners with the same number of equations on all lanes, if possible.
 
-    A chain over lanes (a sum, an array of results) begins with an equation on lane 0 alone. It counts as mixing lanes,
-    like the other equations of the chain.
+    A chain over lanes (a sum, an array of results) begins with an equation on lane 0 alone, so it counts as mixing
+    lanes like the rest of the chain.
     """
     accesses = PoolAccesses(graph)
     owners = LaneOwners(accesses)
@@ -107,7 +104,7 @@ def _kind(eqn: ir.JaxprEqn) -> tuple[str, ...]:
 
 
 def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
-    """True for an access of a pool, and for a computation except of one index."""
+    """True for an access of a pool, or a computation other than of an index."""
     index = all(
         prod(ir.shape_of(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars
     )
@@ -153,9 +150,9 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 
 
 def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir.Var]]:
-    """Return each outside variable that lane 0 reads, with the variables to pass.
+    """Return the outside variables that lane 0 reads, each with variables to pass.
 
-    The variables to pass are one variable, or one variable of each lane.
+    They are one variable, or one variable of each lane.
     """
     owners, accesses = work.owners, work.owners.accesses
     eqns = [*work.named, *work.lanes[0]]
@@ -175,10 +172,7 @@ def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir
 
 
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
-    """Return results that other equations read: joins of all lanes, and single variables.
-
-    A join has all lanes in order. A single variable belongs to one lane.
-    """
+    """Return results that other equations read: joins of all lanes, and single variables."""
     owners = work.owners
     lane_results = {var for eqns in work.lanes for eqn in eqns for var in eqn.outvars} - owners.accesses.versions.keys()
     joins: list[ir.JaxprEqn] = []
@@ -200,13 +194,13 @@ def _joined(eqn: ir.JaxprEqn, value: jax.Array) -> jax.Array:
 
 
 def schedule(eqns: Sequence[ir.JaxprEqn], versions: set[ir.Var]) -> list[ir.JaxprEqn] | None:
-    """Return the equations in a valid order; None if there is no valid order.
+    """Order equations so that all readers of a version precede its update; None if impossible.
 
     Equations with effects keep their order.
 
     Args:
         eqns: in the preferred order.
-        versions: versions of pools. New versions are found here. All readers of a version precede its update.
+        versions: known versions of pools; updates add theirs.
     """
     versions = set(versions)
     makers = {var: i for i, eqn in enumerate(eqns) for var in eqn.outvars}

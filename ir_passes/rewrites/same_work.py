@@ -1,7 +1,4 @@
-"""The one-to-one correspondence of lanes' equations.
-
-A check: no lane sees another lane's writes.
-"""
+"""One-to-one correspondence of lanes' equations, where no lane sees another lane's writes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +14,7 @@ from ir_passes.rewrites.pool_access import WRITES, Box, SlotIndex
 
 
 class Different(Exception):
-    """Two lanes differ, or their work cannot be batched; the message has the place."""
+    """Two lanes differ, or their work cannot be batched; the message has the line."""
 
 
 class SameWork:
@@ -27,7 +24,7 @@ class SameWork:
         lanes: lane -> equations; the k-th equations of all lanes correspond.
         named: equations of lane 0 that select parts of entries, in order.
         first: variable of any lane -> corresponding variable of lane 0.
-        alike: variable of lane 0 -> corresponding variables of all lanes, by lane.
+        alike: variable of lane 0 -> corresponding variables by lane.
         ids: ids of the equations of all lanes.
 
     Raises:
@@ -56,7 +53,6 @@ class SameWork:
         return version
 
     def _match(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
-        """Record the results of `other` as corresponding to the results of lane 0's `eqn`."""
         difference = self._difference(eqn, other, lane)
         if difference:
             place = f"{other.primitive.name} at {ir.source_of(other)}"
@@ -64,7 +60,6 @@ class SameWork:
         self.first.update(zip(other.outvars, eqn.outvars, strict=True))
 
     def _difference(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> str:
-        """Return the name of the first difference; empty without a difference."""
         if eqn.primitive is not other.primitive:
             return f"{eqn.primitive.name} instead"
         if ir.types([*eqn.invars, *eqn.outvars]) != ir.types([*other.invars, *other.outvars]):
@@ -141,19 +136,19 @@ def _same_box(box: Box, other: Box, lane: int) -> bool:
 
 
 def updates_of(eqn: ir.JaxprEqn) -> slice:
-    """Return the operands of an access that are updates; empty for a read."""
+    """Return the slice of an access's operands that are updates, empty for a read."""
     if eqn.primitive.name == "dynamic_update_slice":
         return slice(1, 2)
     return slice(2, 3) if eqn.primitive.name in WRITES else slice(0, 0)
 
 
-# Operations that `jax.vmap` does not batch lane by lane, or runs for all lanes if one lane needs them.
 BARRED = frozenset(
     """
     cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
     rng_uniform custom_vmap_call custom_partitioning
     """.split()
 ).union(OPAQUE)
+"""Operations that `jax.vmap` does not batch lane by lane, or runs for all lanes if one lane needs them."""
 
 
 def check_batchable(work: SameWork) -> None:
@@ -183,7 +178,7 @@ def _barred(eqn: ir.JaxprEqn) -> Iterator[str]:
 
 
 def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
-    """Return the first and last version of each pool that the work writes.
+    """Return the first and last version of each written pool.
 
     Raises:
         Different: a lane's read would see another version, or other equations read a version in between.

@@ -1,9 +1,9 @@
-"""Order writes of pools after earlier reads, so that XLA writes in place.
+"""Pass that orders writes of pools after earlier reads, so that XLA writes in place.
 
 XLA copies a pool if a read of its old version may run after the write. The pass makes an operand of the write depend on
-the results of these reads: `select(flag, operand, other)` with a flag that is false for every number, computed from an
-element of each result. XLA does not know that the flag is false, the proof does. LLVM removes the select.
-`optimization_barrier` has no such effect: XLA's CPU compiler drops it before it looks for copies.
+the results of these reads: `select(flag, operand, other)` with a flag computed from an element of each result that is
+always false. The proof knows this, XLA does not, and LLVM removes the select. `optimization_barrier` would not help:
+XLA's CPU compiler drops it before it looks for copies.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.scratch.liveness import bytes_of
 
 _FUSED = ELEMENTWISE | MOVES | PARTS | {"gather", "dynamic_slice", "concatenate", "pad", "stack"}
-"""Operations that XLA may compute again in the fusion of their readers."""
+"""Operations that XLA may recompute in the fusion of their readers."""
 _VIEWS = ("reshape", "squeeze", "expand_dims")
 _LOOPS = ("scan", "while")
 
@@ -31,8 +31,7 @@ _LOOPS = ("scan", "while")
 class WriteInPlace:
     """Carry pools through scans over layers, and order their writes after earlier reads.
 
-    Results are bit-identical. Programs inside loops are ordered, too. A write with several readers in one order
-    already is left alone.
+    Results are bit-identical. Loop bodies are ordered, too. Several writes of one version are left alone.
     """
 
     name: ClassVar[str] = "write-in-place"
@@ -50,7 +49,7 @@ class WriteInPlace:
 
 
 class _WriteOrder:
-    """The writes of pools in one program, ordered after the reads.
+    """Writes of pools in one program, ordered after the reads.
 
     Attributes:
         count: number of ordered writes, also inside loops.
@@ -119,10 +118,10 @@ class _WriteOrder:
         return [(eqn.invars[first + k], eqn.outvars[k]) for k in carried]
 
     def _with_copies(self) -> ir.Jaxpr | None:
-        """Return the program with a copy of each elementwise write for readers, or None.
+        """Copy each elementwise write for its readers; return None without such a write.
 
-        XLA computes an elementwise write again in the fusion of its readers, from the old pool. So the readers get a
-        copy of the write, and the write waits for them.
+        XLA recomputes an elementwise write in the fusion of its readers, from the old pool. So the readers get a copy
+        of the write, and the write waits for them.
         """
         eqns = list(self.jaxpr.eqns)
         copies: dict[int, ir.JaxprEqn] = {}
@@ -138,7 +137,7 @@ class _WriteOrder:
                 and is_fused
                 and successor in results
             ):
-                (copy,) = ir.fresh([successor])
+                (copy,) = ir.of_types([successor.aval])
                 copies[index] = eqns[index].replace(outvars=[copy])
                 eqns[:] = [
                     ir.renamed(eqn, {successor: copy}) if user in readers else eqn for user, eqn in enumerate(eqns)
@@ -152,7 +151,6 @@ class _WriteOrder:
         return not isinstance(atom, ir.Literal) and atom in self._version
 
     def eqns(self) -> list[ir.JaxprEqn]:
-        """Return the equations, with flags and selects."""
         eqns: list[ir.JaxprEqn] = []
         reads = {
             writes[0]: self._last_reads(version, writes[0])
@@ -166,9 +164,9 @@ class _WriteOrder:
             results = reads.get(index, [])
             operand = self._operand(eqn) if results else None
             if operand is not None:
-                earlier, (flagged,), consts = ir.emit(_ordered, [eqn.invars[operand], *results], eqn)
+                new_eqns, (flagged,), consts = ir.emit(_ordered, [eqn.invars[operand], *results], eqn)
                 self.consts |= consts
-                eqns += earlier
+                eqns += new_eqns
                 eqn = eqn.replace(invars=[*eqn.invars[:operand], flagged, *eqn.invars[operand + 1 :]])
                 self.count += 1
             eqns.append(eqn)
@@ -184,32 +182,34 @@ class _WriteOrder:
         return eqn.replace(params={**eqn.params, key: ir.with_eqns(body, eqns, body.jaxpr.outvars, {})})
 
     def _last_reads(self, version: int, write: int) -> list[ir.Var]:
-        """Return the results that depend on earlier reads of a version and that the write need not wait for yet."""
-        after = self._reached(self.jaxpr.eqns[write].outvars)
-        before = self._needed(write)
+        """Return results of earlier reads of a version that the write must wait for."""
+        reached = self._reached(self.jaxpr.eqns[write].outvars)
+        needed = self._needed(write)
         views = [var for var, number in self._version.items() if number == version]
         results: dict[ir.Var, None] = {}
         pending = [
             (self.jaxpr.eqns[user], user)
             for var in views
             for user in self._users.get(var, [])
-            if user != write and user not in after and self.jaxpr.eqns[user].outvars[0] not in views
+            if user != write and user not in reached and self.jaxpr.eqns[user].outvars[0] not in views
         ]
-        seen = set[int]()
+        visited = set[int]()
         outputs = set(ir.variables(self.jaxpr.outvars))
         while pending:
             eqn, index = pending.pop()
-            if index in seen:
+            if index in visited:
                 continue
-            seen.add(index)
+            visited.add(index)
             for var in eqn.outvars:
                 users = self._users.get(var, [])
-                later = [user for user in users if user != write and user not in after]
-                is_end = eqn.primitive.name not in _FUSED or var in outputs or len(later) < len(users) or not users
-                if is_end and var not in before and not isinstance(var, ir.DropVar):
+                early_users = [user for user in users if user != write and user not in reached]
+                is_end = (
+                    eqn.primitive.name not in _FUSED or var in outputs or len(early_users) < len(users) or not users
+                )
+                if is_end and var not in needed and not isinstance(var, ir.DropVar):
                     results[var] = None
                 if eqn.primitive.name in _FUSED:
-                    pending += [(self.jaxpr.eqns[user], user) for user in later]
+                    pending += [(self.jaxpr.eqns[user], user) for user in early_users]
         return [var for var in results if _is_array(var) and bytes_of(var.aval)]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
@@ -232,7 +232,7 @@ class _WriteOrder:
         return needed
 
     def _operand(self, eqn: ir.JaxprEqn) -> int | None:
-        """Return the operand of a write that waits for the reads: an index, or the smallest array; None without one."""
+        """Return the operand of a write that waits: an index, or the smallest array."""
         if eqn.primitive.name == "dynamic_update_slice":
             return 2
         if eqn.primitive.name in WRITES:
@@ -246,33 +246,32 @@ class _WriteOrder:
         return min(sizes, key=lambda k: sizes[k]) if sizes else None
 
     def _sorted(self, eqns: list[ir.JaxprEqn]) -> list[ir.JaxprEqn]:
-        """Return equations with each after the makers of its operands, else in their order."""
+        """Move each equation after the definitions of its operands, else keep the order."""
         makers = {id(var): index for index, eqn in enumerate(eqns) for var in eqn.outvars}
-        done, order = set[int](), list[ir.JaxprEqn]()
+        placed, order = set[int](), list[ir.JaxprEqn]()
         for first in range(len(eqns)):
             pending = [first]
             while pending:
                 index = pending[-1]
                 needed = [makers[id(var)] for var in ir.variables(eqns[index].invars) if id(var) in makers]
-                missing = [maker for maker in needed if maker not in done]
-                if missing and index not in done:
+                missing = [maker for maker in needed if maker not in placed]
+                if missing and index not in placed:
                     pending += missing
                     continue
                 pending.pop()
-                if index not in done:
-                    done.add(index)
+                if index not in placed:
+                    placed.add(index)
                     order.append(eqns[index])
         return order
 
 
 def _is_array(atom: ir.Atom) -> bool:
-    """Whether a variable or literal is an array of numbers."""
     aval: Any = atom.aval
     return hasattr(aval, "dtype") and not is_key(aval.dtype)
 
 
 def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:
-    """Return the operand, after the results are there."""
+    """Return the operand, computed after the results."""
     flag = jnp.array(False)
     for result in results:
         flag = flag | _never(result)

@@ -1,4 +1,1 @@
-"""Sanitizer: runs a traced step with shadow labels of each row's owner.
-
-Imports `contract`, `host` and `jaxpr`. Begin with `sanitize`.
-"""
+"""Sanitizer: a traced step with shadow labels of each row's owner. Begin with `sanitize`."""

@@ -1,8 +1,7 @@
-"""Interpreter of the sanitizer: runs a traced step with tags.
+"""Interpreter of the sanitizer: evaluates a traced step's unchanged equations, with tags.
 
-Moves are repeated on tags. Computation with pool rows is a use: labels are compared, and the result is computed for its
-lane. A write carries moved rows' labels, and the lane's stamp for computed values. Values are evaluated by the
-unchanged equations.
+Moves are repeated on tags. A computation with pool rows uses them: their labels are compared, and the result belongs to
+its lane. A write stores the labels of moved rows, and the lane's stamp for computed values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +43,10 @@ _NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(OPAQUE, Unt
 
 
 class Interpreter:
-    """One run over a step.
+    """A run of a step with tags.
 
     Attributes:
-        untracked: equations through which a pool cannot be followed, in order.
+        untracked: equations where a pool's labels are lost, in order.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Interpreter:
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        """Return a program's results on these operands, with tags."""
         jaxpr = program.jaxpr
         environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         environment |= dict(zip(jaxpr.invars, values, strict=True))
@@ -80,10 +78,9 @@ class Interpreter:
         return [value for value, _ in results], [tag for _, tag in results]
 
     def equation(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> tuple[list[Any], list]:
-        """Return an equation's results, with tags."""
         name = eqn.primitive.name
         if (body := ir.body_of(eqn)) is not None:
-            # Equations of jax's own functions have no source; they take the caller's line.
+            # Equations of JAX's own functions have no source; they take the caller's line.
             outer, self.judge.caller = self.judge.caller, self.judge.source_of(eqn)
             results = self.run(body, values, tags)
             self.judge.caller = outer
@@ -129,7 +126,7 @@ class Interpreter:
         name, rank = eqn.primitive.name, len(ir.shape_of(eqn.outvars[0]))
         if name in ELEMENTWISE:
             aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
-            # Whole numbers of several lanes meet when rows are sorted or counted; states never have a reason to.
+            # Sorts and counts of rows combine integers of several lanes; states of several lanes never meet.
             joined = self._join(eqn, aligned, separate=jnp.issubdtype(jnp.result_type(values[-1]), jnp.inexact))
             return [joined] * len(eqn.outvars)
         if name == "dot_general":
@@ -151,7 +148,7 @@ class Interpreter:
         return [None] * len(eqn.outvars)
 
     def _reading(self, eqn: ir.JaxprEqn, values: list[Any]) -> Ints | None:
-        """Lanes that read their rows in a declared operation, bool [N]; None for all."""
+        """Return a mask [N] of lanes that a declared operation reads; None for all."""
         declared = declared_name(eqn, self.opaque)
         fresh = None if declared is None else self.opaque[declared].fresh
         return None if fresh is None else ~values[fresh]
@@ -175,14 +172,14 @@ class Interpreter:
         return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
     def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-        """Return a dot operand's tags, equal along the contracted axes."""
+        """Return a dot operand's tags, reduced along the contracted axes."""
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
         return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-        """Return the tags of a select: whole rows move, within a row a new one is computed."""
+        """Return the tags of a select: whole rows move, mixed rows are computed."""
         rank = len(ir.shape_of(eqn.outvars[0]))
         chooser = None if tags[0] is None else ranked(tags[0], rank)
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
@@ -209,7 +206,6 @@ class Interpreter:
         return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
-        """Note that a pool cannot be followed through this equation."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
         one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
         fault = UntrackedFault.ONE_ROW if one_row else fault
@@ -219,7 +215,7 @@ class Interpreter:
 
 
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
-    """Whether a loop ends separately per batch entry (`jax.vmap`); it is not interpreted."""
+    """True for a loop with an end per batch entry (`jax.vmap`); it is not interpreted."""
     return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
 
 
@@ -233,7 +229,7 @@ def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-    """Return a dot operand's tags in the result's layout: batch, free axes left, free axes right."""
+    """Return a dot operand's tags in the result's layout: batch axes, free axes left, right."""
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]

@@ -5,7 +5,7 @@ Labels of read rows are compared before a loop; only pools keep their tags after
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,13 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import LABEL, Ints, Tags, computed, constant_row
 from ir_passes.sanitizer.verdict import UntrackedFault
-from ir_passes.sanitizer.walk import Walk
 
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
 Tagged = list[Tags | None]
 
 
-def _enter(run: Walk, eqn: ir.JaxprEqn, tags: Sequence[Tags | None]) -> Tagged:
+def _enter(run: "Interpreter", eqn: ir.JaxprEqn, tags: Sequence[Tags | None]) -> Tagged:
     return [tag if tag is None or tag.whole else run.use(eqn, tag) for tag in tags]
 
 
@@ -37,7 +38,7 @@ def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
     return [None if tag is None else tag.with_rows(next(rest)) for tag in tags]
 
 
-def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
+def _leave(run: "Interpreter", eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
     """Return the tags of a body's results, with pools in the places of `pools`."""
     results: Tagged = []
     for out, pool in zip(outs, pools, strict=True):
@@ -52,8 +53,7 @@ def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequ
     return results
 
 
-def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a scan; pools are carried, or scanned along a non-row axis."""
+def scan(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     body = ir.closed(eqn.params["jaxpr"])
     consts, carries = ir.scan_counts(eqn)
     split = consts + carries
@@ -62,7 +62,7 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
     for tag in xs_tags:
         if tag is not None and tag.whole and tag.shape[0] > 1:
             run.lose(eqn, [tag], UntrackedFault.SCAN)
-    # Lanes that differ from iteration to iteration are scanned over like their values.
+    # Lanes that differ between iterations are scanned over like their values.
     moving = [None if tag is None or tag.shape[0] == 1 else jnp.asarray(tag.lanes) for tag in xs_tags]
     results: Tagged = []
 
@@ -99,7 +99,7 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
 
 
 def _agreed(stacked: Array) -> Array:
-    """Return the rows of a stack of pools; rows that moved differently are mixed."""
+    """Return the rows of stacked pools; rows with different labels become mixed."""
     uniform = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
     labels = jnp.where(
         uniform, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:]
@@ -107,8 +107,7 @@ def _agreed(stacked: Array) -> Array:
     return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
 
 
-def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """A while loop; pools may be carried."""
+def while_loop(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     test, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
     tags = _enter(run, eqn, tags)
@@ -130,8 +129,7 @@ def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> 
     return list(state), _with_arrays(carried, arrays)
 
 
-def cond(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """Run a conditional; branches return the same pools at the same places."""
+def cond(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
     tags = _enter(run, eqn, tags)
     verdict = run.judge.verdict
     returned: list[Tagged] = []

@@ -1,6 +1,6 @@
-"""Gathers, scatters and dynamic slices on tags, by the state's indices.
+"""Gathers, scatters and dynamic slices of tags, with the state's indices.
 
-Along tags' axes of length 1 indices are zero; other axes are clamped, filled or dropped as in the state.
+Indices along tag axes of length 1 become zero; others are clamped, filled or dropped as in the state.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Addressing:
     """Addressing of a tagged value by an equation.
 
     Attributes:
-        column: index component, or start operand, of rows, or None.
+        column: index component or start operand of the rows, or None.
         batch: shape of the index batch.
-        window: axes of read rows, or of the update, outside the batch.
+        window: axes of the read rows or the update outside the batch.
     """
 
     column: int | None
@@ -31,12 +31,12 @@ class Addressing:
     window: tuple[int, ...]
 
     def spread(self, batch: Ints) -> Ints:
-        """Expand a batch array to rows or update, of length 1 along the window."""
+        """Expand a batch array to rows or update, with length 1 along the window."""
         return numpy_of(batch).expand_dims(batch, self.window)
 
 
 def rows_axis(tags: Tags) -> int | None:
-    """Return the axis of different tags of a pool, or None."""
+    """Return the axis of a pool with a tag per row, or None."""
     return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 
@@ -56,13 +56,11 @@ def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:
 
 
 def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
-    """Whether a read takes some rows of a pool only."""
     axis = rows_axis(tags)
     return axis is not None and eqn.params["slice_sizes"][axis] < tags.shape[axis]
 
 
 def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
-    """Return the tags of a gather's result; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
         return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -88,15 +86,14 @@ def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
 
 
 def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Addressing) -> Array:
-    """Return a pool's rows after a scatter of these labels.
+    """Return a pool's rows after a scatter of labels.
 
-    A row with several updates is computed if one is: computed updates are written last. Dropped updates change nothing.
+    Computed updates are written last, so a row with several updates is computed if any update is. Dropped updates
+    change nothing.
 
     Args:
-        array: of the pool.
-        indices: of the state.
-        labels: of the update, [..., 4], of length 1 like the pool's tags.
-        moved: updates that are moved rows; known while tracing if all are alike.
+        labels: of the update, [..., 4], with length 1 where the pool's tags have it.
+        moved: mask of updates that are moved rows; a NumPy array if all are alike.
     """
     numbers = eqn.params["dimension_numbers"]
     _, collapsed = _batching(array, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
@@ -124,7 +121,7 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
 
 
 def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Addressing) -> Array:
-    """Return the indices, with a row past the end for updates dropped by their place in the row."""
+    """Move updates with a dropped index within the row to a row past the end."""
     if window.column is None or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return indices
     numbers: Any = eqn.params["dimension_numbers"]
@@ -142,7 +139,6 @@ def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Address
 
 
 def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
-    """Return the tags of a dynamic slice's result; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1}:
         return array
     sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
@@ -150,7 +146,6 @@ def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
 
 
 def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
-    """Rows of a pool after a dynamic update slice."""
     updated = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
     return jnp.concatenate([array[..., :LABEL], updated], axis=-1)
 
@@ -161,7 +156,7 @@ def addressed(array: Ints, column: Array) -> Array:
 
 
 def _batching(array: Ints, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
-    """Return the tags' batching axes with index axes, and missing axes."""
+    """Return batching axis -> index axis of the tags, and batching axes that they lack."""
     pairs = {int(axis): int(place) for axis, place in zip(operand, indices, strict=True)}
     present = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
     return present, pairs.keys() - present.keys()

@@ -1,11 +1,10 @@
 """Pools of pages: a lane may write only its own pages.
 
-A sequence's pages are written in many steps, and shared ones by another sequence, so labels cannot tell owners. The
-check compares the step's page tables with the promise of `PageTable`.
+Pages are written in many steps, and shared pages by another sequence, so labels cannot tell owners. The step's page
+tables are compared with the promise of `PageTable` instead.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +13,11 @@ from jax import Array
 from ir_passes.contract.contract import BoundContract, Packed, PageTable, Pool
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
-from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, constant_row, nobody
-from ir_passes.sanitizer.verdict import FIELDS, Judge, LabelFault
-from ir_passes.sanitizer.walk import Walk
+from ir_passes.sanitizer.tags import UNKNOWN, Ints, nobody
+from ir_passes.sanitizer.verdict import Judge, LabelFault
+
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
 
 
 def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
@@ -36,14 +37,8 @@ def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check the layout of packed tokens.
-
-    `cu_seqlens` begins with 0, never decreases, and ends at most at the last token; segment ids are lanes. A lane with
-    tokens in one layout has tokens in all.
-    """
+    """Check layouts of packed tokens: valid `cu_seqlens` or segment ids, with tokens of equal lanes."""
     lanes = np.arange(bound.lanes, dtype=np.int32)
-    kind = np.full((1,), FIELDS.index("lane"), np.int32)
-    mixed_label = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
     first_layout: Array | None = None
     for bound_input, value in zip(bound.inputs, values, strict=True):
         if not isinstance(bound_input.entry, Packed) or bound_input.entry.role is None:
@@ -59,40 +54,15 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
             present = jnp.any(value[:, None] == lanes, axis=0)
         first_layout = present if first_layout is None else first_layout
         wrong |= present != first_layout
-        judge.record(
-            bound_input.path,
-            "lays packed tokens out wrongly",
-            wrong,
-            lanes,
-            kind,
-            nobody(1),
-            mixed_label,
-            LabelFault.PACKED,
-        )
+        action = "lays packed tokens out wrongly"
+        judge.record(bound_input.path, action, wrong, lanes, "lane", nobody(1), ReservedOwner.MIXED, LabelFault.PACKED)
 
 
-@dataclass(frozen=True)
-class Named:
-    """Rows of a pool that lanes name.
+def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Array]:
+    """Return input index -> mask of rows in page tables, bool [N + 1, rows].
 
-    Attributes:
-        by: bool [N, rows].
-        null: bool [rows], of the null page.
+    The first N rows are lanes, the last is the null page.
     """
-
-    by: Array
-    null: Array
-
-    def along(self, length: int) -> "Named":
-        """Return the names for an axis whose length a reshape has changed."""
-        rows = self.null.shape[0]
-        if length >= rows:
-            return Named(*(jnp.repeat(array, length // rows, axis=-1) for array in (self.by, self.null)))
-        return Named(*(array.reshape((*array.shape[:-1], length, -1)).any(axis=-1) for array in (self.by, self.null)))
-
-
-def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
-    """Return input index -> rows that lanes name, for pools with page tables."""
     named = {}
     for i, pool_input in enumerate(bound.inputs):
         pool = pool_input.entry
@@ -111,26 +81,22 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
             by = by.at[lanes[:, None], table_rows].set(True, mode="drop", wrap_negative_indices=False)
             null[: entry.page_size if entry.null else 0] = True
         if tables:
-            named[i] = Named(by, jnp.asarray(null))
+            named[i] = jnp.concatenate([by, null[None]])
     return named
 
 
-def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
-    """Check that written rows are named by their lane alone (UNKNOWN: an unknown lane)."""
-    named = run.named[pool].along(length)
+def check_write(run: "Interpreter", eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
+    """Check that written rows are in the table of their lane alone, if known."""
+    named = run.named[pool]
+    rows_before = named.shape[1]
+    if length >= rows_before:  # a reshape may have changed the number of rows
+        named = jnp.repeat(named, length // rows_before, axis=1)
+    else:
+        named = named.reshape((len(named), length, -1)).any(axis=2)
+    by, null = named[:-1], named[-1]
     in_bounds = (rows >= 0) & (rows < length)
     clamped = jnp.where(in_bounds, rows, 0)
-    permitted = named.by[jnp.maximum(lanes, 0), clamped] | (lanes == UNKNOWN)
-    wrong = in_bounds & ((named.by.sum(axis=0)[clamped] > 1) | named.null[clamped] | ~permitted)
-    kind = np.full((1,) * rows.ndim, FIELDS.index("owner"), np.int32)
+    permitted = by[jnp.maximum(lanes, 0), clamped] | (lanes == UNKNOWN)
+    wrong = in_bounds & ((by.sum(axis=0)[clamped] > 1) | null[clamped] | ~permitted)
     action = f"writes a page of {run.judge.paths[pool]} that is not its lane's alone, or the null page"
-    run.judge.record(
-        eqn,
-        action,
-        wrong,
-        lanes,
-        kind,
-        rows,
-        constant_row(ReservedOwner.MIXED, rows.ndim)[..., LABEL:],
-        LabelFault.PAGE,
-    )
+    run.judge.record(eqn, action, wrong, lanes, "owner", rows, ReservedOwner.MIXED, LabelFault.PAGE)

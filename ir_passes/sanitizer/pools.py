@@ -1,6 +1,6 @@
 """Reads and writes of pools: each row's addressing lane and label."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +15,13 @@ from ir_passes.sanitizer.moves import Addressing, rows_axis, window_of
 from ir_passes.sanitizer.paged import check_write
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
 from ir_passes.sanitizer.verdict import UntrackedFault
-from ir_passes.sanitizer.walk import Walk
+
+if TYPE_CHECKING:
+    from ir_passes.sanitizer.interpreter import Interpreter
 
 
-def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Run a gather or dynamic slice; rows belong to the lanes that address them."""
+def read(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+    """Return the tags of a gather or dynamic slice; rows belong to the addressing lanes."""
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
@@ -39,8 +41,11 @@ def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]
     return Tags(window.spread(lanes), result.rows, first.pools, derived=True)
 
 
-def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Run a scatter or dynamic update slice; a partial write stamps the whole row."""
+def write(run: "Interpreter", eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
+    """Return the tags of a scatter or dynamic update slice.
+
+    A partial write stamps the whole row.
+    """
     pool, rest = tags[0], tags[1:]
     assert pool is not None
     sliced = eqn.primitive.name == "dynamic_update_slice"
@@ -68,10 +73,10 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
     return pool.with_rows(moves.scatter(eqn, pool.some_rows, values[1], labels, moved, window))
 
 
-def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
-    """Run a declared operation on rows of slot maps, or on pages.
-
-    Pools without a slot map or page table give None.
+def call(
+    run: "Interpreter", eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]
+) -> list | None:
+    """Return the tags of a declared operation; None for a pool without row map.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """
@@ -108,8 +113,8 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
     return results
 
 
-def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -> Array:
-    """Return a pool's rows after active lanes have computed these."""
+def _stamped(run: "Interpreter", rows: Ints, lanes: Ints, column: Array, active: Array) -> Array:
+    """Return a pool's rows with stamps of active lanes on rows `column`."""
     flat = jnp.asarray(rows).reshape((-1, rows.shape[-1]))
     column = jnp.where(active, column, len(flat))
     labels = flat[:, LABEL:].at[column].set(run.judge.left(lanes), mode="drop", wrap_negative_indices=False)
@@ -117,13 +122,13 @@ def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -
 
 
 def settle(
-    run: Walk, where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
+    run: "Interpreter", where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
 ) -> tuple[Ints, Ints]:
-    """Return the labels of written rows, [*shape, 4], and whether each was only moved.
+    """Return the labels of written rows, [*shape, 4], and a mask of moved rows.
 
     Args:
         tags: of written values.
-        shape: 1 along every axis that belongs to one row.
+        shape: 1 along every axis within a row.
         holders: owning lanes, or UNKNOWN.
         slots: row numbers.
     """
@@ -141,7 +146,7 @@ def settle(
         return stamps, np.zeros(shape, bool)
     labels = tags.rows[..., LABEL:]
     label, min_label = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
-    # One label may be written to many places.
+    # A label may be written to several rows.
     moved = jnp.broadcast_to((label == min_label).all(axis=-1) & (label[..., 0] != ReservedOwner.COMPUTED), shape)
     if tags.pending:
         run.use(where, tags, mask=~moved)
@@ -154,7 +159,7 @@ def settle(
 
 
 def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bool) -> tuple[int, ...]:
-    """Return an update's shape, 1 along axes of one row."""
+    """Return an update's shape with 1 along axes within a row."""
     shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
     places, without = iter(window.window), set[int]()
     if not sliced:
@@ -166,8 +171,8 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bo
     return tuple(shape)
 
 
-def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
-    """Return each row number's lane: of its slot map, or its position with one row per lane."""
+def _addressing(run: "Interpreter", window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
+    """Return each row number's lane: of its slot map, else its position."""
     if window.column is None:
         return None
     tag = tags[window.column] if sliced else tags[0]

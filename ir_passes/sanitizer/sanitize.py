@@ -1,7 +1,7 @@
-"""A step with shadow labels for every pool: each row's writer, position, layout, step.
+"""A step with a shadow label per pool row: writer, position, layout and epoch.
 
-Indices that move the state also move its labels, which are compared at every use of a row. This checks what no proof
-can: the host's slot map, positions and snapshots belong to the intended sequences.
+Indices that move the state also move its labels, and every use of a row compares them. This checks properties beyond
+any proof: the host's slot map, positions and snapshots belong to the intended sequences.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,20 +23,19 @@ from ir_passes.sanitizer.moves import rows_axis
 from ir_passes.sanitizer.paged import check_layout, named_rows, token_lanes
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, LabelFault, UntrackedFault, Verdict, explain
+from ir_passes.sanitizer.verdict import Check, Judge, LabelFault, UntrackedFault, Verdict, explain
 
 
 class UntrackedError(StatedError, ValueError):
-    """A step that cannot be followed: every equation, by `UntrackedFault`."""
+    """Pools cannot be followed; an `UntrackedFault` for each equation."""
 
 
 class SanitizedStep:
     """A step that also checks the owners of its rows; made by `sanitize`.
 
     Attributes:
-        bound: contract.
         pools: input indices of pools, in the order of shadow labels.
-        checks: places where labels are compared.
+        checks: comparisons of labels.
     """
 
     def __init__(self, program: ir.ClosedJaxpr, bound: BoundContract, tree: Any, masked: frozenset[int]):
@@ -57,12 +56,11 @@ class SanitizedStep:
         """Return the step's results, new shadow labels and a `Verdict`; can be compiled.
 
         Args:
-            args: of the step.
             shadow_labels: by pool.
             expected: from `RowLedger.expect`.
 
         Raises:
-            ValueError: other shapes or dtypes.
+            ValueError: wrong shapes or dtypes.
         """
         values = jax.tree.leaves(args)
         self._check_shapes([*values, *shadow_labels, *expected])
@@ -107,29 +105,20 @@ class SanitizedStep:
 
     def _check_maps(self, judge: Judge, values: list[Any]) -> None:
         lanes = np.arange(self.bound.lanes, dtype=np.int32)
-        kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
-        computed_label = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
+        label = ReservedOwner.COMPUTED
         for k, entry, other in _disjoint_maps(self.bound.inputs):
             rows = jnp.asarray(values[k])
             shared = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
             path = self.bound.inputs[k].path
             action = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
-            judge.record(
-                path,
-                action,
-                shared & (rows != 0) if entry.null else shared,
-                lanes,
-                kind,
-                rows,
-                computed_label,
-                LabelFault.NOT_DISJOINT,
-            )
+            wrong = shared & (rows != 0) if entry.null else shared
+            judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NOT_DISJOINT)
         for k in self.bound.null_maps[1:]:
             first = self.bound.null_maps[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
             action = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
             wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)
-            judge.record(path, action, wrong, lanes, kind, rows, computed_label, LabelFault.NULL_ROW)
+            judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NULL_ROW)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {
@@ -158,7 +147,6 @@ class SanitizedStep:
 
 
 def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
-    """Yield disjoint slot maps with their index, and another map's index of a common pool."""
     maps = [(k, bound_input.entry) for k, bound_input in enumerate(inputs) if isinstance(bound_input.entry, SlotMap)]
     for k, entry in maps:
         for other, other_entry in maps:
@@ -172,16 +160,14 @@ def sanitize(
     """Trace `fn(*args)` with shadow labels for every pool of its contract.
 
     Args:
-        fn: as for `LaneContract.bind`.
-        args: examples, arrays or `jax.ShapeDtypeStruct`.
-        contract: of the step.
-        masked: paths of input pools, as "args[1].key", masked by position (KV caches): a beginning sequence may find
-            stale contents there, and zero state in others.
+        args: arrays or `jax.ShapeDtypeStruct`.
+        masked: paths of input pools, as "args[1].key", masked by position (KV caches): a beginning sequence may read
+            stale contents there, and must read zeros from other pools.
 
     Raises:
-        ContractError: an unfit contract.
-        UntrackedError: a pool that cannot be followed.
-        ValueError: a name in `masked` is no pool.
+        ContractError: the contract does not fit.
+        UntrackedError: a pool cannot be followed.
+        ValueError: a path in `masked` is no pool.
     """
     bound = contract.bind(fn, args)
     paths = {entry.path: i for i, entry in enumerate(bound.inputs) if isinstance(entry.entry, Pool)}
@@ -234,7 +220,7 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
         fault = UntrackedFault.ONE_ROW if rows == 1 else UntrackedFault.SUCCESSOR
     elif tag.some_rows.shape[:-1] != shape and source not in run.named:
         fault = UntrackedFault.PARTS
-    elif tag.some_rows.shape[:-1] != shape:  # pages written token by token have no meaningful labels
+    elif tag.some_rows.shape[:-1] != shape:  # labels of pages written token by token mean nothing
         return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

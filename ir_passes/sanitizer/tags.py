@@ -1,8 +1,8 @@
-"""Tags: owners and lanes of the rows that a value holds.
+"""Tags: owners and lanes of the rows in a value.
 
-Each entry has a lane, and from a pool the row's number and label. Tags have the value's rank (and a column axis), and
-length 1 along axes of equal tags: one entry per row, which follows the value by the same operations. Lanes independent
-of the computation are numpy arrays and cost nothing.
+Each entry has a lane, and from a pool the row's number and label. Tags have the value's rank (and a column axis), with
+length 1 along axes of equal tags: one entry per row, which follows the value by the same operations. Lanes that tracing
+knows are NumPy arrays and cost nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
 
 Ints = np.ndarray | Array
-"""int32, perhaps known while tracing."""
+"""int32; a NumPy array if known while tracing."""
 SLOT, LABEL = 0, 1
 COLUMNS = 5
 """A row's number, owner, position, layout and epoch."""
@@ -28,12 +28,12 @@ _MANY = np.int32(2**31 - 1)
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags of one value.
+    """Tags of a value.
 
     Attributes:
         lanes: int32, UNKNOWN for no lane.
         rows: int32 [..., 5], None for computed values.
-        pools: input pools whose moved, unused rows the value may hold.
+        pools: input pools of moved rows in the value.
         whole: a version of a pool with all rows, not read rows.
         derived: the value depends on a pool.
     """
@@ -50,31 +50,29 @@ class Tags:
 
     @property
     def pending(self) -> bool:
-        """Whether the value may hold pool rows with uncompared labels."""
+        """True if the value may hold pool rows with uncompared labels."""
         return bool(self.pools) and not self.whole
 
     @property
     def some_rows(self) -> Ints:
-        """The rows, or the row of a computed value."""
+        """`rows`, or the row of a computed value."""
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
-        """Return the tags after an operation on arrays with columns."""
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
     def of_lanes(self, mask: Ints) -> Ints:
-        """Return a mask of entries with a lane in `mask`, bool [N], or an unknown one."""
+        """Return a mask of entries without a lane, or with one in `mask`, bool [N]."""
         selected = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
         return (self.lanes == UNKNOWN) | selected
 
     def with_rows(self, rows: Ints) -> "Tags":
-        """Return the tags of the pool with other labels."""
         return replace(self, rows=rows)
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """numpy if all arrays are known, else jax.numpy."""
+    """Return numpy if all arrays are known while tracing, else jax.numpy."""
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
@@ -83,24 +81,22 @@ def along(size: int, axis: int, rank: int) -> np.ndarray:
 
 
 def nobody(rank: int) -> np.ndarray:
-    """Lanes of a value that belongs to none."""
+    """Return UNKNOWN lanes for a whole value."""
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
 def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
-    """Return one row for a whole value, with this owner and no number."""
+    """Return the row of a whole value, with this owner and no number."""
     return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
 
 
 def numbered(slots: Ints, labels: Ints) -> Ints:
-    """Rows from their numbers and labels; shapes are broadcast."""
     shape = np.broadcast_shapes(slots.shape, labels.shape[:-1])
     numbers = jnp.broadcast_to(slots, shape)[..., None]
     return jnp.concatenate([numbers, jnp.broadcast_to(labels, (*shape, 4))], axis=-1)
 
 
 def computed(lanes: Ints, derived: bool = False) -> Tags:
-    """Tags of something computed for these lanes."""
     if isinstance(lanes, np.ndarray) and lanes.size:
         for axis, size in enumerate(lanes.shape):
             first = lanes[(slice(None),) * axis + (slice(0, 1),)]
@@ -115,7 +111,7 @@ def zero(rank: int) -> Tags:
 
 
 def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
-    """Return each entry's largest and smallest known lane; UNKNOWN and a large number without one."""
+    """Return each entry's largest and smallest known lane, else UNKNOWN and a large number."""
     high: Ints | None = None
     low: Ints | None = None
     for array in lanes:
@@ -127,7 +123,7 @@ def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
 
 
 def common(lanes: Iterable[Ints]) -> Ints:
-    """Return the lane that all known lanes agree on, else UNKNOWN; shapes broadcast."""
+    """Return the only known lane of each entry, else UNKNOWN; shapes broadcast."""
     high, low = range_of(lanes)
     return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
 
@@ -152,7 +148,7 @@ def ranked(tags: Tags, rank: int) -> Tags:
 
 
 def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
-    """Whether a move keeps the order of a row's axes, and so its layout."""
+    """True if a move keeps the order of a row's axes."""
     if eqn.primitive.name != "transpose" or tags.whole:
         return True
     shape = shape_of(eqn.invars[0])
@@ -161,13 +157,12 @@ def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
 
 
 def joins_places(eqn: JaxprEqn, tags: Tags) -> bool:
-    """Whether a bitcast to a wider dtype joins elements with different tags."""
+    """True if a bitcast to a wider dtype joins elements with different tags."""
     narrower = len(shape_of(eqn.outvars[0])) < len(tags.shape)
     return eqn.primitive.name == "bitcast_convert_type" and narrower and tags.shape[-1] > 1
 
 
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
-    """Tags of the results of an equation that only moves its first operand."""
     if eqn.primitive.name in ("split", "unstack"):
         return _split(eqn, tags)
     rule = _MOVES.get(eqn.primitive.name)
@@ -256,10 +251,9 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
 
 
 def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
-    """Return the joined tags of a concatenation or stack.
+    """Return the tags of a concatenation or stack.
 
-    Unknown lanes that are equal along the axis keep one entry, so that joined features cost nothing; stacked single
-    rows keep one each.
+    Computed lanes that are equal along the axis keep one entry, so joined features cost nothing.
     """
     stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
     axis = eqn.params["axis" if stack else "dimension"]

@@ -17,7 +17,7 @@ _CODES = len(FIELDS)
 
 
 class LabelFault(StatementId):
-    """A lane's fault, in order of label fields: id and `sentence`. The list is closed."""
+    """Faults of a lane; the first five are in order of label fields."""
 
     OWNER = "wrong-owner", "A lane works with the state of another sequence, or with none where it needs one."
     POSITION = "wrong-position", "A lane works with its sequence's state of another position."
@@ -31,7 +31,7 @@ class LabelFault(StatementId):
 
 
 class UntrackedFault(StatementId):
-    """The reason why a pool's labels cannot be followed. The list is closed."""
+    """Reasons why a pool's labels cannot be followed."""
 
     WHOLE = "whole-pool", "It computes with a whole pool."
     MIXED = "mixed", "It mixes a pool with something that is none."
@@ -61,9 +61,9 @@ class Verdict(NamedTuple):
     """The first fault of each lane.
 
     Attributes:
-        code: int32 [N], 0 for none, otherwise 1 + 5 * check + field; checks count from 0 in the order of the program.
-        slot: int32 [N], the row it happened with, -1 where that is not known.
-        found: int32 [N, 4], the label that was there.
+        code: int32 [N], 0 for none, else 1 + 5 * check + field; checks count from 0 in program order.
+        slot: int32 [N], row, or -1 if unknown.
+        found: int32 [N, 4], actual label.
     """
 
     code: Array
@@ -72,19 +72,18 @@ class Verdict(NamedTuple):
 
     @staticmethod
     def clean(lanes: int) -> "Verdict":
-        """No fault."""
         nothing = jnp.zeros(lanes, jnp.int32)
         return Verdict(nothing, nothing - 1, jnp.zeros((lanes, 4), jnp.int32))
 
 
 @dataclass(frozen=True)
 class Check:
-    """One place of a step where labels are compared.
+    """A comparison of labels in a step.
 
     Attributes:
-        what: the action of the step there, as "mul reads argument 1".
+        what: action, as "mul reads argument 1".
         source: "file:line".
-        fault: the fault of this check; None if the fault is the first label field that differs.
+        fault: None for the fault of the first differing label field.
     """
 
     what: str
@@ -97,9 +96,8 @@ class LaneFault(Statement):
     """The first fault of a lane; `id` is one of `LabelFault`.
 
     Attributes:
-        row: that it happened with; None where that is not known.
-        expected, found: labels.
-        source: "file:line"; "" where the operands themselves are wrong.
+        row: None if unknown.
+        source: "file:line"; "" if the operands themselves are wrong.
     """
 
     lane: int
@@ -110,27 +108,26 @@ class LaneFault(Statement):
 
 
 class SanitizerError(StatedError, RuntimeError):
-    """Lanes worked with rows that are not theirs: a `LaneFault` for each."""
+    """Lanes worked with other lanes' rows; a `LaneFault` for each."""
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """The lanes concerned."""
+        """Lanes with a fault."""
         return tuple(fault.lane for fault in self.faults if isinstance(fault, LaneFault))
 
 
 @dataclass
 class Judge:
-    """The comparison of tags with expectations while tracing; keeps each lane's first fault.
+    """Comparison of tags with expectations while tracing; keeps each lane's first fault.
 
     Attributes:
-        expected: expectations of the step, int32 [N, 4] each.
+        expected: int32 [N, 4] each.
         paths: paths of the input pools, for messages.
         masked: pools that may hold stale contents when a lane begins.
         paged: pools behind page tables; their labels are not compared.
-        packed: tokens of several lanes share one axis, and padding reads fill values.
-        checks: every check so far with its number; the same program gives the same numbers.
-        verdict: the verdict so far.
-        caller: source of the call that is being run, for equations without a source.
+        packed: tokens of several lanes share an axis, and padding reads fill values.
+        checks: check -> number, in program order.
+        caller: source of the enclosing call, for equations without a source.
     """
 
     expected: Expected
@@ -141,19 +138,18 @@ class Judge:
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
-    # Earlier comparisons, by identity; the arrays are kept so that no other gets their identity.
+    # Earlier comparisons by id; the arrays are kept alive for their ids.
     _compared: dict[tuple[int, int, int], tuple] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.verdict = Verdict.clean(self.expected.found.shape[0])
 
     def source_of(self, eqn: JaxprEqn) -> str:
-        """The user's line that made an equation."""
         source = source_of(eqn)
         return self.caller if source == "unknown" else source
 
     def left(self, lanes: Ints) -> Ints:
-        """The stamps of these lanes, [..., 4]; MIXED where the lane is not known."""
+        """Return the stamps of lanes, [..., 4]; MIXED for an unknown lane."""
         stamps = _of(self.expected.left, lanes)
         if isinstance(lanes, np.ndarray) and not (lanes == UNKNOWN).any():
             return stamps
@@ -165,9 +161,7 @@ class Judge:
         """Check that rows have the label that their reader expects, or that its lane left.
 
         Args:
-            tags: tags of the rows that it reads.
-            reader: lane of the value that the rows are combined with, UNKNOWN if it has no lane; broadcast with the
-                tags.
+            reader: lanes of the values that the rows are combined with, or UNKNOWN; broadcast with the tags.
             mask: entries to compare.
         """
         if set(tags.pools) <= self.paged:
@@ -203,24 +197,14 @@ class Judge:
     def compare_lanes(
         self, where: JaxprEqn | str, action: str, high: Ints, low: Ints, slots: Ints | None = None
     ) -> None:
-        """Check that lanes do not meet: two different lanes are a fault of both."""
+        """Check that lanes do not meet; two different lanes are a fault of both."""
         differing = (high != UNKNOWN) & (high != low)
         if isinstance(differing, np.ndarray) and not differing.any():
             return
-        rank = differing.ndim
-        kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
-        slots = nobody(rank) if slots is None else slots
+        slots = nobody(differing.ndim) if slots is None else slots
         for lanes in (high, low):
             live = _of(self.expected.found, lanes)[..., 0] != ReservedOwner.ANY
-            self.record(
-                where,
-                action,
-                live & differing,
-                lanes,
-                kind,
-                slots,
-                constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:],
-            )
+            self.record(where, action, live & differing, lanes, "lane", slots, ReservedOwner.COMPUTED)
 
     def record(
         self,
@@ -228,12 +212,21 @@ class Judge:
         action: str,
         bad: Array,
         lanes: Ints,
-        kind: Ints,
+        kind: Ints | str,
         slots: Ints,
-        labels: Ints,
+        labels: Ints | ReservedOwner,
         fault: LabelFault | None = None,
     ) -> None:
-        """Record the first fault of each lane; lane 0 gets faults of unknown lanes."""
+        """Record the first fault of each lane; lane 0 gets faults of unknown lanes.
+
+        Args:
+            kind: number of the label field, or its name for all entries.
+            labels: [..., 4], or an owner for all entries.
+        """
+        if isinstance(kind, str):
+            kind = np.full((1,) * bad.ndim, FIELDS.index(kind), np.int32)
+        if isinstance(labels, ReservedOwner):
+            labels = constant_row(labels, bad.ndim)[..., LABEL:]
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
         number = self.checks.setdefault(Check(f"{name} {action}", source, fault), len(self.checks))
         total = self.verdict.code.shape[0]
@@ -272,7 +265,7 @@ def _same(array: Ints, other: Ints) -> bool:
 
 
 def _of(rows: Any, lanes: Ints) -> Array:
-    """Each lane's row of an array [N, 4]."""
+    """Return each lane's row of an array [N, 4]."""
     rows = jnp.asarray(rows)
     if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(rows.shape[0])):
         return rows.reshape((*lanes.shape, 4))
@@ -280,7 +273,7 @@ def _of(rows: Any, lanes: Ints) -> Array:
 
 
 def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:
-    """Wait for the step; return the error of a verdict, None if it is clean."""
+    """Wait for the step; return the error of a verdict, or None."""
     codes, slots, labels_found = (np.asarray(part) for part in verdict)
     wanted = np.asarray(expected.found)
     faults: list[LaneFault] = []

@@ -1,4 +1,1 @@
-"""Scratch of a step before fusion: live ranges, offsets, verifier.
-
-Imports `contract`, `jaxpr` and `targets`. Begin with `liveness` and `planner`.
-"""
+"""Scratch of a step before fusion: live ranges, plan, verifier. Begin with `liveness` and `planner`."""

@@ -20,12 +20,11 @@ from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 
 @dataclass(frozen=True)
 class Scratch:
-    """One temporary value.
+    """A temporary value.
 
     Attributes:
-        equation, result: equation, and position among its results.
+        equation, result: number of the equation, and position among its results.
         start, end: first and last equation.
-        eqn: its equation.
         offset: from the start of the arena or the body's part of a block; 0 without a plan.
     """
 
@@ -39,16 +38,15 @@ class Scratch:
 
     @property
     def name(self) -> str:
-        """Primitive and number of the equation, and position among results."""
+        """Primitive and number of the equation, and position among several results."""
         return f"{self.eqn.primitive.name}.{self.equation}" + f".{self.result}" * (len(self.eqn.outvars) > 1)
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """Live ranges of a jaxpr and its equations' bodies.
+    """Live ranges of an inlined jaxpr and its equations' bodies.
 
     Attributes:
-        jaxpr: inlined.
         scratch: in the order of computation.
         bodies: equation -> live ranges of its bodies.
     """
@@ -68,7 +66,7 @@ class Liveness:
 
     @property
     def lower_bound(self) -> int:
-        """Most bytes live at once; no arena is smaller."""
+        """Peak of live bytes; no arena is smaller."""
         return max(self.profile)
 
     def block_bytes(self, equation: int) -> int:
@@ -79,13 +77,13 @@ class Liveness:
 
 
 def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
-    """Trace `fn(*args)` without running it, and return the live ranges."""
+    """Trace `fn(*args)`, and return the live ranges."""
     return liveness_of(ir.inline(ir.trace(fn, *args)))
 
 
 def liveness_of(closed: ir.ClosedJaxpr) -> Liveness:
     """Return the live ranges of an inlined jaxpr; equal bodies share a `Liveness`."""
-    liveness_by_body: dict[int, Liveness] = {}  # by id of the body's jaxpr; the live ranges keep the jaxpr alive
+    liveness_by_body: dict[int, Liveness] = {}  # by id of the body's jaxpr, which the live ranges keep alive
 
     def of_body(body: ir.ClosedJaxpr) -> Liveness:
         if id(body.jaxpr) not in liveness_by_body:
@@ -119,7 +117,7 @@ def _liveness_of(closed: ir.ClosedJaxpr, is_body: bool, of_body: Callable[[ir.Cl
 
 
 def is_view(eqn: ir.JaxprEqn) -> bool:
-    """Whether the result has the operand's bytes in order."""
+    """True if the result has the operand's bytes in order."""
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
@@ -130,7 +128,6 @@ def is_view(eqn: ir.JaxprEqn) -> bool:
 
 
 def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
-    """Return an equation's bodies: of a while the condition, then the body."""
     if eqn.primitive.name == "while":
         return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     body = ir.body_of(eqn)
@@ -140,5 +137,5 @@ def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
 
 
 def bytes_of(aval: Any) -> int:
-    """Return a value's bytes; 0 without a shape (tokens)."""
+    """Return a value's bytes; 0 for a token."""
     return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") and hasattr(aval, "dtype") else 0

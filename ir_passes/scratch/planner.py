@@ -12,9 +12,9 @@ from ir_passes.scratch.verifier import ALIGNMENT, Block, Plan, verify_plan
 from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
-"""Equation -> scratch bytes besides the results."""
+"""Equation -> bytes besides its results."""
 Buffer = tuple[int, int, int]
-"""Bytes, first and last time of use, included."""
+"""Bytes, first and last time of use, inclusive."""
 
 
 def plan(
@@ -24,16 +24,16 @@ def plan(
     *,
     target: Target | str | None = None,
 ) -> Plan:
-    """Trace `fn(*args)` without running it; return a verified scratch plan.
+    """Trace `fn(*args)`, and return a verified scratch plan.
 
     Args:
-        args: examples, arrays or `jax.ShapeDtypeStruct`.
+        args: arrays or `jax.ShapeDtypeStruct`.
         contract: declares the scratch of opaque operations.
         target: machine, for example "nvidia-h100:4"; None for the arguments' devices.
 
     Raises:
-        ContractError: a contract that does not fit the function.
-        TargetError: no such target or compiler, or arguments on other devices.
+        ContractError: the contract does not fit the function.
+        TargetError: unknown target or missing compiler, or arguments on other devices.
     """
     args = args if target is None else as_target(target).place(args)
     scratch = None if contract is None else declared_scratch(contract.opaque, contract.bind(fn, args).lanes)
@@ -43,11 +43,7 @@ def plan(
 
 
 def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
-    """Return equation -> declared scratch bytes.
-
-    Raises:
-        ValueError: a declaration does not return a number of bytes.
-    """
+    """Return equation -> declared scratch bytes; it raises ValueError for other results of a declaration."""
 
     def scratch(eqn: ir.JaxprEqn) -> int:
         name, declaration = opaque_of(eqn, opaque) or ("", None)
@@ -63,7 +59,7 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
 
 def plan_liveness(live: Liveness, *, opaque_scratch: OpaqueScratch | None = None) -> Plan:
     """Return an unverified plan; equations that share a body's `Liveness` share its plan."""
-    plans: dict[int, Plan] = {}  # by id of the live ranges; `live` keeps them alive
+    plans: dict[int, Plan] = {}  # by id of the live ranges, which `live` keeps alive
 
     def planned(part: Liveness) -> Plan:
         if id(part) not in plans:

@@ -37,14 +37,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Offsets for the temporaries of one jaxpr.
+    """Offsets for the temporaries of an inlined jaxpr.
 
     Attributes:
-        jaxpr: inlined.
         placements: temporaries with offsets, in the order of computation.
         blocks: by equation.
         size: of the arena.
-        lower_bound: most bytes live at once.
+        lower_bound: peak of live bytes.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
@@ -54,7 +53,7 @@ class Plan:
     lower_bound: int
 
     def report(self, rows: int = 10) -> str:
-        """Return the largest `rows` temporaries and all blocks, with source lines."""
+        """Return the largest temporaries and all blocks, with source lines."""
         lines = [f"scratch before fusion: {self.lower_bound} bytes are live at once, planned in {self.size}"]
         largest = sorted(self.placements, key=lambda value: (-value.bytes, value.start))
         for value in largest[:rows]:
@@ -80,10 +79,9 @@ class _Range(NamedTuple):
 
 
 def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[[Any], int] | None = None) -> None:
-    """Check a plan.
+    """Check the plan of an inlined jaxpr.
 
     Args:
-        closed: its inlined jaxpr.
         opaque_scratch: equation -> scratch bytes besides the results; None for 0.
 
     Raises:
@@ -95,7 +93,11 @@ def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[
 def _verify(
     jaxpr: Any, plan: Plan, scratch_of: Callable[[Any], int], is_body: bool, checked: set[tuple[int, int]]
 ) -> None:
-    """Check a plan and its bodies' plans; `checked` bodies have (jaxpr id, plan id)."""
+    """Check a plan and its bodies' plans.
+
+    Args:
+        checked: (jaxpr id, plan id) of checked bodies.
+    """
     ranges = [*_value_ranges(jaxpr, plan, is_body), *_block_ranges(jaxpr, plan, scratch_of)]
     for r in ranges:
         if r.low % ALIGNMENT:
@@ -129,7 +131,7 @@ def _value_ranges(jaxpr: Any, plan: Plan, is_body: bool) -> Iterator[_Range]:
             elif eqn.invars[0] in home:
                 home[var] = home[eqn.invars[0]]
     for var in ir.variables(jaxpr.outvars):
-        if var in home and is_body:  # the results of a body are copied out after its last equation
+        if var in home and is_body:  # results of a body are copied out after its last equation
             last[home[var]] = len(jaxpr.eqns)
         elif var in home:
             last.pop(home[var], None)
@@ -186,7 +188,7 @@ def _bodies(eqn: Any) -> list[Any]:
 
 
 def _same_bytes(eqn: Any) -> bool:
-    """Whether the equation only changes shape or dtype."""
+    """True if the equation only changes shape or dtype."""
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval

@@ -1,6 +1,6 @@
-"""Machines that steps are compiled for: local devices, or absent GPUs and TPUs by name.
+"""Machines that steps are compiled for: local devices, or absent GPUs and TPUs.
 
-Imports none of our folders. Begin with `target`.
+Begin with `target`.
 """
 
 from ir_passes.targets.target import Target, TargetError, as_target, local_target, named_targets, read_target

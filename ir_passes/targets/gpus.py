@@ -1,4 +1,4 @@
-"""GPUs and TPUs: device descriptions, and figures of data sheets.
+"""Descriptions of GPUs and TPUs, from data sheets.
 
 Sources: openxla/xla, xla/backends/gpu/target_config/specs; for L4, L40, L40S and RTX 4090 NVIDIA's data sheets. Peaks
 are without sparsity; the float32 peak is TF32's.
@@ -14,12 +14,12 @@ KNOWN_KINDS = {
     (9, 0): "NVIDIA H100",
     (10, 0): "NVIDIA B200",
 }
-"""Compute capability -> a device kind that all versions of JAX know (jax/_src/pallas/triton/gpu_info.py)."""
+"""Compute capability -> device kind known to all versions of JAX (jax/_src/pallas/triton/gpu_info.py)."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """A GPU.
 
     Attributes:
         kind: JAX's device kind.
@@ -27,7 +27,7 @@ class Gpu:
         memory, bandwidth, l2: bytes, bytes per second, bytes.
         cores, clock: multiprocessors, GHz.
         fpus, threads: float32 units and threads per core.
-        shared, block_shared: shared memory bytes of a core, and of a block.
+        shared, block_shared: bytes of shared memory per core and per block.
         half, single: peak operations per second of bfloat16 (float16) and float32 products.
     """
 
@@ -137,14 +137,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Tpu:
-    """One TPU.
+    """A TPU.
 
     Attributes:
         kind: JAX's device kind.
         version: in libtpu's topologies.
         memory, bandwidth: bytes, bytes per second.
-        half, single: peak operations per second of bfloat16 and float32 products, whose operands are rounded to
-            bfloat16 by default.
+        half, single: peak operations per second of bfloat16 and float32 products; by default float32 operands are
+            rounded to bfloat16.
         shapes: chips -> topology; one chip uses the smallest, of four.
         settings: further topology arguments.
     """
@@ -162,7 +162,7 @@ class Tpu:
 FLAT = ((1, "2x2"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"))
 SOLID = ((1, "2x2x1"), (4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"))
 MEGACORE = (("chip_config_name", "megacore"),)
-"""Both cores of a v4 chip are one device, as JAX runs it."""
+"""Both cores of a v4 chip are one device, as in JAX."""
 
 TPUS: dict[str, Tpu] = {
     "tpu-v4": Tpu("TPU v4", "v4", 32 * GIB, 1_228_000_000_000, 275e12, 275e12, SOLID, MEGACORE),

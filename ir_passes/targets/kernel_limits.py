@@ -1,7 +1,7 @@
-"""What kernels take of a GPU, and errors of kernels that ask for more.
+"""Resources of kernels on a GPU, and errors of kernels beyond its limits.
 
-XLA says how much of which memory a program instance asked for, and names no kernel. Threads, registers and spills are
-those that ptxas reports of the PTX that XLA writes; the executable of an absent GPU gives out neither.
+XLA's error has the memory that a program instance needs, but no kernel. ptxas reports threads, registers and spills of
+the PTX that XLA writes; the executable of an absent GPU exposes neither.
 """
 
 import os
@@ -21,26 +21,26 @@ from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.target import TargetError
 
 EXCEEDED = re.compile(r"([\w ]+?)(?: size)? limit exceeded: requested (\d+), available:? (\d+)")
-"""XLA's message of a Triton kernel that is too large."""
+"""XLA's message for a Triton kernel beyond the limits."""
 KERNEL_NAME = re.compile(r'@__gpu\$xla\.gpu\.triton\([^\n]*?\bname = "(\w+)"')
 """Name of a Triton kernel in a call of a lowered program."""
 TOOLKIT = "/usr/local/cuda/bin"
-"""Where XLA looks for programs of a CUDA toolkit, too."""
+"""Default folder of CUDA's programs, as in XLA."""
 REGISTERS_OF_A_BLOCK, REGISTERS_OF_A_THREAD, THREADS_OF_A_BLOCK = 65_536, 255, 1024
-"""The same on all GPUs from compute capability 5.0 on (CUDA C++ Programming Guide, technical specifications)."""
+"""Equal on all GPUs from compute capability 5.0 on (CUDA C++ Programming Guide, technical specifications)."""
 MAX_SPILLED = 128
-"""Bytes of a thread's registers that a kernel may store to memory: those of 32 registers."""
+"""Allowed bytes of spilled registers per thread: 32 registers."""
 ENTRY = re.compile(r"\.entry (\w+_kernel)\b[^{]*?\.(?:req|max)ntid (\d+)")
 """A Pallas kernel in PTX, with its threads."""
 
 
 class KernelLimitError(RuntimeError):
-    """A kernel needs more memory than the GPU has for a program instance; XLA's error is the cause."""
+    """A kernel needs more memory per program instance than the GPU has."""
 
 
 @contextmanager
 def kernel_limits(lowered: jax.stages.Lowered) -> Iterator[None]:
-    """Turn XLA's error of a kernel that is too large into `KernelLimitError`."""
+    """Convert XLA's error for a kernel beyond the limits to `KernelLimitError`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -58,13 +58,12 @@ def kernel_limits(lowered: jax.stages.Lowered) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes of a GPU.
+    """Resources of a kernel on a GPU.
 
     Attributes:
-        name: of its function.
         threads: of a program instance.
         registers: of a thread.
-        spilled: bytes of each thread's registers that are stored to memory.
+        spilled: bytes of registers per thread that are stored to memory.
     """
 
     name: str
@@ -73,7 +72,7 @@ class KernelResources:
     spilled: int
 
     def faults(self) -> tuple[str, ...]:
-        """Return the limits that it exceeds: those of every GPU, and `MAX_SPILLED`."""
+        """Return the exceeded limits of every GPU, and of `MAX_SPILLED`."""
         numbers = (
             ("threads of a program instance", self.threads, THREADS_OF_A_BLOCK),
             ("registers of a thread", self.registers, REGISTERS_OF_A_THREAD),
@@ -81,28 +80,20 @@ class KernelResources:
             ("spilled bytes of a thread", self.spilled, MAX_SPILLED),
         )
         exceeded = [number for number in numbers if number[1] > number[2]]
-        return tuple(f"{self.name}: {count:,} {kind}, expected at most {most:,}" for kind, count, most in exceeded)
+        return tuple(f"{self.name}: {count:,} {kind}, expected at most {limit:,}" for kind, count, limit in exceeded)
 
 
 def kernel_programs(folder: Path) -> tuple[str, ...]:
-    """Return the PTX of Pallas kernels in a dump folder, equal programs once.
+    """Return the distinct PTX programs with Pallas kernels in a dump folder.
 
-    Kernels have names in "_kernel". XLA splits a program, and some of the parts are no complete programs.
+    Pallas names end in "_kernel". XLA also dumps incomplete parts of a program.
     """
     texts = (file.read_text("utf-8") for file in sorted(folder.glob("*.ptx")))
     return tuple(dict.fromkeys(text for text in texts if ENTRY.search(text)))
 
 
 def kernel_resources(programs: Iterable[str], target: str) -> tuple[KernelResources, ...]:
-    """Return the resources of the Pallas kernels in PTX; equal ones once.
-
-    Args:
-        programs: of `kernel_programs`.
-        target: name of the GPU.
-
-    Raises:
-        TargetError: ptxas is not installed.
-    """
+    """Return the distinct resources of Pallas kernels in PTX; raises TargetError without ptxas."""
     gpu = GPUS[target.partition(":")[0]]
     major, minor = gpu.capability
     architecture = f"sm_{major}{minor}{'a' if gpu.accelerated else ''}"

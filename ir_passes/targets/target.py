@@ -22,19 +22,19 @@ NO_TPU = {
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Settings at libtpu's load, so that it looks for no TPU and no other user."""
+"""Settings for libtpu's load, so that it looks for no TPU and no other user."""
 CUDA_PACKAGES = {
     ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"): "jax-cuda13-pjrt",
     ("jax_cuda13_plugin", "jax_cuda12_plugin"): "jax-cuda13-plugin",
 }
-"""Alternative modules -> package of the first."""
+"""Alternative modules -> package of the first module."""
 
 CUDA_VERSIONS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "nvidia-cuda-nvcc", "nvidia-nvvm")
 """Packages that affect XLA's GPU programs."""
 
 
 class TargetError(ValueError):
-    """No such target, or no compiler for it; with a remedy."""
+    """Unknown target, or no compiler for it; with a remedy."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class Target:
 
     Attributes:
         name: as in `read_target`, or "local".
-        platform: "cpu", "gpu" or "tpu".
         device_kind: of JAX.
-        count: of devices.
         memory: bytes per device, or None.
         bandwidth: memory bytes per second and device, or None.
         flops: dtype -> peak operations per second and device of products.
@@ -63,15 +61,15 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether steps can run on it in this process."""
+        """True if steps can run on it in this process."""
         return self.name == LOCAL
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """Devices, for shardings and meshes; those of an absent target only compile.
+        """Devices for shardings and meshes; an absent target's devices only compile.
 
         Raises:
-            TargetError: its compiler is not installed; names the extra.
+            TargetError: its compiler is not installed.
         """
         if self.is_local:
             return tuple(jax.local_devices())
@@ -90,7 +88,7 @@ class Target:
 
     @property
     def compiler(self) -> tuple[str, ...]:
-        """Return the target's compiler packages with versions, without JAX; () for local devices."""
+        """Compiler packages with versions, without JAX; () for local devices."""
         if self.is_local:
             return ()
         names = CUDA_VERSIONS if self.platform == "gpu" else ("libtpu",)
@@ -128,7 +126,7 @@ def read_target(name: str) -> Target:
     A missing compiler is reported on first use of `devices`.
 
     Raises:
-        TargetError: no such target or number of devices.
+        TargetError: unknown target or number of devices.
     """
     base, colon, number = name.partition(":")
     if base not in GPUS and base not in TPUS:
@@ -170,18 +168,14 @@ def local_target() -> Target:
 
 
 def as_target(target: Target | str | None) -> Target:
-    """Return a target or the target of a name; None means local devices.
-
-    Raises:
-        TargetError: as `read_target`.
-    """
+    """Return a target, perhaps by name; None means local devices."""
     if isinstance(target, Target):
         return target
     return local_target() if target is None else read_target(target)
 
 
 def named_targets() -> tuple[str, ...]:
-    """Return the names of all targets that need not be there."""
+    """Return the names of GPUs and TPUs."""
     return (*GPUS, *TPUS)
 
 

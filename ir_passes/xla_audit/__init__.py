@@ -1,7 +1,5 @@
-"""Audit of the program that XLA compiled for a step.
+"""Audit of XLA's program for a step: aliases, pool copies, shared bytes, in-place operations, collectives.
 
-It checks aliases of donated buffers, pool copies, shared bytes, in-place operations and collectives.
-
-Imports `contract` and `jaxpr`. Begin with `audit`; `hlo` reads XLA's module and buffer assignment, `dataflow` computes
-the bytes and the live range of each value.
+Begin with `audit`; `hlo` reads XLA's module and buffer assignment, `dataflow` computes bytes and live range of each
+value.
 """

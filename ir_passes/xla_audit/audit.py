@@ -1,6 +1,6 @@
-"""Audit of a compiled program against its contract.
+"""Audit of XLA's scheduled HLO and buffer assignment against a contract.
 
-The proof covers the jaxpr, the audit XLA's scheduled HLO and buffer assignment; tests sample the machine code.
+The proof covers the jaxpr; tests sample the machine code.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from ir_passes.contract.contract import Bound, BoundContract
+from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
@@ -23,7 +23,7 @@ from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.program import CPU, GPU, TPU, Executable
 
 ALIGNMENT = {CPU: 64, GPU: 256, TPU: 1 << 14}
-"""Platform -> alignment in bytes of values in XLA's arena."""
+"""Platform -> alignment in bytes of values in scratch."""
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
     AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
@@ -37,23 +37,21 @@ REFUTED_BY = {
     AuditClaim.COLLECTIVES: {FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE},
     AuditClaim.SCRATCH: {FindingKind.SCRATCH},
 }
-"""Claim of an audit -> findings that refute it."""
+"""Claim -> findings that refute it."""
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The outcome of an audit.
+    """Outcome of an audit.
 
     Attributes:
         copies: copies of whole pools.
         schedule: collectives in execution order.
         neighbours: values next to results of custom calls in memory.
-        values: compared values.
-        temp_bytes: scratch.
-        temp_lower_bound: most live scratch in XLA's schedule.
+        values: number of compared values.
+        temp_lower_bound: peak of live scratch in XLA's schedule, in bytes.
         fingerprint: of the program, equal in every process.
         uncovered: `NotCovered` properties.
-        seconds: of the audit.
     """
 
     findings: tuple[Finding, ...]
@@ -69,12 +67,12 @@ class AuditReport:
 
     @property
     def audited(self) -> tuple[Statement, ...]:
-        """`AuditClaim`s that hold."""
+        """`AuditClaim`s without a refuting finding."""
         faults = {finding.kind for finding in self.findings}
         return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & faults)
 
     def require(self) -> "AuditReport":
-        """Return this report, or raise AuditError with every finding."""
+        """Return this report, or raise AuditError with all findings."""
         if self.findings:
             raise AuditError(self.findings)
         return self
@@ -88,17 +86,12 @@ def audit(
     mesh: jax.sharding.Mesh | None = None,
     **options: Any,
 ) -> AuditReport:
-    """Audit a compiled step.
+    """Audit a compiled step; raises HloError if a part of the program is not exposed.
 
     Args:
-        compiled: the executable.
-        bound: contract, bound to its arguments.
         dump: HloProto, if the executable does not expose its buffer assignment.
         mesh: devices, if several.
         options: `axes`, `may_copy`, `temp_ratio`, `scheduled` and `call` of `audit_executable`.
-
-    Raises:
-        HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
     """
     start = time.perf_counter()
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
@@ -118,19 +111,13 @@ def audit_executable(
     scheduled: Sequence[Scheduled] = (),
     call: str = COMPILE_CALL,
 ) -> AuditReport:
-    """Audit an executable.
+    """Audit an executable; raises HloError for inconsistent parts.
 
     Args:
-        executable, bound: as for `audit`.
-        mesh: axis names and sizes, the last fastest.
-        axes: mesh axes along which XLA may add collectives.
-        may_copy: paths (fnmatch) of pools that may be copied whole.
-        temp_ratio: allowed scratch over the aligned lower bound.
-        scheduled: of the program (`collectives.schedule_of`).
+        mesh: axis names and sizes, fastest last.
+        axes, may_copy, temp_ratio: as for `compile_step`; the ratio is to the aligned lower bound.
+        scheduled: collectives of the traced program (`collectives.schedule_of`).
         call: the caller's call in remedies, with braces for an argument.
-
-    Raises:
-        HloError: inconsistent parts.
     """
     start = time.perf_counter()
     live = live_values(executable)
@@ -161,7 +148,7 @@ def audit_executable(
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
-    """Find pools without an in-place successor, and other overwritten inputs."""
+    """Yield pools without an in-place successor, and other overwritten inputs."""
     into = executable.module.aliases
     for i, pool in enumerate(bound.inputs):
         number = executable.parameters.get(i)
@@ -170,7 +157,8 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
         successor = bound.successors.get(i)
         if got == successor:
             continue
-        place = _parameter(executable, number, pool)
+        main = executable.module.main
+        place = pool.path if number is None else where(main.parameters[number], executable.module)
         if successor is None:
             assert got is not None
             kind = FindingKind.OVERWRITTEN
@@ -184,7 +172,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                 "has its shape and dtype."
             )
         elif number is None:
-            kind, place, path = FindingKind.NOT_IN_PLACE, executable.module.main.name, bound.outputs[successor].path
+            kind, place, path = FindingKind.NOT_IN_PLACE, main.name, bound.outputs[successor].path
             message = f"{pool.path} is never read, so {path} does not take its bytes"
             remedy = "Write the successor as an update of the pool."
         else:
@@ -195,12 +183,6 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
                 "sharding."
             )
         yield Finding(kind, place, message, remedy, (pool.path,))
-
-
-def _parameter(executable: Executable, number: int | None, bound: Bound) -> str:
-    if number is None:
-        return bound.path
-    return where(executable.module.main.parameters[number], executable.module)
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Check that a compiled step runs exactly the collectives of its program.
 
-Operands are compared separately, because XLA merges collectives: into several operands or, on a GPU, concatenated
-elements. XLA may also reorder them, sum 16-bit numbers in 32 bits, and gather by a sum (`padded_gathers`).
+XLA merges collectives into several operands or, on a GPU, a concatenation; so operands are compared one by one. XLA may
+also reorder them, sum 16-bit numbers in 32 bits, and gather by a sum (`padded_gathers`).
 """
 
 import math
@@ -30,7 +30,7 @@ KINDS = {
     ("collective-broadcast", ""): "pbroadcast",
     ("ragged-all-to-all", ""): "ragged_all_to_all",
 }
-"""Opcode and its reducer's opcode -> operation in a schedule."""
+"""Opcode and opcode of its reducer -> operation of a schedule."""
 DTYPES = (
     {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "s4": "int4", "u4": "uint4"}
     | {
@@ -54,10 +54,10 @@ def collectives(
     declared: Sequence[str],
     scheduled: Sequence[Scheduled] = (),
 ) -> tuple[list[Collective], list[Finding]]:
-    """Return the collectives of a compiled program in schedule order, and their findings.
+    """Return compiled collectives in schedule order, and findings.
 
     Args:
-        mesh: axis names and sizes, the last fastest; empty on one device.
+        mesh: axis names and sizes, fastest last; empty on one device.
         declared: axes along which XLA may add collectives.
         scheduled: collectives of the traced program.
     """
@@ -101,7 +101,7 @@ def collectives(
 def _behind_each_other(
     instruction: Instruction, computation: Computation, executable: Executable
 ) -> list[tuple[str, int]]:
-    """Return dtype and elements of arrays that a sum's only operand concatenates, or [].
+    """Return dtype and elements of each array that a sum's only operand concatenates.
 
     XLA concatenates operands, sums once and slices (openxla/xla,
     xla/hlo/transforms/collectives/all_reduce_contiguous.cc).
@@ -118,39 +118,35 @@ def _behind_each_other(
 
 
 def _part(array: Array) -> tuple[str, int]:
-    """Return JAX's dtype and the elements."""
+    """Return JAX's dtype and the number of elements."""
     return DTYPES.get(array.dtype, array.dtype), array.count
 
 
 def _matches(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], parts: list[tuple[str, int]]
 ) -> list[Scheduled]:
-    """Match a compiled collective to one of the program per part; [] unless all match."""
+    """Match each part to a collective of the program; [] unless all match.
+
+    Equal dtypes are preferred, constants come last.
+    """
     remaining, matched = list(waiting), list[Scheduled]()
     for dtype, count in parts:
-        match = _match(remaining, operation, groups, dtype, count)
-        if match is None:
+        alike = [
+            candidate
+            for candidate in remaining
+            if (candidate.collective.operation, candidate.groups, candidate.count) == (operation, groups, count)
+            and dtype in (candidate.collective.dtype, WIDER.get(candidate.collective.dtype))
+        ]
+        if not alike:
             return []
+        match = min(alike, key=lambda candidate: (candidate.collective.dtype != dtype, candidate.constant))
         remaining.remove(match)
         matched.append(match)
     return matched
 
 
-def _match(
-    waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
-) -> Scheduled | None:
-    """Match a compiled collective to one of the program, by dtype if possible, constants last."""
-    alike = [
-        candidate
-        for candidate in waiting
-        if (candidate.collective.operation, candidate.groups, candidate.count) == (operation, groups, count)
-        and dtype in (candidate.collective.dtype, WIDER.get(candidate.collective.dtype))
-    ]
-    return min(alike, key=lambda candidate: (candidate.collective.dtype != dtype, candidate.constant), default=None)
-
-
 def _exchanged(operation: str, operands: Sequence[Instruction]) -> Iterator[tuple[Instruction, str, int, int]]:
-    """Yield each operand with its dtype, elements and bytes; all-to-all's pieces count as one operand."""
+    """Yield operands with dtype, elements and bytes; pieces of an all-to-all count once."""
     if operation == "all_to_all":
         arrays = [operand.array for operand in operands]
         count, size = sum(array.count for array in arrays), sum(array.bytes for array in arrays)
@@ -193,11 +189,11 @@ _COMBINING = (
     "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
     "all-reduce-start",
 )  # fmt: skip
-"""Opcodes that call computations to combine numbers, without communication."""
+"""Opcodes with called computations that only combine numbers."""
 
 
 def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:
-    """Return collectives, also asynchronous ones, in schedule order."""
+    """Return collectives in schedule order, asynchronous ones at their start."""
     clock = {instruction.id: tick for tick, instruction in enumerate(live.executed)}
     module = executable.module
     entries: list[tuple[int, Instruction, Computation]] = []
@@ -217,7 +213,6 @@ def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instructio
 
 
 def _reducer(instruction: Instruction, executable: Executable) -> str:
-    """Return the opcode that a reduction combines numbers with; "" otherwise."""
     return executable.module.computations[instruction.called[0]].result.opcode if instruction.called else ""
 
 
@@ -241,11 +236,11 @@ def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | 
 
 
 MAX_DEVICES = 1 << 20
-"""Most devices of a collective."""
+"""Bound on the devices of a collective."""
 
 
 def read_groups(raw: dict[str, Any]) -> Groups:
-    """Return a collective's device groups, from any of XLA's four encodings; raises HloError."""
+    """Decode the device groups of a collective from any of XLA's four encodings; raises HloError."""
     if raw["pairs"]:
         return tuple((pair["source"], pair["target"]) for pair in raw["pairs"])
     if raw["mesh_groups"]:
@@ -254,7 +249,10 @@ def read_groups(raw: dict[str, Any]) -> Groups:
             return ()
         sizes = [axis["size"] for axis in mesh["axes"]]
         group_axes = [axis["index"] for axis in axes]
-        return _mesh_groups(sizes, group_axes)
+        other_axes = [axis for axis in range(len(sizes)) if axis not in group_axes]
+        order = _devices(sizes).transpose(other_axes + group_axes)
+        rows = order.reshape(-1, math.prod(sizes[axis] for axis in group_axes))
+        return tuple(tuple(int(i) for i in row) for row in rows)
     devices = raw["devices"] or hlo_schema.DEVICE_LIST.blank
     if devices["iota"]:
         iota = devices["iota"]
@@ -263,14 +261,6 @@ def read_groups(raw: dict[str, Any]) -> Groups:
         return tuple(tuple(int(i) for i in row) for row in order)
     groups = devices["replica_groups"] or raw["replica_groups"]
     return tuple(group["replica_ids"] for group in groups) or ((),)
-
-
-def _mesh_groups(sizes: list[int], axes: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the device groups of a row-major mesh that differ only along `axes`."""
-    order = _devices(sizes)
-    other_axes = [axis for axis in range(len(sizes)) if axis not in axes]
-    rows = order.transpose(other_axes + axes).reshape(-1, math.prod(sizes[axis] for axis in axes))
-    return tuple(tuple(int(i) for i in row) for row in rows)
 
 
 def _devices(sizes: Sequence[int]) -> np.ndarray:

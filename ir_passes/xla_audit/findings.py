@@ -1,4 +1,4 @@
-"""Faults that the audit finds in a compiled step; unreadable executables, whose readers run inside `hlo_errors`."""
+"""Faults of a compiled step, and errors of unreadable executables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from ir_passes.xla_audit.program import Instruction, Module
 
 
 class FindingKind(StatementId):
-    """Kind of a fault: the value is its id, `sentence` describes it."""
+    """Faults of a compiled step."""
 
     NOT_IN_PLACE = "not-in-place", "The successor of a pool is not written into that pool's buffer."
     WRONG_SUCCESSOR = "wrong-successor", "The buffer of a pool is donated to another output than its successor."
@@ -28,13 +28,11 @@ class FindingKind(StatementId):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault.
+    """A fault of a compiled step.
 
     Attributes:
         where: HLO instruction, JAX's operation name, source line.
-        message: with expected and actual state.
-        remedy: advice.
-        pools: affected paths.
+        pools: paths.
     """
 
     kind: FindingKind | MeasuredFault
@@ -54,7 +52,7 @@ class Finding:
 
 
 class AuditError(RuntimeError):
-    """XLA's program violates its contract; with every finding."""
+    """XLA's program violates its contract; carries all findings."""
 
     def __init__(self, findings: tuple[Finding, ...]):
         self.findings = findings
@@ -63,9 +61,9 @@ class AuditError(RuntimeError):
 
 
 def origin(instruction: Instruction, module: Module) -> tuple[str, str]:
-    """Return JAX's operation name and source line of an instruction.
+    """Return JAX's operation name and source line, perhaps of the nearest reader or operand.
 
-    Those inserted by XLA, mostly copies, take them from the nearest reader, else operand.
+    XLA's copies have neither.
     """
     for nearest in (_readers, _operands):
         visited: set[int] = set()
@@ -108,7 +106,7 @@ def _operands(instruction: Instruction, module: Module) -> list[Instruction]:
 
 
 class HloError(ValueError):
-    """Missing data of an executable; the message names the part."""
+    """An executable does not expose a part, or the part is damaged."""
 
 
 # fmt: off
@@ -121,7 +119,6 @@ UNEXPECTED = (
 
 @contextmanager
 def hlo_errors(part: str) -> Iterator[None]:
-    """Convert unexpected errors of a reader to HloError with the name of the part."""
     try:
         yield
     except HloError:

@@ -30,14 +30,11 @@ from ir_passes.xla_audit.wire import decode
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
-    """Read an executable's module and buffer assignment.
+    """Read an executable's module and buffer assignment; raises HloError if they are not exposed.
 
     Args:
-        dump: its HloProto, if it does not expose its buffer assignment.
+        dump: HloProto, if the executable does not expose its buffer assignment.
         placed: require the buffer assignment; otherwise a missing one is empty.
-
-    Raises:
-        HloError: this version of JAX or XLA does not expose them.
     """
     memory: Any = compiled.memory_analysis()
     running = only_module(compiled)
@@ -76,7 +73,6 @@ def given_assignment(compiled: jax.stages.Compiled) -> bytes:
 
 
 def platform_of(compiled: jax.stages.Compiled) -> str:
-    """Return the platform of an executable's devices; raises HloError."""
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for place in places for device in place.device_set}
     if len(platforms) != 1:
@@ -92,7 +88,6 @@ def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """Return the flattened arguments that a program reads, in parameter order; raises HloError."""
     arguments = jax_private.kept_arguments(compiled)
     if arguments is None:
         raise HloError("the executable does not say which arguments it kept")
@@ -156,7 +151,7 @@ def read_buffers(data: bytes) -> Buffers:
 
 
 def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
-    """Return device addresses by array and local shard."""
+    """Return device addresses of each array and local shard."""
     return tuple(
         tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
         for leaf in jax.tree.leaves(arrays)
@@ -164,18 +159,16 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
-    """Return the sharding of each flattened argument; None if unused."""
     return compiled.in_tree.flatten_up_to(compiled.input_shardings)
 
 
 def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tuple[Any, Any]:
-    """Return the shardings of a flattened argument and a result."""
     results = compiled.out_tree.flatten_up_to(compiled.output_shardings)
     return argument_shardings(compiled)[argument], results[result]
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:
-    """Return `file:line` of each stack frame; id 0 is none."""
+    """Return `file:line` of each stack frame; id 0 is no frame."""
     names = [""]
     for frame in table["frames"] if table else ():
         location = table["locations"][frame["location"] - 1] if table and frame["location"] else None
@@ -184,7 +177,7 @@ def _frames(table: dict[str, Any] | None) -> list[str]:
 
 
 def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dict[Index, Array]:
-    """Return every part of a shape, with tables of tuples; tokens have 0 bytes."""
+    """Fill `arrays` with the types in a shape; tokens have 0 bytes."""
     if raw["element_type"] == hlo_schema.TUPLE:
         parts = raw["tuple_shapes"]
         arrays[index] = Array("tuple", (len(parts),), (0,), 64)
@@ -200,7 +193,7 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
 
 
 class _ModuleReader:
-    """Instructions of a module; equal shapes and lines are decoded once."""
+    """Decoder of a module's instructions that decodes equal shapes and lines once."""
 
     def __init__(self, stack_frames: dict[str, Any] | None):
         self._frames = _frames(stack_frames)
@@ -210,7 +203,7 @@ class _ModuleReader:
     def instructions(
         self, serialized: Sequence[bytes], computation: int, callees: frozenset[int]
     ) -> tuple[Instruction, ...]:
-        """Decode the instructions of one computation, which may call `callees`."""
+        """Decode the instructions of a computation that may call `callees`; raises HloError."""
         decoded: dict[int, Instruction] = {}
         for data in serialized:
             instruction = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)

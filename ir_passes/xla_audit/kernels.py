@@ -1,9 +1,9 @@
-"""Operations of a compiled program, with bytes, arithmetic and pools.
+"""Operations of a compiled program with bytes, arithmetic and pools.
 
-Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count, through slices,
-gathers and in-place updates only their rows. Device caches are ignored, as is a TPU's on-chip memory. A Pallas GPU
-kernel counts by its metadata, else by operands and results; reports on targets count its loads and stores
-(`ir_passes.kernels.reads`). Arithmetic is products and convolutions.
+Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count; slices, gathers
+and in-place updates count only their rows. Caches and a TPU's on-chip memory are ignored. A Pallas GPU kernel counts by
+its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores. Arithmetic is products
+and convolutions.
 """
 
 import re
@@ -26,21 +26,21 @@ FREE = frozenset({
     "opt-barrier", "parameter", "partition-id", "replica-id", "tuple", "while",
 })
 # fmt: on
-"""Opcodes that move nothing; of loops, calls and branches the called computations count."""
+"""Opcodes that move nothing; called computations count instead."""
 ROWS = frozenset({"dynamic-slice", "gather", "slice"})
-"""Opcodes that read as much of their first operand as they return."""
+"""Opcodes that read as many bytes of their first operand as they return."""
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that write into their first operand -> number of the operand with new rows."""
+"""Opcodes that write into their first operand -> operand with new rows."""
 NEW: dict[str, Index] = {COPYING: (0,), STARTED: (1,)}
 """Asynchronous opcode -> index of its written result."""
 CUBLAS = "__cublas$"
-"""Prefix of cuBLAS products' targets; the last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
+"""Prefix of cuBLAS targets; their last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
 TRITON = "__gpu$xla.gpu.triton"
 DECLARED = {
     name: re.compile(rb'serialized_metadata = "[^"]*\\22%s\\22: \\22(\d+)\\22' % name.encode())
     for name in ("read", "written")
 }
-"""A kernel's bytes, by `pallas_call(..., metadata={"read": "123", "written": "45"})`."""
+"""Declared bytes of a kernel: `pallas_call(..., metadata={"read": "123", "written": "45"})`."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
@@ -49,10 +49,9 @@ class ScheduledKernel:
     """One operation of the schedule.
 
     Attributes:
-        name: of the instruction.
         kind: opcode, fusion kind, or custom call target.
         op_name, source: of JAX.
-        read, written: bytes per run, in device memory.
+        read, written: bytes of device memory per run.
         flops: of products per run.
         dtype: of product operands, or "".
         times: runs per call, or per iteration of a data-dependent loop.
@@ -87,18 +86,21 @@ class ScheduledKernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Operations of one program in schedule order; a loop's appear once."""
+    """Operations of a program in schedule order, once for all iterations of a loop.
+
+    Sums are over all runs; `..._in_a_turn` is one iteration of each data-dependent loop, and other sums exclude these.
+    """
 
     kernels: tuple[ScheduledKernel, ...]
 
     @property
     def count(self) -> int:
-        """Runs of operations outside data-dependent loops."""
+        """Number of runs."""
         return sum(kernel.times for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved(self) -> int:
-        """Bytes outside data-dependent loops."""
+        """Bytes read and written."""
         return sum(kernel.moved for kernel in self.kernels if not kernel.by_data)
 
     @property
@@ -108,28 +110,24 @@ class Kernels:
 
     @property
     def flops(self) -> int:
-        """Operations of products outside data-dependent loops."""
+        """Operations of products."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if not kernel.by_data)
 
     @property
     def flops_in_a_turn(self) -> int:
-        """Operations of products in one iteration of each data-dependent loop."""
+        """Operations of products in such an iteration."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if kernel.by_data)
 
     def largest(self, limit: int) -> tuple[ScheduledKernel, ...]:
-        """Return the `limit` operations that move most."""
+        """Return the operations that move most bytes."""
         return tuple(sorted(self.kernels, key=lambda kernel: -kernel.moved)[:limit])
 
 
 def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundContract) -> Kernels:
-    """Return the operations of an executable.
+    """Return the operations of an executable; raises HloError if JAX does not expose the program.
 
     Args:
-        dump: HloProto without an exposed buffer assignment; without either no pools are named.
-        bound: of its step.
-
-    Raises:
-        HloError: this version of JAX or XLA does not give out the program.
+        dump: HloProto without an exposed buffer assignment; without both, no pools are named.
     """
     executable = read(compiled, dump, placed=False)
     pools = {
@@ -142,13 +140,10 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
 
 @hlo_errors("XLA's program")
 def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
-    """Return the operations of an executable; `pools` maps entry parameters to paths."""
     return Kernels(tuple(_ScheduleWalk(executable, pools).kernels(executable.module.main, 1, None)))
 
 
 class _ScheduleWalk:
-    """Walk over a schedule and called computations that counts bytes and products."""
-
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._executable, self._module, self._pools = executable, executable.module, pools
         self._buffers = executable.buffers
@@ -162,7 +157,7 @@ class _ScheduleWalk:
                 turns, body_loop = (
                     (int(trip_count[1]), loop) if trip_count else (1, instruction.op_name if loop is None else loop)
                 )
-                # body, then condition, which XLA:GPU does not run if it knows the count (gpu/runtime/while_thunk.cc)
+                # body, then condition; XLA:GPU skips the condition for a known count (gpu/runtime/while_thunk.cc)
                 bodies = (
                     instruction.called[:1] if trip_count and self._executable.platform == "gpu" else instruction.called
                 )
@@ -222,10 +217,10 @@ class _ScheduleWalk:
             value = self._live.values[position]
             if value.slice is not None:
                 parameter = self._buffers.allocations[value.slice.allocation].parameter
-            else:  # without a buffer assignment only a pool itself is known, not its versions
-                made = value.instruction
-                is_argument = made.opcode == "parameter" and made.computation == self._module.entry
-                parameter = made.parameter if is_argument else None
+            else:  # without a buffer assignment only the pool argument is known, not its versions
+                definition = value.instruction
+                is_argument = definition.opcode == "parameter" and definition.computation == self._module.entry
+                parameter = definition.parameter if is_argument else None
             if parameter is not None and parameter in self._pools and value.array.dtype != "tuple":
                 yield self._pools[parameter]
 
@@ -250,7 +245,7 @@ def _read_of(instruction: Instruction, fused: Computation, module: Module) -> in
 
 
 def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
-    """Yield index and written bytes of each result; updates write new rows."""
+    """Yield index and written bytes of each result; updates write only new rows."""
     several = fused.result.opcode == "tuple"
     for number, instruction in enumerate(map(fused.unviewed, fused.results)):
         size = _bytes(
@@ -260,7 +255,7 @@ def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
 
 
 def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
-    """Return an unfused operation's read and written bytes, without cuBLAS workspaces."""
+    """Return read and written bytes of an unfused operation, without cuBLAS workspaces."""
     result = _bytes(instruction)
     if instruction.target == TRITON:
         moved = {"read": sum(map(_array_bytes, operands)), "written": result}
@@ -273,9 +268,8 @@ def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, 
         return result + sum(array.bytes for array in operands[1:]), result
     if instruction.opcode in UPDATES:
         return sum(array.bytes for array in operands[1:]), operands[UPDATES[instruction.opcode]].bytes
-    if (
-        instruction.opcode.endswith("-start") and (1,) in instruction.arrays
-    ):  # operands, results and the device's context
+    if instruction.opcode.endswith("-start") and (1,) in instruction.arrays:
+        # operands, results and the device's context
         moved = sum(
             array.bytes for index, array in instruction.arrays.items() if index[:1] == (1,) and array.dtype != "tuple"
         )

@@ -13,10 +13,10 @@ REMEDY = "Report it to openxla/xla with this program; do not run the step. Anoth
 
 
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find pairs of live values that share a byte.
+    """Yield pairs of live values that share a byte.
 
-    A value and the operation's result that ends it may have the very same bytes (see `in_place`), but no partial
-    overlap. A branch may use bytes of a value that only another branch needs.
+    A result may take exactly the bytes of a value that its operation reads last (see `in_place`). A branch may use
+    bytes of a value that only another branch needs.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}
@@ -35,7 +35,7 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
                     continue
                 if (other.instruction.id, other.index) in value.parts and other.stop == value.start:
                     continue
-                # In the very same bytes a gap may begin in the operation before it, which reads the other value.
+                # With equal bytes, a gap may begin one tick earlier: that operation reads the other value last.
                 if any(
                     start - (place == other_place) <= value.start and value.stop <= stop for start, stop in other.gaps
                 ):
@@ -51,7 +51,7 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find values outside their allocation or too large for it, and moved carries."""
+    """Yield misplaced or too small values, and moved carries."""
     module = executable.module
     for value in live.values:
         place = value.slice
@@ -87,10 +87,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """Yield scratch slices in device memory, with first and last tick.
-
-    A value written over another counts as one with it.
-    """
+    """Yield scratch slices with first and last tick; values in equal bytes are merged."""
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
         if value.slice is None or executable.on_chip(value.slice):
@@ -109,12 +106,12 @@ def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tupl
 
 
 def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
-    """Return the peak of live scratch bytes; values in the same bytes count once."""
+    """Return the peak of live scratch in bytes."""
     events: list[tuple[int, int]] = []
     for place, start, stop in scratch_intervals(executable, live):
         events += [(start, place.size), (stop + 1, -place.size)]
     peak = live_bytes = 0
-    # At one tick ends come before beginnings: an end is the tick after the last reader.
+    # Ends sort before beginnings: an end is the tick after the last reader.
     for _, size in sorted(events):
         live_bytes += size
         peak = max(peak, live_bytes)
@@ -126,10 +123,7 @@ def _until(value: LiveValue) -> str:
 
 
 def neighbours(executable: Executable, live: LiveValues) -> tuple[str, ...]:
-    """Describe the neighbours of custom calls' results, in schedule order.
-
-    They are the nearest live values on both sides in the allocation, with distances in bytes.
-    """
+    """Describe the nearest live values around results of custom calls, with distances in bytes."""
     results = []
     for instruction in live.executed:
         if instruction.opcode != "custom-call":

@@ -1,8 +1,8 @@
-"""All-gathers of a compiled program as sums of parts in zeros.
+"""All-gathers that XLA computes as sums of parts in zeros.
 
-Each device writes its part at its place. XLA does so where a gather does not fit the tiles of a TPU, as with the logits
-of one lane (openxla/xla, xla/service/all_gather_decomposer.cc). Places are computed for every device from the program's
-integers. The sum changes -0 to 0, which compares equal, and no other number.
+Each device writes its part into zeros at its own place, if a gather does not fit the tiles of a TPU, as with the logits
+of one lane (openxla/xla, xla/service/all_gather_decomposer.cc). Places follow for every device from the program's
+integers. The sum changes -0 to 0, an equal number, and no other number.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _INTEGERS = ("s32", "s64", "u32", "u64")
 
 @dataclass(frozen=True)
 class _Value:
-    """An instruction, and the operands of the fusion around it."""
+    """An instruction, and the operands of the enclosing fusion."""
 
     instruction: Instruction
     computation: Computation
@@ -32,22 +32,21 @@ class _Value:
 def padded_gather(
     operand: Instruction, computation: Computation, module: Module, groups: Groups, devices: int
 ) -> tuple[frozenset[tuple[int, ...]], Array] | None:
-    """Return the ordered groups and the part that a sum of `operand` gathers, or None.
+    """Return groups in the order of their parts, and the part, if a sum gathers it.
 
     Args:
-        operand: of the sum.
-        groups: of the sum.
-        devices: of the program.
+        operand, groups: of the sum.
+        devices: number in the program.
     """
     update = _source(_Value(operand, computation), module)
     if update.instruction.opcode != "dynamic-update-slice":
         return None
-    padding, part, *starts = update.operands
-    dims, sizes = padding.instruction.array.dims, part.instruction.array.dims
+    whole, part, *starts = update.operands
+    dims, sizes = whole.instruction.array.dims, part.instruction.array.dims
     split = [dim for dim, (full, size) in enumerate(zip(dims, sizes, strict=True)) if full != size]
     # Bits of numbers in integers are disjoint, so nothing is carried.
     exact = operand.array.dtype in (*_INTEGERS, part.instruction.array.dtype)
-    if len(split) != 1 or not exact or not _is_zero(_source(padding, module)):
+    if len(split) != 1 or not exact or not _is_zero(_source(whole, module)):
         return None
     size, ordered = sizes[split[0]], set[tuple[int, ...]]()
     for members in (members or tuple(range(devices)) for members in groups):
@@ -65,7 +64,7 @@ def padded_gather(
 
 
 def _source(value: _Value, module: Module) -> _Value:
-    """Follow views, fusions and their parameters back to the instruction that computes a value."""
+    """Follow views, fusions and their parameters back to the computing instruction."""
     while True:
         opcode = value.instruction.opcode
         if opcode == "parameter" and value.outer:
@@ -80,7 +79,7 @@ def _source(value: _Value, module: Module) -> _Value:
 
 
 def _is_zero(value: _Value) -> bool:
-    """Return whether all elements are a constant 0."""
+    """True if all elements are a constant 0."""
     if value.instruction.opcode == "broadcast":
         value = value.operands[0]
         while value.instruction.opcode == "parameter" and value.outer:
@@ -89,7 +88,7 @@ def _is_zero(value: _Value) -> bool:
 
 
 def _number(value: _Value, module: Module, device: int) -> int | None:
-    """Return the integer that one device computes, or None if it depends on more than the device."""
+    """Return the integer that a device computes, or None if it depends on more."""
     value = _source(value, module)
     opcode, integers = value.instruction.opcode, value.instruction.integers
     if opcode == "partition-id":

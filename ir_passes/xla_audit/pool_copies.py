@@ -1,6 +1,6 @@
 """Check that a program neither copies nor rebuilds a pool.
 
-No value outside a pool's bytes may hold all rows except one: with a null row, the rows of every sequence.
+No value outside a pool's bytes may hold all rows except one: with a null row, these are the rows of every sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from ir_passes.xla_audit.program import CPU, Executable, Instruction
 MOVES, VIEWS = frozenset({"copy", "copy-start", "transpose"}), frozenset({"bitcast", "parameter", "reshape", "tuple"})
 CONVERSIONS = frozenset({"bitcast-convert", "convert", "reverse"})
 COMPILE_CALL = "lowered.compile({})"
-"""Default call that compiles a step; the braces stand for an argument."""
+"""Call that compiles a step, with braces for an argument."""
 REMEDY = (
     "If one copy in each step is acceptable, allow it: {call}. To avoid it, read every row of the pool before the "
     "first write to it, write all rows at once, and carry the pool through loops instead of scanning over it. XLA "
@@ -34,12 +34,11 @@ REMEDY_CONVERTED = (
 
 @dataclass(frozen=True)
 class PoolCopy:
-    """A value outside a pool's bytes with all rows except at most one: a copy or a rebuilt pool.
+    """A value outside a pool's bytes with all rows except at most one.
 
     Attributes:
         type: on one device, as XLA prints it.
         copied: elements are copied, perhaps back; otherwise computed.
-        converted: elements are converted.
         looped: inside a loop.
         op_name, source: JAX's name and source line.
     """
@@ -55,12 +54,10 @@ class PoolCopy:
 
     @property
     def instruction(self) -> str:
-        """Name of the instruction that writes the value."""
         return self.value.instruction.name
 
     @property
     def bytes(self) -> int:
-        """Number of bytes written by each run of the instruction."""
         return self.value.array.padded_bytes
 
     def __str__(self) -> str:
@@ -70,10 +67,10 @@ class PoolCopy:
 
 
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
-    """Return the values that copy or rebuild a whole pool, in execution order.
+    """Return values that copy or rebuild a whole pool, in execution order.
 
     For a pool with a row per lane and no slot map, or a row per device, new rows are as large as the pool, so only
-    copies are reported. A TPU's on-chip values are ignored: XLA reads and writes small pools through them.
+    copies count. XLA reads and writes small pools through a TPU's on-chip memory, so on-chip values are ignored.
     """
     values = PoolValues(executable, live)
     copies: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
@@ -100,13 +97,7 @@ def findings(
     allowed: Sequence[str],
     call: str = COMPILE_CALL,
 ) -> Iterator[Finding]:
-    """Yield a finding per rebuilt pool and one for all copies without permission.
-
-    A copy is permitted if all its pools match `allowed`.
-
-    Args:
-        call: the caller's call, with braces for an argument.
-    """
+    """Yield a finding per rebuilt pool, and one for all copies outside `allowed`."""
     refused: list[PoolCopy] = []
     for pool in pools:
         value, paths = pool.value, ", ".join(pool.pools)
@@ -118,7 +109,7 @@ def findings(
                 "Update the rows that the slot map names and leave the others where they are.",
                 pool.pools,
             )
-        # escape brackets: in a path they are indices, not sets of characters
+        # Brackets in a path are indices, not fnmatch sets.
         elif not all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in pool.pools):
             refused.append(pool)
     if not refused:
@@ -154,7 +145,7 @@ def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
-    """Return argument number -> type on one device, for each read pool.
+    """Return the type on one device of each read pool.
 
     Pools of one number per lane are skipped.
     """
@@ -168,7 +159,7 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
             continue
         array = executable.module.main.parameters[number].array
         rows = array.dims[argument.entry.axis]
-        # XLA reads the only row of a device as the whole array: it drops the index.
+        # XLA drops the index of a device's only row and reads the whole array.
         by_lane = argument.entry.group not in mapped or rows == 1
         if array.count == rows and (by_lane or rows <= bound.lanes):
             continue
@@ -178,7 +169,7 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
 
 @dataclass(frozen=True)
 class _PoolCheck:
-    """Check of the values with elements of one pool.
+    """Check of values with elements of one pool.
 
     Attributes:
         elements: position in `live.values` -> elements of the pool.
@@ -192,7 +183,7 @@ class _PoolCheck:
     ancestors: AbstractSet[int]
 
     def is_copied(self, position: int) -> bool:
-        """Whether an instruction copies the whole pool from or to its bytes."""
+        """True if an instruction copies the whole pool from or to its bytes."""
         value = self.live.values[position]
         if not self._is_written(value):
             return False
@@ -208,21 +199,21 @@ class _PoolCheck:
         return same_type and bool(sources) and self._only(value.instruction, MOVES)
 
     def is_rebuilt(self, position: int) -> bool:
-        """Whether a pool with more rows than lanes is computed outside its bytes."""
+        """True if a pool with more rows than lanes is computed outside its bytes."""
         value = self.live.values[position]
         return (
             not self.pool.by_lane and self._is_written(value) and self._is_whole(position) and not self._in_pool(value)
         )
 
     def is_converted(self, position: int) -> bool:
-        """Whether the whole pool's dtype differs from a source's."""
+        """True if the whole pool is read in another dtype."""
         value = self.live.values[position]
         return any(
             self.live.values[source].array.dtype != value.array.dtype for source in self._sources(value.instruction)
         )
 
     def _is_written(self, value: LiveValue) -> bool:
-        """Whether an instruction writes a value to device memory, not in place."""
+        """True if an instruction writes a value to device memory, not in place."""
         if value.slice is None or value.array.dtype == "tuple" or self.executable.on_chip(value.slice):
             return False
         if value.instruction.opcode in (*HANDING_OVER, "parameter", "constant"):
@@ -230,7 +221,6 @@ class _PoolCheck:
         return all(self.live.values[source].slice != value.slice for source in self._sources(value.instruction))
 
     def _sources(self, instruction: Instruction) -> list[int]:
-        """Return the operands with the whole pool."""
         return [source for source in positions(instruction.operands, self.live) if self._is_whole(source)]
 
     def _is_whole(self, position: int) -> bool:
@@ -243,7 +233,7 @@ class _PoolCheck:
         )
 
     def _only(self, instruction: Instruction, moves: AbstractSet[str]) -> bool:
-        """Whether an operation is in `moves`, or a fusion of these and views."""
+        """True for an operation in `moves`, or a fusion of such operations and views."""
         if instruction.opcode != "fusion":
             return instruction.opcode in moves
         opcodes = {inner.opcode for inner in self.executable.module.computations[instruction.called[0]].instructions}

@@ -1,8 +1,7 @@
-"""Transfer of a pool's elements from an instruction's operands to its results.
+"""Flow of a pool's elements from operands to results.
 
 Elements are moved (copied, converted, transposed, sliced, concatenated) or computed. Matrix products, reads of rows
-selected by an input, and custom calls without a result of the pool's type pass on none. A reduction holds at most its
-size.
+selected by an input, and custom calls without a result of the pool's type pass on no elements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,19 +23,18 @@ MOVING = frozenset({
 # fmt: on
 """Opcodes that copy elements, perhaps in another order, layout or dtype."""
 ENDING = frozenset({"custom-call", "fft", "ragged-dot", "rng", "rng-bit-generator", "topk", "triangular-solve"})
-"""Opcodes with new results, such as matrix products."""
+"""Opcodes that pass on no elements, such as matrix products."""
 NAMED_READS = ("gather", "dynamic-slice")
 """Opcodes that read rows selected by an operand."""
 
 
 class Held(NamedTuple):
-    """Numbers of a pool's elements in a value: moved and computed."""
+    """Numbers of a pool's moved and computed elements in a value."""
 
     moved: int = 0
     computed: int = 0
 
     def within(self, limit: int) -> "Held":
-        """Bound both numbers by a value's size."""
         return Held(min(self.moved, limit), min(self.computed, limit))
 
 
@@ -47,12 +45,10 @@ Leaves = Mapping[Index, Held]
 
 @dataclass(frozen=True)
 class PoolType:
-    """Properties of a pool for its dataflow.
+    """A pool on one device.
 
     Attributes:
-        parameter: entry parameter.
-        array: type on one device.
-        rows: rows on one device.
+        parameter: number of the entry parameter.
         by_lane: every row belongs to a lane.
         paged: page tables select rows.
         lanes: of the step, on all devices.
@@ -67,18 +63,17 @@ class PoolType:
 
     @property
     def least(self) -> int:
-        """Elements in all rows except one; with one or two rows, all.
+        """Elements in all rows except one; with one or two rows, in all.
 
-        One of two rows is as large as a block of half the positions of both, which attention reads.
+        Attention reads blocks with half the positions of both rows: as large as one row.
         """
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def is_like(self, array: Array) -> bool:
-        """True for an array of the pool's dtype and dimensions."""
         return (array.dtype, array.dims) == (self.array.dtype, self.array.dims)
 
     def is_few_rows(self, array: Array) -> bool:
-        """Whether an array has fewer elements than the pool, or at most a row per lane.
+        """True for fewer elements than the pool, or at most a row per lane.
 
         A device with fewer rows than lanes reads and writes a row per lane, some out of bounds.
         """
@@ -91,10 +86,10 @@ class PoolType:
 
 @dataclass(frozen=True)
 class PoolFlow:
-    """Transfer of a pool's elements through an instruction or a fusion.
+    """Flow of a pool's elements through an instruction or a fusion.
 
     Attributes:
-        whole_writes: count written rows only if all are replaced.
+        whole_writes: written rows count only if they replace all rows.
     """
 
     computations: Mapping[int, Computation]
@@ -108,9 +103,7 @@ class PoolFlow:
 
         Args:
             instruction: no loop or branch.
-            operands: by operand.
-            arrays: operand types.
-            from_inputs: operands that depend on program arguments.
+            from_inputs: True for operands that depend on program arguments.
         """
         if instruction.opcode == "tuple":
             return {(i, *index): elements for i, leaves in enumerate(operands) for index, elements in leaves.items()}
@@ -176,8 +169,8 @@ class PoolFlow:
             return NOTHING
         opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
-            # The output of a call is unknown; a result of the pool's type may be the pool. A result in an operand's
-            # memory is made of that operand: others are new rows or another pool, even if they have the pool's type.
+            # The output of a call is unknown. A result in an operand's memory is made of that operand; other results
+            # are new rows or another pool, even if they have the pool's type.
             aliased = [number for output, number, _ in instruction.aliasing if output == index]
             if aliased:
                 return elements if operand in aliased else NOTHING

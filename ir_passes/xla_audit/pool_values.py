@@ -1,6 +1,6 @@
 """Flow of a pool's elements through a program's values.
 
-Dtype and shape do not suffice: a rotary table or queries may have as many elements.
+Dtype and shape do not identify a pool: a rotary table or queries may have as many elements.
 """
 
 import heapq
@@ -31,7 +31,7 @@ class PoolValues:
         self._from_inputs = self._derived_from_inputs()
 
     def onwards(self, pool: PoolType) -> dict[int, Held]:
-        """Return position in `live.values` -> elements of a pool, if any."""
+        """Return position in `live.values` -> number of elements of a pool."""
         start = self._live.of[self._module.main.parameters[pool.parameter].id][()]
         elements = {start: Held(pool.array.count)}
         waiting = sorted(self._readers[start])
@@ -47,12 +47,9 @@ class PoolValues:
         return elements
 
     def backwards(self, pool: PoolType, successor: int) -> set[int]:
-        """Return the values that become the pool's successor (an output number), by position in `live.values`.
-
-        Every such value has at least the pool's size.
-        """
+        """Return positions in `live.values` of pool-sized values that become output `successor`."""
         results = self._live.of[self._module.main.root]
-        # A tuple's table points to every output; a program with a single output has no table.
+        # A tuple's table points to every output; a program with one output has no table.
         end = results[(successor,)] if (successor,) in results else results[()]
         sources_of = self._makers()
         ancestors, waiting = {end}, [end]
@@ -75,10 +72,6 @@ class PoolValues:
                     waiting.append(source)
         return ancestors
 
-    def sources(self, instruction: Instruction) -> set[int]:
-        """Return the positions in `live.values` of the operands of an instruction."""
-        return positions(instruction.operands, self._live)
-
     def _makers(self) -> Callable[[int], Iterable[int]]:
         handovers: dict[int, set[int]] = defaultdict(set)
         for pairs in self._handovers.values():
@@ -87,7 +80,8 @@ class PoolValues:
 
         def sources_of(position: int) -> Iterable[int]:
             instruction = self._live.values[position].instruction
-            operands = () if instruction.opcode in (*HANDING_OVER, "parameter") else self.sources(instruction)
+            through_loop = instruction.opcode in (*HANDING_OVER, "parameter")
+            operands = () if through_loop else positions(instruction.operands, self._live)
             return {*operands, *handovers[position]}
 
         return sources_of
@@ -95,7 +89,6 @@ class PoolValues:
     def _results(
         self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolType, whole_writes: bool = False
     ) -> Iterator[tuple[int, Held]]:
-        """Yield the position of each result, with its elements of the pool."""
         if instruction.opcode in HANDING_OVER:
             yield from (
                 (result, elements[source]) for source, result in self._handovers[instruction.id] if source in elements
@@ -130,7 +123,7 @@ class PoolValues:
                     yield positions[source][index], position
 
     def _derived_from_inputs(self) -> set[int]:
-        """Return the values that depend on a program argument, by position in `live.values`."""
+        """Return positions in `live.values` of values that depend on a program argument."""
         live, main = self._live, self._module.main
         derived = positions((instruction.id for instruction in main.parameters.values()), live)
         waiting = [tick for position in derived for tick in self._readers[position]]
@@ -147,5 +140,4 @@ class PoolValues:
 
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
-    """Return the positions in `live.values` of all values of some instructions."""
     return {position for instruction in instructions for position in live.of[instruction].values()}

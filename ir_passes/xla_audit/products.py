@@ -8,14 +8,13 @@ from ir_passes.xla_audit.wire import decode
 
 
 def multiplies(instruction: Instruction) -> bool:
-    """True if an instruction is a product or a convolution."""
     return instruction.opcode in ("dot", "convolution")
 
 
 def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
     """Return the operations of a product or convolution, else 0.
 
-    cuBLAS calls count as 0: shapes do not determine their products.
+    cuBLAS calls count as 0: their shapes do not determine the product.
     """
     if not multiplies(instruction):
         return 0
@@ -30,7 +29,7 @@ def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
         _met(window, lhs.dims[dim]) for window, dim in zip(windows, dims["input_spatial"], strict=True)
     )
     features = rhs.dims[dims["kernel_input_feature"]]
-    # Elements of the result at one window place.
+    # Elements of the result at one window position.
     places = instruction.array.dims[dims["output_batch"]] * instruction.array.dims[dims["output_feature"]]
     return 2 * places * features * contacts
 

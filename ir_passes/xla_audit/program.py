@@ -1,26 +1,22 @@
-"""A compiled program as XLA scheduled and placed it: immutable objects, read by `hlo`."""
+"""A compiled program as XLA scheduled and placed it; read by `hlo`."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 Index = tuple[int, ...]
-"""A place in a result: () for an array or a tuple's table, (i,) for entry i."""
-
-
+"""Position in a result: () for an array or a tuple's table, (i,) for entry i."""
 MAX_INTEGERS = 4096
 """Elements of constants that are read."""
 Groups = tuple[tuple[int, ...], ...]
-"""Device groups of a collective, as positions; [()] has all devices, no group is an unknown encoding."""
+"""Device groups of a collective, as positions; [()] has all devices, [] is an unknown encoding."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """The type of one array.
-
-    A tuple's table has dtype "tuple" and one pointer per entry.
+    """Type of an array; a tuple's table has dtype "tuple" and one pointer per entry.
 
     Attributes:
         dtype: XLA's name.
@@ -42,12 +38,11 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes without padding."""
         return (self.count * self.bits + 7) // 8
 
     @cached_property
     def padded_bytes(self) -> int:
-        """Bytes with the padding of last tiles (openxla/xla, docs/tiled_layout.md)."""
+        """Bytes with padded last tiles (openxla/xla, docs/tiled_layout.md)."""
         shape = [self.dims[dim] for dim in reversed(self.layout)]
         for tile in self.tiles:
             for i, size in enumerate(tile):
@@ -62,11 +57,10 @@ class Array:
 
     @property
     def row_major(self) -> bool:
-        """Whether the last dimension is the fastest."""
         return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
 
     def same_order(self, other: "Array") -> bool:
-        """Whether arrays of equal dimensions have the same memory order."""
+        """True if arrays of equal dimensions have the same memory order."""
         return self.layout == other.layout and (self.tiles == other.tiles or self.count == 1)
 
     def __str__(self) -> str:
@@ -75,19 +69,16 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One HLO instruction.
+    """An HLO instruction.
 
     Attributes:
-        id: in the module.
         arrays: result types by index, with tables of tuples.
-        called: computation ids; of a while body and condition.
-        op_name: JAX's name with scopes, or "".
-        source: "file:line" of the innermost user frame, or "".
-        backend_config: verbatim.
+        called: computation ids; of a while, body and condition.
+        op_name, source: JAX's name with scopes, and "file:line" of the innermost user frame, or "".
         attributes: other fields that the value depends on, verbatim.
         fusion_kind: such as "kLoop", or "".
         integers: of an integer constant with at most `MAX_INTEGERS` elements.
-        is_zero: whether a constant's bits are 0.
+        is_zero: a constant's bits are 0.
     """
 
     id: int
@@ -119,7 +110,7 @@ class Instruction:
 
     @property
     def array(self) -> Array:
-        """Type of the result; of a tuple its table of pointers."""
+        """Type of the result; of a tuple, its table."""
         return self.arrays[()]
 
 
@@ -128,7 +119,7 @@ class Computation:
     """Instructions, operands before users, and the root's id.
 
     Attributes:
-        read: reads its instructions: most are inside rarely needed fusions.
+        read: decodes the instructions on demand: most are inside rarely needed fusions.
     """
 
     id: int
@@ -155,11 +146,10 @@ class Computation:
         return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """Return the operands of an instruction of this computation."""
         return [self.by_id[operand] for operand in instruction.operands]
 
     def unviewed(self, instruction: Instruction) -> Instruction:
-        """Follow bitcasts back to their instruction."""
+        """Follow bitcasts back to their operand."""
         while instruction.opcode == "bitcast":
             instruction = self.by_id[instruction.operands[0]]
         return instruction
@@ -167,7 +157,11 @@ class Computation:
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
         """Instruction id -> users."""
-        return _users(self.instructions)
+        users: dict[int, list[Instruction]] = {}
+        for instruction in self.instructions:
+            for operand in instruction.operands:
+                users.setdefault(operand, []).append(instruction)
+        return users
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
@@ -197,19 +191,6 @@ class Module:
     def main(self) -> Computation:
         return self.computations[self.entry]
 
-    @cached_property
-    def users(self) -> dict[int, list[Instruction]]:
-        """Instruction id -> users."""
-        return _users(self.instructions.values())
-
-
-def _users(instructions: Iterable[Instruction]) -> dict[int, list[Instruction]]:
-    users: dict[int, list[Instruction]] = {}
-    for instruction in instructions:
-        for operand in instruction.operands:
-            users.setdefault(operand, []).append(instruction)
-    return users
-
 
 @dataclass(frozen=True)
 class Slice:
@@ -220,7 +201,6 @@ class Slice:
     size: int
 
     def overlaps(self, other: "Slice") -> bool:
-        """Whether both have a byte in common."""
         return (
             self.allocation == other.allocation
             and self.offset < other.offset + other.size
@@ -236,9 +216,9 @@ class Allocation:
     """A piece of memory.
 
     Attributes:
-        parameter: its entry parameter, or None.
+        parameter: number of its entry parameter.
         live_out: it holds an output.
-        space: 0 is device memory; others of a TPU are on the chip.
+        space: 0 is device memory; other spaces of a TPU are on the chip.
     """
 
     index: int
@@ -251,17 +231,12 @@ class Allocation:
 
     @property
     def is_temp(self) -> bool:
-        """Whether it is scratch: no argument, output or constant."""
         return self.parameter is None and not (self.live_out or self.is_constant or self.is_thread_local)
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """The buffer assignment.
-
-    Attributes:
-        slices: (instruction, index) -> bytes.
-    """
+    """Buffer assignment; `slices` maps (instruction, index) to bytes."""
 
     allocations: Mapping[int, Allocation]
     slices: Mapping[tuple[int, Index], Slice]
@@ -273,12 +248,10 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Executable:
-    """The parts of one executable that the audit reads.
+    """The parts of an executable that the audit reads.
 
     Attributes:
         parameters: flattened argument -> entry parameter, if used.
-        platform: "cpu", "gpu" or "tpu".
-        temp_bytes: XLA's scratch.
         fingerprint: hash without source lines and file names, equal in every process.
     """
 
@@ -290,5 +263,5 @@ class Executable:
     fingerprint: str
 
     def on_chip(self, place: Slice | None) -> bool:
-        """Whether bytes are in a memory on the chip; only TPU programs use one."""
+        """True for bytes in a TPU's on-chip memory."""
         return place is not None and self.platform == TPU and self.buffers.allocations[place.allocation].space != 0

@@ -1,7 +1,7 @@
-"""Protobuf's wire format without protobuf: a schema of field numbers in, dictionaries out.
+"""Decoder of protobuf's wire format from a schema of field numbers (https://protobuf.dev/programming-guides/encoding).
 
-Every schema field is in the result: an absent number is 0, a string empty, a message None. Other fields are skipped, or
-verbatim on request. Source: https://protobuf.dev/programming-guides/encoding.
+Each schema field has an entry in the result: an absent number is 0, a string empty, a message None. Other fields are
+skipped, or verbatim on request.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _MAX_VARINT = 10
 
 
 class WireError(ValueError):
-    """Bytes that are no message of the schema: cut off, or of another wire type."""
+    """Bytes are cut off or of another wire type than the schema's."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Field:
         name: key in the result.
         kind: "int" is int32, int64, uint64 or an enum (two's complement); "skip" drops the field.
         repeated: a tuple of values, packed or not.
-        message: of a "message"; None for the enclosing one.
+        message: type of a "message"; None for the enclosing type.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Field:
 
 @dataclass(frozen=True)
 class WireMessage:
-    """A message: name, for errors, and fields by number.
+    """A message type: name for errors, and fields by number.
 
     Attributes:
         rest: key of other fields as one byte string, or None.
@@ -61,16 +61,11 @@ class WireMessage:
 
 
 def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
-    """Read one message, with an entry per schema field.
-
-    Raises:
-        WireError: a cut-off message or wrong wire type, with field and byte.
-    """
+    """Decode one message; raises WireError with field and byte."""
     return _decode(data, 0, len(data), message)
 
 
 def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[str, Any]:
-    """Decode bytes `position` to `end` of a message into a dictionary."""
     out = message.blank.copy()
     lists: dict[str, list[Any]] = {}
     rest: list[bytes] = []
@@ -80,7 +75,7 @@ def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[
         tag = data[position]
         position += 1
         if tag >= 0x80:
-            # Numbers of fields from 16 on have two bytes.
+            # Field numbers from 16 on take two bytes.
             if position < end and (high := data[position]) < 0x80:
                 tag += (high - 1) << 7
                 position += 1
@@ -94,7 +89,7 @@ def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[
                 rest.append(data[start:position])
             continue
         if wire == _BYTES:
-            # Nearly all numbers have one byte, and calls cost more than all else here.
+            # Nearly all sizes have one byte, and function calls dominate the time.
             if position < end and (size := data[position]) < 0x80:
                 position += 1
             else:
@@ -156,7 +151,7 @@ def _varint(data: bytes, position: int, end: int, name: str) -> tuple[int, int]:
 
 def _packed(data: bytes, position: int, end: int, name: str) -> Iterable[int]:
     if (part := data[position:end]).isascii():
-        return part  # every number has one byte
+        return part  # each number has one byte
     values: list[int] = []
     while position < end:
         value, position = _varint(data, position, end, name)

@@ -1,7 +1,4 @@
-"""Readers of common config.json fields.
-
-Not shared with other families: nothing; all of them read these fields.
-"""
+"""Readers of common config.json fields."""
 
 from collections.abc import Mapping, Sequence
 

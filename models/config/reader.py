@@ -84,7 +84,6 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Read true or false."""
         value = self.get(name)
         if value is None:
             return default
@@ -155,7 +154,7 @@ class ConfigReader:
         )
 
     def _other_attention(self) -> list[str]:
-        """Return faults of bidirectional attention, which no family has."""
+        """Return faults of bidirectional attention."""
         return [
             f"{self._where}{name}: expected {str(causal).lower()}, as only causal attention is implemented, found "
             f"{self._fields[name]!r}"

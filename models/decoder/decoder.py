@@ -46,22 +46,40 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class PostNorm:
-    """A branch with a norm behind the layer: `x += norm(inner(x))`.
+    """A branch with a norm behind its layer: `x += norm(inner(x))`.
 
-    Attributes:
-        inner: the layer.
-        in_front: another norm in front: `x += norm(inner(norm(x)))` (sandwich norm).
+    With `in_front`, another norm precedes it: `x += norm(inner(norm(x)))` (sandwich norm).
     """
 
     inner: BranchConfig
     in_front: bool = False
 
     def shard(self, devices: Devices) -> "PostNorm":
+        return replace(self, inner=self.inner.shard(devices))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
+class NormedResidual:
+    """A branch on a normed residual stream: `x = stream * norm(x) + output * inner(norm(x))`.
+
+    Attributes:
+        inner: the layer.
+        stream, output: factors on the normed stream, and on the layer's output.
+    """
+
+    inner: BranchConfig
+    stream: float = 1.0
+    output: float = 1.0
+
+    def shard(self, devices: Devices) -> "NormedResidual":
         """Return the config of one device's shard."""
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
-        """Build the inner layer; `Branch` puts the norm behind it."""
+        """Build the inner layer; `Branch` norms the stream."""
         return self.inner.build(hidden, rngs)
 
 
@@ -70,20 +88,18 @@ class DecoderConfig:
     """Config of a decoder.
 
     Attributes:
-        family: name of the family, its Hugging Face `model_type`.
-        vocab_size, hidden_size, max_position_embeddings: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`.
-        eps: `rms_norm_eps` of the layer norms and the final norm.
+        family: Hugging Face `model_type`.
+        vocab_size, hidden_size, max_position_embeddings, eps, tied: as in config.json.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm` or
+            `NormedResidual`.
         norm_offset: 1 if checkpoints store norm weights minus one.
-        tied: the head is the embedding (`tie_word_embeddings`).
         eos_token_ids: tokens that end a completion.
         dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
-        unknown_keys: unknown fields of config.json.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
             branch, and on the logits.
-        head: branches of the layer of the multi-token-prediction (MTP) head (`models.decoder.mtp`), None without one.
+        head: branches of the multi-token-prediction head's layer (`models.decoder.mtp`), None without one.
         placeholders: ids of tokens with embeddings from another part of the checkpoint, for example of images.
-        devices: of the sharded model; all sizes are local, `vocab_size` the rows of a shard of the vocabulary.
+        devices: of the sharded model; all sizes are local.
     """
 
     family: str
@@ -131,7 +147,7 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch: `x + inner(norm(x))`, as in `PostNorm`, or `x + inner(x)` for a layer with its norm."""
+    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
@@ -141,17 +157,27 @@ class Branch(nnx.Module):
         self.norm = norm() if in_front else None
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
+        self.normed = inner if isinstance(inner, NormedResidual) else None
+        self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
-        """Return the addition to the residual stream, and the branch's state."""
+        """Return the residual stream after the branch, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            y, state = self.inner(x if self.norm is None else self.norm(x), info, state)
+            inputs = x if self.norm is None else self.norm(x)
+            y, state = self.inner(inputs, info, state)
             y = all_reduce(y, self.summed_over)
-            return y if self.post_norm is None else self.post_norm(y), state
+            if self.post_norm is not None:
+                y = self.post_norm(y)
+            if self.normed is not None:
+                x = self._rounded(inputs, self.normed.stream)
+            return x + self._rounded(y, self.multiplier), state
+
+    def _rounded(self, x: Activations, factor: float) -> Activations:
+        """Scale, rounded before an addition in every program: XLA may fuse both, or not."""
+        return x if factor == 1.0 else materialize(scaled(x, factor))
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
-        """Commit the branch's state, as `Stateful.commit`."""
         return self.inner.commit(pending, info, state)
 
 
@@ -160,27 +186,16 @@ class Layer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
-        self.residual_multiplier = config.residual_multiplier
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
-        """Return the residual stream after the layer, and the state of its branches.
-
-        Args:
-            x, info, state: before the layer.
-            inline: trace the branches in place, without bodies shared by equal layers.
-        """
+        """Return the residual stream after the layer, and its state; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
-            y, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
-            if self.residual_multiplier != 1.0:
-                # Rounded before the addition, in every program: XLA may fuse both, or not.
-                y = materialize(scaled(y, self.residual_multiplier))
-            x = x + y
+            x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
             states.append(new)
         return x, tuple(states)
 
     def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """Commit the state of every branch, as `Stateful.commit`."""
         entries = zip(self.branches, pending, state, strict=True)
         return tuple(traced_once(branch, "commit", new, info, old) for branch, new, old in entries)
 
@@ -234,8 +249,7 @@ class Decoder(Stateful):
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
         """Return the shard specs of the parameters, by path; other parameters are replicated.
 
-        A parameter of the model of `config.shard(devices)`, on the device with index i along `model` and j along
-        `expert`, has the `ShardedDim.slices` of i or j in each sharded dimension.
+        A shard has the `ShardedDim.slices` of its index along `model` or `expert` in each sharded dimension.
         """
         if self.config.devices.sharded:
             raise ValueError(f"only a whole model has shard specs; this is a shard of {self.config.devices}")
@@ -251,11 +265,9 @@ class Decoder(Stateful):
         return state_size(self.stateful(), dtype)
 
     def stateful(self) -> list[Stateful]:
-        """Return the layers of all branches, with or without state."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers with state and without `commit`."""
         return [inner for layer in self.stateful() for inner in layer.without_commit()]
 
     def sites(self) -> tuple[dict[str, int], ...]:
@@ -275,7 +287,7 @@ class Decoder(Stateful):
         x = all_reduce(jnp.where(mask[:, :, None], x, 0.0), axes)
         if self.config.embedding_multiplier == 1.0:
             return x
-        # Rounded before a layer adds to it, in every program, as in `Layer`.
+        # Rounded before a layer adds to it, in every program, as in `Branch`.
         return materialize(scaled(x, self.config.embedding_multiplier))
 
     def __call__(
@@ -297,15 +309,15 @@ class Decoder(Stateful):
         Args:
             tokens: token ids; padding past a lane's length is not read.
             lengths: real tokens of each lane, 0..T.
-            positions: position of each lane's first token; 0 starts from zero state.
+            positions: of each lane's first token; 0 starts from zero state.
             state: pools with the state before the step.
             kv_blocks: blocks of the KV cache for every lane's positions up to the end of this step.
-            hooks: called at the sites of the layers (`Hooks`); None for none.
+            hooks: called at the sites of the layers.
             verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
             slots: the row of each lane in the pools; None: row i belongs to lane i.
-            pages: page table of the KV caches; None: consecutive pages for each lane (`own_pages`).
+            pages: page table of the KV caches; None: `own_pages`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
@@ -351,12 +363,11 @@ class Decoder(Stateful):
         """Return the state after the accepted tokens of a verifying step.
 
         KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences, with their
-        convolutions, are replayed from the state before the step over the accepted tokens.
+        convolutions, are replayed over the accepted tokens.
 
         Args:
             pending: result of the step in place of the state.
             lengths: accepted tokens of each lane, 0..T; a lane with 0 keeps its rows, bit for bit.
-            tokens, positions, state, kv_blocks, slots: operands of the step.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         entries = zip(self.layers, pending, state, strict=True)
@@ -369,9 +380,6 @@ class Decoder(Stateful):
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
-        """Compute the logits of rows of the final residual stream, accumulated in float32.
-
-        A shard computes the logits of its rows of the vocabulary; the shards are in order.
-        """
+        """Compute logits of rows of the final residual stream, in float32; a shard its rows."""
         with jax.named_scope("head"):
             return scaled(linear(hidden, self.head[...], self.config.devices), self.config.logits_multiplier)

@@ -25,7 +25,6 @@ class MtpState(NamedTuple):
     """State of the head, with a row for each sequence.
 
     Attributes:
-        layer: state of its layer's branches.
         hidden: the decoder's hidden state of the last token, for the next pair; float32. In a step that verifies
             drafts: of the previous token and of all its tokens, [lane, 1 + token, hidden].
     """
@@ -52,16 +51,13 @@ class MtpHead(Stateful):
         self.hidden_size = size
 
     def state_arrays(self) -> Any:
-        """Return a `StateArray` for each array of the head's `MtpState`."""
         layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
         return MtpState(layer, state_array(jnp.float32, role="hidden", hidden=self.hidden_size))
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers without `commit` in its layer's branches."""
         return [layer for branch in self.layer.branches for layer in branch.inner.without_commit()]
 
     def commit(self, pending: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
-        """Return the state after the accepted tokens."""
         newest = _newest(pending.hidden, info.lengths, take_rows(state.hidden, info.slots))
         layer = self.layer.commit(pending.layer, info, state.layer)
         return MtpState(layer, put_rows(state.hidden, info.slots, newest))
@@ -69,16 +65,9 @@ class MtpHead(Stateful):
     def __call__(
         self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
-        """Run the valid pairs.
+        """Run the valid pairs, of embedded tokens and hidden states of the previous tokens.
 
-        Args:
-            embedded: embeddings of the pairs' tokens.
-            hidden: hidden states of the previous tokens.
-            info: of the pairs.
-            state: of the layer's branches.
-
-        Returns:
-            The head's hidden states, after its norm, and the state of the layer's branches.
+        Return the head's hidden states, after its norm, and the state of the layer's branches.
         """
         pairs = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = linear(jnp.concatenate(pairs, axis=-1), self.fc[...], self.devices)
@@ -98,11 +87,9 @@ class MtpDecoder(Decoder):
         self.mtp = MtpHead(config, rngs)
 
     def state_arrays(self) -> tuple:
-        """Return the arrays of the layers, then of the head."""
         return (*super().state_arrays(), self.mtp.state_arrays())
 
     def stateful(self) -> list[Stateful]:
-        """Return all layers and the head."""
         return [*super().stateful(), self.mtp]
 
     def run(
@@ -133,7 +120,6 @@ class MtpDecoder(Decoder):
         kv_blocks: Int32[Array, ""] | int,
         slots: Slots = None,
     ) -> tuple:
-        """Return the state of decoder and head after the accepted tokens, as `Decoder.commit`."""
         layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks, slots)
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         return (*layers, self.mtp.commit(pending[-1], info, state[-1]))
@@ -152,15 +138,8 @@ class MtpDecoder(Decoder):
         """Run the head on pairs of a token and the previous token's hidden state.
 
         A pair has the position of its hidden state: RoPE depends only on differences of positions, and the first token
-        of a sequence, which has no pair, needs no masked row in the KV cache.
-
-        Args:
-            tokens, lengths, positions, kv_blocks, slots, pages: as for a decoder. A token at position 0 has no pair.
-            hidden: hidden states of the previous tokens, from decoder or head; not read without a pair.
-            state: of the layer's branches.
-
-        Returns:
-            The head's hidden states, for logits of the token after each pair, and the layer's state.
+        of a sequence, which has no pair, needs no masked row in the KV cache. Return hidden states, for logits of the
+        token after each pair, and the layer's state.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -172,10 +151,8 @@ class MtpDecoder(Decoder):
 def _newest(history: Activations, lengths: Lengths, old: Float32[Array, "lane hidden"]) -> Array:
     """Return the hidden state of each lane's last token.
 
-    Args:
-        history: hidden states of the last token before the step, and of the step's tokens.
-        lengths: tokens of each lane.
-        old: result for lanes without a token, bit for bit.
+    `history` has hidden states of the last token before the step, and of the step's tokens. Lanes without a token get
+    `old`, bit for bit.
     """
     last = jnp.take_along_axis(history, lengths[:, None, None], axis=1, mode="fill")[:, 0]
     return jnp.where(lengths[:, None] > 0, last, old)

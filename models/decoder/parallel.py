@@ -40,15 +40,12 @@ class Parallel(Stateful):
         (self.summed_over,) = axes
 
     def state_arrays(self) -> tuple:
-        """Return the state of each layer, as `Stateful.state_arrays`."""
         return tuple(layer.state_arrays() for layer in self.layers)
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers with state but without `commit`."""
         return [inner for layer in self.layers for inner in layer.without_commit()]
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads by kind of mixer, of all layers together."""
         return {kind: count for layer in self.layers for kind, count in layer.sites().items()}
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -60,6 +57,5 @@ class Parallel(Stateful):
         return total, states
 
     def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """Return the state of each layer after the accepted tokens."""
         entries = zip(self.layers, pending, state, strict=True)
         return tuple(layer.commit(new, info, old) for layer, new, old in entries)

@@ -107,7 +107,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     norms = ("input_layernorm", "pre_ff_layernorm")
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 

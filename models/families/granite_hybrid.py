@@ -52,7 +52,6 @@ def read_feed_forward(reader: ConfigReader) -> BranchConfig:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `granitemoehybrid`."""
     reader = ConfigReader("granitemoehybrid", config)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader)
@@ -127,7 +126,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     return decoder_weights(config, _describe)
 
 

@@ -35,7 +35,6 @@ def _periodic(reader: ConfigReader, kind: str, period: int, offset: int) -> tupl
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `jamba`."""
     reader = ConfigReader("jamba", config)
     eps = reader.number("rms_norm_eps", 1e-6)
     mamba = Mamba1Config(
@@ -82,7 +81,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     norms = "input_layernorm", "pre_ff_layernorm"
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 

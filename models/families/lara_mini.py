@@ -1,4 +1,7 @@
-"""Lara-4-Mini: Gated DeltaNet, attention over a window with RoPE, over the context without, and MoE in every layer."""
+"""Lara-4-Mini: Gated DeltaNet, attention with and without a window, and MoE in every layer.
+
+Only attention over a window has RoPE.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +31,6 @@ PATTERN = tuple(KINDS[i] for i in (0, 1, 0, 2, 1))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `lara_mini`."""
     reader = ConfigReader("lara_mini", config)
     layers = reader.integer("num_hidden_layers", 34)
     eps = reader.number("rms_norm_eps", 1e-6)
@@ -64,7 +66,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a Gated DeltaNet; `in_proj` has the rows [q | k | v | z | b | a]."""
+    """List the parameters of a Gated DeltaNet; `in_proj` rows are [q | k | v | z | b | a]."""
     sizes = {
         "in_proj_qkv": c.channels,
         "in_proj_z": c.value_width,
@@ -99,7 +101,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the tensor names of published files."""
     return decoder_weights(config, _describe)
 
 

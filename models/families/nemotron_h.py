@@ -1,11 +1,10 @@
 """Nemotron-H and pure Mamba2: each layer is Mamba2, attention without RoPE, an MLP or MoE.
 
-`mamba2` checkpoints have Nemotron-H's tensor names and other config fields. Not shared with other families: letters of
-a layer pattern and tensor names of layers without a gate.
+`mamba2` checkpoints have Nemotron-H's tensor names and other config fields. `time_step_limit` bounds time steps, as in
+the published code. transformers applies `time_step_min`, a bound of initial values, as a floor in prefill only, so its
+results depend on the steps. `"hf_compat_dt_floor": true` in config.json applies it to every token.
 
-`time_step_limit` bounds time steps, as in the published code. transformers applies `time_step_min`, a bound of initial
-values, as a floor in prefill only, so its results depend on the steps. `"hf_compat_dt_floor": true` in config.json
-applies it to every token, for transformers' scores in one prefill.
+Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, backbone_weights, head_weights
+from models.weights.layer_weights import Path, attention_weights, backbone_weights, head_weights, norm_weight
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
@@ -151,7 +150,6 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `mamba2`."""
     reader = ConfigReader("mamba2", config)
     eps = reader.number("layer_norm_epsilon", 1e-5)
     width = reader.integer("expand", 2) * reader.integer("hidden_size")
@@ -209,7 +207,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     decoder = backbone_weights(config, _describe)
     if config.head is None:
         return decoder
@@ -223,7 +220,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     # Each branch is stored as a layer.
     for index, branch in enumerate(config.head):
         path, layer = ("mtp", "layer", "branches", index), f"mtp.layers.{index}"
-        head.append(tensor((*path, "norm", "weight"), f"{layer}.norm.weight", (config.hidden_size,), float32=True))
+        head.append(norm_weight(config.hidden_size, path, f"{layer}.norm"))
         head += _describe(branch, config.hidden_size, (*path, "inner"), layer)
     return [*decoder, *head]
 

@@ -14,7 +14,7 @@ from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.samples import ATTENTION, GATED_DELTA_NET
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, norm_weight
 from models.weights.sources import Weight, joined, tensor
 
 DEFAULT_POSITIONS = 65_536
@@ -61,7 +61,6 @@ def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `olmo_hybrid`."""
     reader = ConfigReader("olmo_hybrid", config)
     layers = reader.integer("num_hidden_layers")
     eps = reader.number("rms_norm_eps", 1e-6)
@@ -127,13 +126,11 @@ LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernor
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with its tensor names."""
     weights = decoder_weights(config, _describe, norms=())
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
-            names = [f"model.layers.{i}.{norm}.weight" for norm in norms]
-            path = ("layers", i, "branches", j, "post_norm" if isinstance(mixer, PostNorm) else "norm", "weight")
-            weights.append(tensor(path, names, (config.hidden_size,), float32=True))
+            names, path = [f"model.layers.{i}.{norm}" for norm in norms], ("layers", i, "branches", j)
+            weights.append(norm_weight(config.hidden_size, path, *names, post=isinstance(mixer, PostNorm)))
     return weights
 
 

@@ -53,7 +53,6 @@ def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, C
 
 
 def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
-    """Read the MoE fields."""
     experts = reader.integer("num_experts")
     per_token = reader.integer("num_experts_per_tok")
     if per_token > experts:
@@ -148,12 +147,7 @@ def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: 
 
 
 def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints.
-
-    Args:
-        config: the decoder.
-        projections: lists the input projections of a mixer.
-    """
+    """List every parameter of the decoder; `projections` lists the input projections of a mixer."""
 
     def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
         if isinstance(c, AttentionConfig):

@@ -54,7 +54,6 @@ def fused_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     return qwen.weights(config, fused_projections)
 
 

@@ -9,16 +9,18 @@ from importlib import metadata
 from typing import Any
 
 from models.families.architectures import named_classes
-from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
-from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lara_mini import LARA_MINI
 from models.families.lfm.lfm2 import LFM2, LFM2_MOE
 from models.families.lfm.lfm3 import LFM3
+from models.families.linear_attention.bailing_hybrid import BAILING_HYBRID
+from models.families.linear_attention.kimi_linear import KIMI_LINEAR
+from models.families.linear_attention.minimax import MINIMAX
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
+from models.families.missing import missing_parts
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -37,6 +39,7 @@ FAMILIES = (
     LARA_MINI,
     KIMI_LINEAR,
     BAILING_HYBRID,
+    MINIMAX,
     MAMBA,
     FALCON_MAMBA,
     JAMBA,
@@ -165,6 +168,7 @@ def _text_family(config: Mapping[str, Any]) -> Family:
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
+    kind += missing_parts(model_type, classes)
     raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
 
 

@@ -21,7 +21,7 @@ from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import MAMBA2_MIXER, SHARED_BLOCK
 from models.mixers.shared_block import SharedBlockConfig
-from models.weights.layer_weights import Path, decoder_weights
+from models.weights.layer_weights import Path, decoder_weights, norm_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 4096
@@ -57,7 +57,6 @@ def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `zamba2`."""
     reader = ConfigReader("zamba2", config)
     eps, hidden = reader.number("rms_norm_eps", 1e-5), reader.integer("hidden_size")
     attention = _read_attention(reader, hidden)
@@ -141,12 +140,11 @@ def _adapters(c: SharedBlockConfig, hidden: int, path: Path, names: list[str], c
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     calls = {i: c for i, (c,) in enumerate(config.layers) if isinstance(c, SharedBlockConfig)}
 
     def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
         if isinstance(c, Mamba2Config):
-            norm = tensor((*path[:-1], "norm", "weight"), f"{layer}.input_layernorm.weight", (hidden,), float32=True)
+            norm = norm_weight(hidden, path[:-1], f"{layer}.input_layernorm")
             return [norm, *mamba2_weights(c, hidden, path, f"{layer}.mamba")]
         assert isinstance(c, SharedBlockConfig)
         users = [i for i, call in calls.items() if call.block == c.block]
@@ -156,7 +154,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
             *(_block(c, hidden, (*path, "block"), names) if first else []),
             *_adapters(c, hidden, path, names, [f"model.layers.{i}" for i in calls].index(layer)),
             tensor((*path, "linear"), f"{layer}.linear.weight", (hidden, hidden)),
-            tensor((*path, "norm", "weight"), f"{layer}.mamba_decoder.input_layernorm.weight", (hidden,), float32=True),
+            norm_weight(hidden, path, f"{layer}.mamba_decoder.input_layernorm"),
             *mamba2_weights(c.mamba, hidden, (*path, "mamba"), f"{layer}.mamba_decoder.mamba"),
         ]
 

@@ -41,7 +41,6 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: the width is local.
     """
 
     width: int
@@ -51,7 +50,6 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """Return one device's config: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":

@@ -24,13 +24,10 @@ class MoeConfig:
     """Sizes of a mixture of experts.
 
     Attributes:
-        router: of experts.
         width: of each expert (`moe_intermediate_size`).
         shared_width: of the shared expert, or 0.
         shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
-        activation: of all experts.
         latent: width of a projection of the token for routed experts; None for the token.
-        devices: widths are local; the router chooses among all experts.
     """
 
     router: RouterConfig
@@ -47,7 +44,6 @@ class MoeConfig:
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
-        """Return one device's config: its experts and columns."""
         experts = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
         return shard_config(self, devices, "width", "shared_width", others=(experts,))
 

@@ -21,7 +21,6 @@ def rms_norm(
     """Return `x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (RMSNorm, arXiv:1910.07467).
 
     Args:
-        x, weight: shards.
         group_devices: adjacent devices along `model` with equal shards.
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)

@@ -25,8 +25,6 @@ class YarnScaling:
     """YaRN (arXiv:2309.00071): division of low frequencies by `factor`, with a ramp to high ones.
 
     Attributes:
-        factor: of the context.
-        original: trained context.
         amplitude: of cosines and sines.
         beta_fast, beta_slow: rotations within `original`: more are unchanged, fewer divided.
         truncate: the ramp begins and ends at whole dimensions.
@@ -60,8 +58,6 @@ class Llama3Scaling:
     """Scaling of Llama 3.1: frequencies of long wavelengths divided by `factor`, with interpolation.
 
     Attributes:
-        factor: of the context.
-        original: trained context.
         low_factor, high_factor: wavelengths above `original / low_factor` are long, below `original / high_factor`
             short.
     """
@@ -84,7 +80,6 @@ class ProportionalScaling:
     """Rotation of the first frequencies of a whole head ("proportional"): the others are zero.
 
     Attributes:
-        rotated: number of frequencies.
         factor: all are divided by it.
     """
 

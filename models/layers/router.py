@@ -18,7 +18,6 @@ class RouterConfig:
     """Options of a router; the defaults are softmax scores and top-k.
 
     Attributes:
-        experts, per_token: experts, and experts per token (top-k).
         scores: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen" over the top-k logits.
         bias: choose by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664), which weights
             lack.

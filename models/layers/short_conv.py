@@ -32,14 +32,8 @@ def layer_conv(
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
     """Run `short_conv` with the weight of a checkpoint, from zero state for fresh lanes.
 
-    Args:
-        x, bias: as for `short_conv`.
-        weight: checkpoint layout.
-        state: pool of earlier inputs.
-        info: lanes with rows in the pool.
-
-    Returns:
-        Outputs, undefined at padding, and the next pool, None with `info.verifying`.
+    `state` is a pool of earlier inputs. Return outputs, undefined at padding, and the next pool, None with
+    `info.verifying`.
     """
     activation = silu if activated else _identity
     inputs = ConvInputs(x, weight[:, 0], state, info.lengths, info.fresh, bias, info.slots)
@@ -105,7 +99,6 @@ def short_conv(
         x: padding is ignored, even NaN.
         weight: `[channel, K]`; tap K-1 is the current token's.
         state: K-1 earlier inputs.
-        lengths, valid: of tokens.
         bias: added to every output, also of padding.
 
     Returns:

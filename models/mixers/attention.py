@@ -25,7 +25,6 @@ class QkNorm:
     """RMS norm of the queries and of the keys.
 
     Attributes:
-        eps: `rms_norm_eps`.
         offset: 1 if the weights are stored minus one.
         all_heads: one norm over all heads instead of one each.
     """
@@ -49,14 +48,12 @@ class AttentionConfig:
 
     Attributes:
         heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
-        head_dim: of a head.
         rope: None for attention without positions.
         qk_norm: before RoPE, or None.
         output_gate: multiply the output by the sigmoid of a second half of each query head.
         scale: of scores; None for the inverse square root of `head_dim`.
         window: number of positions that a token sees, its own included (`sliding_window`); None for all.
         head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
-        devices: heads are local.
     """
 
     heads: int
@@ -87,9 +84,6 @@ class Attention(Stateful):
     """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`.
 
     Args:
-        config: sizes and options.
-        hidden: width of the inputs.
-        rngs: of the parameters.
         outputs: width of the outputs; None for the width of the inputs.
     """
 
@@ -128,7 +122,7 @@ class Attention(Stateful):
     def __call__(
         self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
     ) -> tuple[Float32[Array, "lane token out"], KVCache]:
-        """Append keys and values of real tokens to the KV cache, and attend causally, within the window."""
+        """Append keys and values of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

@@ -35,7 +35,6 @@ class GatedDeltaNetConfig:
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
             eigenvalues).
-        devices: of the sharded layer; the heads are local.
     """
 
     key_heads: int
@@ -49,17 +48,14 @@ class GatedDeltaNetConfig:
 
     @property
     def key_width(self) -> int:
-        """Numbers of all keys of a token."""
         return self.key_heads * self.key_size
 
     @property
     def value_width(self) -> int:
-        """Numbers of all values of a token."""
         return self.value_heads * self.value_size
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values."""
         return 2 * self.key_width + self.value_width
 
     @property
@@ -73,7 +69,6 @@ class GatedDeltaNetConfig:
         return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return GatedDeltaNet(self, hidden, rngs)
 
 
@@ -101,11 +96,9 @@ class GatedDeltaNet(Recurrent):
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
     def sites(self) -> dict[str, int]:
-        """Return the number of value heads, each with a recurrence."""
         return {"recurrent": self.config.value_heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
-        """Return the inputs of the recurrence and the output gate of each token."""
         c = self.config
 
         def gates(b: Array, a: Array, rate: Array, bias: Array) -> tuple[Array, Array]:
@@ -119,7 +112,6 @@ class GatedDeltaNet(Recurrent):
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        """Run convolution and gated delta rule; return outputs and new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         out, recurrent = run_delta_rule(mixed, c.key_heads, tokens, info, state.recurrent, c.devices)
@@ -131,7 +123,6 @@ class GatedDeltaNet(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Norm and gate the outputs of the heads, and project them to the residual stream."""
         c = self.config
         gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)

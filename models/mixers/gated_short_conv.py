@@ -35,7 +35,6 @@ class GatedShortConvConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "GatedShortConvConfig":
-        """Return one device's config: its channels (tensor parallel)."""
         return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
@@ -53,7 +52,6 @@ class GatedShortConv(Stateful):
         self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
-        """Return the state: the convolution's last inputs."""
         c = self.config
         channels = (Segment(c.channels, c.channels),)
         return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))
@@ -67,7 +65,6 @@ class GatedShortConv(Stateful):
         return out, inputs if info.verifying else state
 
     def commit(self, pending: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
-        """Return the window after the accepted tokens."""
         return self._convolve(pending, info, state)[1]
 
     def _convolve(self, inputs: Inputs, info: LaneInfo, state: GatedShortConvState) -> tuple[Inputs, Any]:

@@ -1,7 +1,7 @@
 """Kimi Delta Attention (KDA, arXiv:2510.26692): gated delta rule with a decay per key channel.
 
-It shares only the recurrence with Gated DeltaNet: queries, keys and values have equal numbers of heads, the decay is
-projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+Queries, keys and values have equal numbers of heads, the decay is projected to every channel, through a bottleneck or
+directly, and the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,8 @@ class KimiDeltaAttentionConfig:
 
     Attributes:
         heads, head_size: of queries, keys and values alike.
-        kernel: taps of the convolution.
-        eps: of the norm of the output.
         bottleneck: rank of the projections of decay and output gate; None for full matrices.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
-        devices: of the sharded layer; the heads are local.
     """
 
     heads: int
@@ -49,12 +46,10 @@ class KimiDeltaAttentionConfig:
 
     @property
     def width(self) -> int:
-        """Numbers of all heads of a token."""
         return self.heads * self.head_size
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values."""
         return 3 * self.width
 
     @property
@@ -67,7 +62,6 @@ class KimiDeltaAttentionConfig:
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return KimiDeltaAttention(self, hidden, rngs)
 
 
@@ -115,11 +109,9 @@ class KimiDeltaAttention(Recurrent):
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads, each with a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
-        """Return the inputs of the recurrence and the output gate of each token."""
         devices = self.config.devices
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...], devices))
         return DeltaTokens(linear(x, self.in_proj_qkv[...], devices), self.log_decay(x), beta), self.gate(x)
@@ -127,7 +119,6 @@ class KimiDeltaAttention(Recurrent):
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        """Run convolution and delta rule over the tokens; return the outputs and the new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         out, recurrent = run_delta_rule(mixed, c.heads, tokens, info, state.recurrent, c.devices)
@@ -139,6 +130,5 @@ class KimiDeltaAttention(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Norm and gate the outputs of the heads, and project them to the residual stream."""
         gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], self.config.devices)

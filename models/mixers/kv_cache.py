@@ -87,8 +87,6 @@ def attend(
 
     Args:
         positions: with a window consecutive; pages in front of the first token's window are not read.
-        valid: of real tokens.
-        blocks: to visit.
         value_size: leading entries of stored values or keys; None for all.
         window: number of positions that a query sees, its own included (`sliding_window`); None for all.
 
@@ -184,11 +182,7 @@ def append_and_attend(
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     """Write keys and values to the KV cache, and attend causally.
 
-    Args:
-        key, value: as for `append`.
-        cache: of earlier tokens.
-        value_size, window: as for `attend`.
-        devices: a CPU kernel does both at once.
+    Arguments as for `append` and `attend`; a CPU kernel does both at once.
     """
     pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)

@@ -35,7 +35,6 @@ class LatentAttentionConfig:
         eps: of the norms of compressed entries and query.
         score_factor: on scores, besides the inverse square root of the query size.
         query_rank: `q_lora_rank`, compressed query; None for a direct projection.
-        devices: heads are local, compressed rows replicated.
     """
 
     heads: int
@@ -61,7 +60,6 @@ class LatentAttentionConfig:
         return self.rank + self.shared_size
 
     def shard(self, devices: Devices) -> "LatentAttentionConfig":
-        """Return one device's config: its heads (tensor parallel)."""
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
@@ -116,7 +114,6 @@ class LatentAttention(Stateful):
         return {"attention": self.config.heads}
 
     def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
-        """Return the cache; rejected tokens are overwritten before a read."""
         return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

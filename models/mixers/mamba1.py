@@ -29,14 +29,9 @@ class Mamba1Config:
     """Sizes and variants of a Mamba layer.
 
     Attributes:
-        width: inner width.
         state_size: size of B and C, and of the state per channel.
         rank: size of the compressed time step (`time_step_rank`).
-        kernel: taps of the short convolution.
-        conv_bias: the convolution adds a bias.
         norms: RMS norms of time step, B and C: "none", "plain" without weights, or "weighted".
-        eps: of these norms.
-        devices: of the model; the layer is replicated.
     """
 
     width: int
@@ -58,7 +53,6 @@ class Mamba1Config:
         return replace(self, devices=devices)
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba1":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return Mamba1(self, hidden, rngs)
 
 
@@ -99,12 +93,10 @@ class Mamba1(Recurrent):
         return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))
 
     def project_in(self, x: Activations) -> tuple[Inner, Inner]:
-        """Return the inputs of the convolution and the output gate of each token."""
         mixed, gate = jnp.split(linear(x, self.in_proj[...], self.config.devices), 2, axis=-1)
         return mixed, gate
 
     def recur(self, tokens: Inner, info: LaneInfo, state: ConvRecurrentState) -> tuple[Inner, ConvRecurrentState]:
-        """Run convolution and selective scan over the tokens; return the outputs and the new state."""
         bias = None if self.conv_bias is None else self.conv_bias[...]
         x, conv = layer_conv(tokens, self.conv1d[...], state.conv, info, bias, self.config.devices)
         x = jnp.where(info.valid[:, :, None], x, 0.0)
@@ -150,5 +142,4 @@ class Mamba1(Recurrent):
         return jax.nn.softplus(step), key, query
 
     def project_out(self, mixed: Inner, gate: Inner, info: LaneInfo) -> Activations:
-        """Gate the outputs and project them to the residual stream."""
         return linear(silu_gated(gate, mixed), self.out_proj[...], self.config.devices)

@@ -34,9 +34,6 @@ class Mamba2Config:
         heads, head_size: heads and their size; their product is the inner width.
         groups: groups of heads (a divisor) with common B and C, and one norm over their channels.
         state_size: size of B and C, and of the state per channel.
-        kernel: taps of the short convolution.
-        eps: of the gated norm.
-        conv_bias: the convolution adds a bias.
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
@@ -59,17 +56,14 @@ class Mamba2Config:
 
     @property
     def width(self) -> int:
-        """Numbers of all heads of a token."""
         return self.heads * self.head_size
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: x, B and C."""
         return self.width + 2 * self.groups * self.state_size
 
     @property
     def inner(self) -> Segment:
-        """Segment of the inner width, by heads."""
         return Segment(self.width, self.heads)
 
     @property
@@ -84,7 +78,6 @@ class Mamba2Config:
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return Mamba2(self, hidden, rngs)
 
 
@@ -122,11 +115,9 @@ class Mamba2(Recurrent):
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads, each with a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
-        """Return the inputs of the recurrence and the output gate of each token."""
         c = self.config
         projected = linear(x, self.in_proj[...], c.devices)
         if any(factor != 1.0 for factor in c.multipliers):
@@ -142,7 +133,6 @@ class Mamba2(Recurrent):
     def recur(
         self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        """Run convolution and SSD over the tokens; return the outputs and the new state."""
         c = self.config
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
@@ -166,7 +156,6 @@ class Mamba2(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Gate and norm the outputs of the heads, and project them to the residual stream."""
         y = self._gate(mixed.reshape(gate.shape), gate)
         if info.hooks is not None:
             y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)

@@ -31,12 +31,9 @@ class SharedBlockConfig:
 
     Attributes:
         attention: of the block; reads residual stream and embedding, so its input has twice the width.
-        mlp: of the block.
-        mamba: the layer itself.
         block: its number; layers with equal numbers share parameters.
         rank: of each call's adapters.
         attention_adapters: queries, keys and values have adapters, too.
-        eps: of the norms.
     """
 
     attention: AttentionConfig
@@ -153,7 +150,6 @@ class SharedBlockMamba(Stateful):
         return self.block.attention.sites() | self.mamba.sites()
 
     def __call__(self, x: Activations, info: LaneInfo, state: SharedBlockState) -> tuple[Activations, SharedBlockState]:
-        """Call the block, then run the Mamba2 layer."""
         assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
         axes = self.config.devices.several((MODEL,))
         block = self.block
@@ -170,6 +166,5 @@ class SharedBlockMamba(Stateful):
         return y, SharedBlockState(cache, mamba)
 
     def commit(self, pending: SharedBlockState, info: LaneInfo, state: SharedBlockState) -> SharedBlockState:
-        """Return both layers' state after the accepted tokens."""
         cache = self.block.attention.commit(pending.attention, info, state.attention)
         return SharedBlockState(cache, self.mamba.commit(pending.mamba, info, state.mamba))

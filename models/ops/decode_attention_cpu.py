@@ -40,8 +40,6 @@ class AttentionInputs(NamedTuple):
     Attributes:
         query: scaled queries, `[lane, token, head, key]`.
         key, value: `[lane, token, kv_head, size]`; value None: the first numbers of the key.
-        caches: of keys and values.
-        lengths: real tokens.
         positions: of first tokens.
         pages: page table; written pages belong to one lane.
     """
@@ -59,7 +57,6 @@ AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
 
 
 def unsupported(inputs: AttentionInputs, value_size: int) -> str | None:
-    """Return the reason to reject the operands, or None."""
     keys, values = inputs.caches
     if any(vectors is not None and vectors.dtype != jnp.float32 for vectors in inputs[:3]):
         return "queries, keys or values of another dtype than float32"
@@ -84,7 +81,6 @@ def decode_attention_cpu(
     page are not written.
 
     Args:
-        value_size: of a value.
         window: number of positions that a token sees, its own included; None for all.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 

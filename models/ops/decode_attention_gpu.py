@@ -1,9 +1,9 @@
 """GPU kernel: attention over a KV cache, read once for each tile of query rows.
 
 Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
-rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Few
-tokens are one tile; a tile of a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work
-at every length; a row's bits do not depend on other rows. Later cache entries, stale or NaN, have no influence.
+rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). A tile of
+a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every length; a row's bits
+do not depend on other rows. Later cache entries, stale or NaN, have no influence.
 """
 
 import functools
@@ -47,7 +47,6 @@ def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
 
 
 def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
@@ -63,12 +62,7 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
     """Return the query rows of a tile, or None if none fit.
 
-    All rows of a head, or the most of 64, 32 and 16 that divide them.
-
-    Args:
-        rows: of a key/value head.
-        size, value_size: of a key and a value.
-        itemsize: bytes of a number of the cache.
+    All rows of a key/value head, or the most of 64, 32 and 16 that divide them.
     """
     limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
     tiles = [rows, *(tile for tile in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if rows % tile == 0)]
@@ -94,12 +88,10 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def part_count(heads: int, context: int) -> int:
-    """Return the number of parts of the positions."""
     return min(-(-MIN_INSTANCES // heads), context // KV_BLOCK)
 
 
@@ -119,11 +111,9 @@ def decode_attention_kernel(
         table: int32[lane, block].
         limit: int32[row], last visible position, or -1, of a tile.
         query: [row, key], of a tile.
-        key: of all pages.
         rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
             over values [row, value].
         block: positions of an iteration, a divisor of a page's.
-        sizes: of key loads.
         window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -182,10 +172,6 @@ def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Floa
     return functools.reduce(operator.add, (sums[:, :, part] for part in range(parts)))
 
 
-def _of_lanes(cache: Array, pages: Array) -> int:
-    return pages.size * cache.size // cache.shape[0] * cache.dtype.itemsize
-
-
 def decode_attention(
     query: QueryRows,
     limit: RowLimits,
@@ -197,14 +183,9 @@ def decode_attention(
     window: int | None = None,
     interpret: bool,
 ) -> Float32[Array, "lane kv_head query value"]:
-    """Attend from the rows of every lane.
+    """Attend from the scaled rows of every lane; a row with limit -1 gives zeros.
 
-    Args:
-        query: scaled rows of each key/value head.
-        limit: last visible position, -1 for zero output.
-        key, value: caches; value None: the first numbers of the keys.
-        window: visible positions of a row; None for all. Pages begin with the first row's window.
-        interpret: by Pallas' interpreter.
+    `value` None: the first numbers of the keys. With a window, pages begin with the first row's window.
     """
     from jax.experimental import pallas as pl
 
@@ -246,7 +227,7 @@ def decode_attention(
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-        reads={3 + k: tiles * _of_lanes(cache, pages) for k, cache in enumerate(caches)},
+        reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))

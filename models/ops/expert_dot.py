@@ -1,6 +1,6 @@
 """Grouped matrix product of MoE layers: each row times its expert's matrix.
 
-No form has a capacity or drops a token. The choice by rows and platform is made here only.
+No form has an expert capacity or drops a token. The fastest form depends on the number of rows and on the platform.
 """
 
 from collections.abc import Callable
@@ -55,11 +55,9 @@ def expert_dot(
 
     Args:
         x: rows; they are rounded to the dtype of the weight.
-        weight: one `[out, in]` matrix per expert, in the checkpoint's dtype.
+        weight: one `[out, in]` matrix per expert.
         expert: the expert of each row, or several for each, in `[0, number of experts)`.
-        absent: a row may have the number of experts instead, for an expert of another device (expert parallel); its
-            result is zero.
-        devices: platform and kernels of the product.
+        absent: a row may have the number of experts instead, for an expert of another device; its result is zero.
         gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
     """
     return grouped_product(x, weight, expert, absent, devices, gated)
@@ -110,7 +108,6 @@ def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: Expe
 
 
 def _take(weight: ExpertWeights | QuantisedWeight, select: Callable[[Array], Array]) -> Float[Array, "*place out in"]:
-    """Return the matrices that `select` takes from an array of experts."""
     return weight.each(select).numbers() if isinstance(weight, QuantisedWeight) else select(weight)
 
 
@@ -124,7 +121,7 @@ def _precision(weight: ExpertWeights | QuantisedWeight) -> lax.Precision | None:
 
 
 def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Gather a matrix for every row: the form for the few rows of a decode step."""
+    """Gather a matrix for every row: for the few rows of a decode step."""
     matrices = _take(weight, lambda array: array[expert]).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, x.astype(weight.dtype).astype(jnp.float32))
 
@@ -132,8 +129,7 @@ def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: E
 def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
     """Sort rows by expert before `gather_form`: the form of a decode step on GPUs.
 
-    XLA:GPU reads matrices inside the product, row by row. Sorted rows of one expert read its matrix from memory once
-    and then from the cache.
+    XLA:GPU reads matrices inside the product; sorted rows read their expert's matrix from memory once, then from cache.
     """
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     count = jnp.arange(x.shape[0], dtype=jnp.int32)
@@ -145,7 +141,7 @@ def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, ex
 def block_form(
     x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, block: int = BLOCK
 ) -> ExpertRows:
-    """Sort rows by expert, fill each group up to whole blocks, and multiply block by block."""
+    """Sort rows by expert, fill groups up to whole blocks, and multiply by blocks."""
     count, experts = x.shape[0], weight.shape[0]
     blocks = count // block + min(count, experts)
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
@@ -179,7 +175,7 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
 
     `ragged_dot` on a GPU expands the rows to all experts. A pass reads each matrix once and has room for twice the mean
     number of rows of an expert; further passes follow only for an expert with more. A row has the same bits in every
-    place and pass. Results of rows of absent experts are undefined.
+    pass. Results of rows of absent experts are undefined.
     """
     rows = varying_like(x, expert).astype(weight.dtype)
     return _grouped(rows, weight.numbers() if isinstance(weight, QuantisedWeight) else weight, expert, 2)
@@ -256,7 +252,7 @@ def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple
 
 
 def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tuple[Any, ...]:
-    """Return the gradients by passes: transposed matrices for rows, sums over rows for matrices."""
+    """Return the gradients by passes."""
     x, weight, expert = operands
     if isinstance(weight, QuantisedWeight):
         return jax.vjp(ragged_form, *operands)[1](gradient)
@@ -282,7 +278,7 @@ RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
 
 
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply ragged groups; rows of absent experts, the last, are undefined."""
+    """Sort rows by expert and multiply ragged groups; results of absent experts are undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight

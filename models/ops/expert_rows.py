@@ -1,10 +1,9 @@
 """GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
 `expert_dot.grouped_product` defines it. There is no capacity. Rows are sorted by expert; a program instance has the
-experts that begin in its segment of sorted rows, and multiplies all rows of each, a tile at a time. A matrix, plain or
-codes and scales, is read once per tile, and tiles have twice the mean number of rows. Rows are read and results written
-at their own places, and a row with several experts is read at one place. Gate and up are one matrix, and one kernel
-multiplies both and applies SwiGLU.
+experts that begin in its segment of sorted rows, and multiplies all rows of each, a tile of twice the mean number at a
+time. A matrix, plain or codes and scales, is read once per tile. Rows are read and results written at their own places.
+Gate and up are one matrix, and one kernel multiplies both and applies SwiGLU.
 """
 
 from functools import partial
@@ -36,7 +35,6 @@ MAX_WARP_NUMBERS = 1 << 13
 
 
 def unsupported(weight: Any, gated: bool = False) -> str | None:
-    """Return the reason to reject weights `[expert, out, in]`, or None."""
     if any(size % MIN_ROWS for size in weight.shape[1:]) or (gated and weight.shape[1] % (2 * MIN_ROWS)):
         return f"matrices of {weight.shape[1:]}: expected multiples of {MIN_ROWS}, for gate and up each"
     return unsupported_weight(weight)
@@ -51,22 +49,15 @@ def expert_rows_kernel(
 ) -> None:  # fmt: skip
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
-    A segment has the experts that begin in it.
-
     Args:
-        expert: of each row, in ascending order, in full; the number of experts for none, int32[row]. A tile of rows at
-            least.
+        expert: of each row, ascending, in full; the number of experts for none, int32[row]. A tile of rows at least.
         order: place of each row in the result, in full, int32[row].
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
-        refs: the arrays of the weight [expert, out, in], in full; the result [place, out], in full. Rows without an
-            expert are not written.
-        segment: sorted rows of the program instance.
-        rows: multiplied at once.
-        terms: multiplied at once.
-        columns: of the program instance.
+        refs: the arrays of the weight [expert, out, in], and the result [place, out], in full. Rows without an expert
+            are not written.
+        rows, terms: multiplied at once.
         choices: adjacent places with one row of x.
         gated: the outputs of a weight are gates, then as many up projections; the result is SwiGLU of both.
-        weight: tree of the arrays.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -113,18 +104,12 @@ def expert_rows_kernel(
 
 
 def tile_rows(count: int, experts: int) -> int:
-    """Return the rows of a tile: twice the mean of the experts, in powers of two."""
+    """Return the rows of a tile: twice the mean, in powers of two."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
 
 
 def matrix_reads(count: int, rows: int, experts: int) -> int:
-    """Return the maximum number of matrix reads of all tiles together.
-
-    Args:
-        count: rows of all experts.
-        rows: of a tile.
-        experts: number of experts.
-    """
+    """Return the maximum number of matrix reads of all tiles of `rows` rows together."""
     chosen = min(count, experts)
     return chosen + (count - chosen) // rows
 
@@ -140,13 +125,7 @@ def expert_rows(
 ) -> Float32[Array, "row *choice result"]:
     """Multiply each row by the matrix of its expert, or of each of its experts.
 
-    Args:
-        x: rows, in any order; they are rounded to the dtype of the weights.
-        weight: one matrix `[out, in]` for each expert, plain or packed.
-        expert: of each row.
-        absent: a row may have the number of experts instead, for none; its result is zero.
-        gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
-        interpret: run by Pallas' interpreter, on any platform.
+    Arguments as for `expert_dot`. Rows are in any order and rounded to the dtype of the weights.
     """
     from jax.experimental import pallas as pl
 
@@ -186,9 +165,7 @@ def expert_rows(
 def _terms(width: int, itemsize: int) -> int:
     """Return the most terms of an iteration with operands that fit into shared memory.
 
-    Args:
-        width: rows and columns of a program instance.
-        itemsize: bytes of a number; a float32 takes three more numbers of bfloat16.
+    A float32 takes three more numbers of bfloat16; `width` counts rows and columns of a program instance.
     """
     each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
     return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
@@ -197,10 +174,7 @@ def _terms(width: int, itemsize: int) -> int:
 def _columns(outputs: int, chosen: int, limit: int) -> int:
     """Return the columns of a program instance: the most with `MIN_INSTANCES` instances, or the fewest.
 
-    Args:
-        outputs: of a matrix.
-        chosen: experts with rows, at most.
-        limit: of the columns.
+    `chosen` is the maximum number of experts with rows.
     """
     sizes = [limit >> k for k in range((limit // MIN_ROWS).bit_length())]
     sizes = [size for size in sizes if outputs % size == 0]

@@ -1,7 +1,6 @@
 """Calls of GPU kernels: the only file that names Pallas' backend for GPUs.
 
-The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton. Another backend replaces this
-file; the kernels themselves are written in Pallas' language.
+The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +31,6 @@ def shared_memory() -> int:
 
 
 def has_tensor_memory() -> bool:
-    """Return True if the traced GPU has tensor memory."""
     return not TENSOR_MEMORY.isdisjoint(_device_names())
 
 
@@ -59,12 +57,9 @@ def gpu_call(
     """Return a function of arrays that runs a kernel.
 
     Args:
-        kernel: the function of references, or a `partial` of it; certificates list it by its name.
-        grid_spec: a `pallas.GridSpec`.
-        out_shape: as for `pallas_call`.
+        kernel: the function of references, or a `partial` of it; certificates list its name.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
-        interpret: run by Pallas' interpreter, on any platform.
         reads: number of an operand -> bytes that all instances read of it, if not each number once.
         writes: number of a result -> bytes that all instances write to it, if not each number once.
         aliases: number of an operand -> number of the result in its memory.
@@ -96,16 +91,13 @@ def gpu_call(
 
 
 def rows_bytes(pool: jax.Array, lanes: int) -> int:
-    """Return the bytes of the rows of all lanes in a pool."""
     return lanes * pool.size // pool.shape[0] * pool.dtype.itemsize
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Load values of a kernel's memory where a condition is true, else zeros.
+    """Load from a place (`ref.at[...]`) where a condition is true, else zeros.
 
-    Args:
-        condition: bool, of the shape of the place up to broadcasting.
-        ref: place, by `ref.at[...]`.
+    The condition has the place's shape up to broadcasting.
     """
     from jax.experimental.pallas import triton as plgpu
 
@@ -113,18 +105,11 @@ def load_if(condition: jax.Array, ref: Any) -> jax.Array:
 
 
 def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to a kernel's memory where a condition is true.
-
-    Args:
-        condition: bool, of the shape of the value up to broadcasting.
-        ref: place, by `ref.at[...]`.
-        value: of the shape of the place.
-    """
+    """Write a value to a place (`ref.at[...]`) where a condition is true."""
     from jax.experimental.pallas import triton as plgpu
 
     plgpu.store(ref, value, mask=jnp.broadcast_to(condition, value.shape))
 
 
 def _sizes(arrays: Sequence[Any]) -> dict[int, int]:
-    """Return the number of each array -> its bytes."""
     return {number: array.size * array.dtype.itemsize for number, array in enumerate(arrays)}

@@ -56,7 +56,6 @@ class RowKernel(NamedTuple):
     """Declaration of a row-wise function of "lane" and "shared" operands.
 
     Attributes:
-        function: of `jax.jit`.
         operands: "lane" or "shared" per array.
         static: declared combinations of static arguments, by name.
     """
@@ -74,7 +73,6 @@ class PagedKernel(NamedTuple):
 
     Attributes:
         operands: "length" or "lane" per array between table and pools.
-        pools: dimension names of each pool.
     """
 
     operands: str
@@ -101,7 +99,6 @@ class PoolKernel(NamedTuple):
 
 
 def pool_target(target: str, slots: Any) -> str:
-    """Return a call target, without slots for None."""
     return target if slots is None else target + BY_SLOT
 
 
@@ -111,7 +108,6 @@ def slots_operand(slots: Slots) -> Int32[Array, "*lane"]:
 
 
 def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:
-    """Return every combination of static arguments."""
     return tuple(dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
@@ -129,7 +125,6 @@ def default_mode(platform: str) -> str:
 
 
 def check_mode(mode: str) -> None:
-    """Raise ValueError for a mode outside `MODES`."""
     if mode not in MODES:
         raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
 

@@ -31,7 +31,6 @@ class LinearWeight(ABC):
     program depends on its static fields and on nothing outside it.
 
     Attributes:
-        shape: outputs and inputs.
         tiles: True if equal rows and whole groups of columns of all its arrays form such a matrix.
     """
 
@@ -70,11 +69,6 @@ def linear(
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
     A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; the input is rounded to its dtype.
-
-    Args:
-        x: the rows, float32, or rounded by `joined_linear`.
-        weight: the matrix.
-        devices: of the layer: platform and kernels.
     """
     with jax.named_scope(PROJECTION):
         if GPU_KERNEL.chosen(devices, x, weight):
@@ -104,7 +98,7 @@ def joined_linear(
     joined: Callable[..., Any],
     dtype: DTypeLike = jnp.float32,
 ) -> Any:
-    """Return a function of `x @ weight.T` of some weights and of vectors, as products or by one kernel.
+    """Return a function of `x @ weight.T` of some weights and of vectors.
 
     Args:
         x, devices: as for `linear`.
@@ -134,11 +128,8 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 def dot(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
     """Return `x @ weight.T` of a plain array, accumulated in float32.
 
-    A single row of a narrow dtype and a single output are computed as two (ops/layout: operands).
-
-    Args:
-        x: the rows; they are rounded to the weight's dtype.
-        weight: in the dtype of the checkpoint.
+    Rows are rounded to the weight's dtype. A single row of a narrow dtype and a single output are computed as two
+    (ops/layout: operands).
     """
     count, outputs = len(x), len(weight)
     weight = _at_least_two(weight)

@@ -38,8 +38,6 @@ class QuantisedWeight(LinearWeight):
         whole: float32 `[..., out, 1]`, second row scale, or None.
         zero: `[..., out, group]`: code of zero, in the codes' dtype; or float32 offset to subtract after the scale;
             None: 8 for "int4", else 0.
-        kind: of the codes.
-        dtype: of rounded numbers.
         in_blocks: products dequantise a block of rows at a time, for CPUs.
     """
 
@@ -60,7 +58,6 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the numbers, `[.., out, in]`."""
         return (*self.codes.shape[:-1], self.inputs)
 
     @property
@@ -74,7 +71,6 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions, 3 for the weights of experts."""
         return self.codes.ndim
 
     @property
@@ -100,11 +96,9 @@ class QuantisedWeight(LinearWeight):
         return grouped.reshape(values.shape).astype(self.dtype)
 
     def each(self, change: Callable[[Array], Array]) -> "QuantisedWeight":
-        """Return the weight with `change` applied to each array."""
         return jax.tree.map(change, self)
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
-        """Compute `x @ numbers.T`, by a kernel where one is chosen."""
         if KERNEL.chosen(devices, x, self):
             return _by_kernel(x, self)
         return self.multiply_numbers(x)
@@ -152,7 +146,6 @@ class QuantisedWeight(LinearWeight):
         return jnp.where(valid[..., None], rows, jnp.nan)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*expert out in"]:
-        """Return the numbers as a plain array."""
         return self.numbers().astype(dtype)
 
 

@@ -18,17 +18,14 @@ from models.ops.kernels import Kernel, RowKernel, combinations
 from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
-"""Rows without tiles; XLA is as fast with more: with AVX-512-BF16 and 128 rows it takes 0.94 of the kernel's time."""
-UNLIMITED = frozenset({("amx", "bfloat16")})
-"""Instruction sets and dtypes for any rows: with AMX 1.1 to 2.6 times as fast as XLA at 128 to 4,096 rows
-(docs/cpu-kernels.md, AMX).
-"""
+"""Rows with instructions outside `UNLIMITED`; XLA is as fast with more."""
+UNLIMITED = frozenset({("avx512bf16", "bfloat16"), ("amx", "bfloat16")})
+"""Instruction sets and dtypes for any rows, where the kernel is faster than XLA (docs/cpu-kernels.md)."""
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Return the reason to reject the operands, or None."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
     return unsupported_rows(x.shape[0], str(weight.dtype))

@@ -1,8 +1,8 @@
 """GPU kernel: product of few rows with a weight, read once.
 
-`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile. Without measurements XLA sums such
-a product in float32 parts in memory, and writes unpacked weights to memory; here one program instance has some outputs
-of all rows. A row's bits do not depend on the other rows.
+`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile. XLA sums such a product in float32
+parts in memory, and writes unpacked weights to memory; here one program instance has some outputs of all rows. A row's
+bits do not depend on the other rows.
 """
 
 import math
@@ -35,7 +35,6 @@ class TileSizes:
         rows: maximum; fewer are padded to a power of two.
         columns: candidates for the outputs: the first with `MIN_INSTANCES` instances, else the last.
         terms: maximum numbers of a row in one iteration.
-        warps, stages: as for `gpu_call`.
     """
 
     rows: int
@@ -54,7 +53,6 @@ MIN_INSTANCES = 128
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Return the reason to reject operands `[*rows, in]` and `[out, in]`, or None."""
     rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
     if plain and rows > MAX_PLAIN_ROWS:
         return f"{rows} rows: expected at most {MAX_PLAIN_ROWS}, or a packed weight"
@@ -72,9 +70,6 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     Args:
         x: [row, in].
         refs: the arrays of the weights and the vectors [out], in full; the results [row, column], some outputs.
-        terms: of one iteration.
-        weights: tree of the arrays, of one weight [out, in] or more.
-        vectors: their number.
         joined: function of the products and the vectors.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -126,11 +121,7 @@ def row_product(
     Args:
         x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
             instance with whole other lanes only, which the proof can read.
-        weights: of equal shapes, bfloat16, or packed with such numbers.
-        vectors: a number of each output.
         joined: elementwise function of the products and the vectors; returns one array or a tuple.
-        dtype: of the results.
-        interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
 

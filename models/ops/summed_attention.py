@@ -31,7 +31,6 @@ def summed_block(
     Args:
         queries: scaled; tokens of a head in order.
         key, value: `[lane, kv_head, position, size]`; invisible positions may hold NaN.
-        visible: positions of each token.
         carry: largest score, sum of exponentials and of their values.
     """
     (top, total, out), rows = carry, range(len(queries))

@@ -24,7 +24,7 @@ def unsupported_weight(weight: Any) -> str | None:
 
 
 def turn_terms(weights: Any, limit: int) -> int:
-    """Return the numbers of a row per iteration, at most `limit`: whole groups or a part."""
+    """Return a row's numbers per iteration, at most `limit`: whole groups or a part."""
     inputs = weights[0].shape[-1]
     terms = min(_power_in(inputs), limit)
     for array in jax.tree.leaves(weights):

@@ -21,7 +21,6 @@ class Devices(NamedTuple):
     """Devices of a model: numbers along mesh axes, platform and kernels.
 
     Attributes:
-        model, expert: devices along these axes.
         platform: "cpu", "gpu" or "tpu"; selects forms of operations.
         kernels: "off", "auto" (the platform's kernels) or "interpret".
     """

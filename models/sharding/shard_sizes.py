@@ -21,7 +21,6 @@ class ShardedSize(NamedTuple):
     replicable: bool = False
 
     def fits(self, devices: int) -> bool:
-        """Return True if this number of devices can shard the size."""
         return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:
@@ -57,10 +56,8 @@ def shard_config(
     """Return a config with `devices` and fields divided along `model`.
 
     Args:
-        config: of the whole model.
         fields: multiples of their number.
         repeated: may also be divisors: each device has one unit.
-        others: further sizes to check.
 
     Raises:
         ShardingError: with every indivisible size.

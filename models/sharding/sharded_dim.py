@@ -17,7 +17,6 @@ class Segment(NamedTuple):
     """A contiguous run of entries of one dimension, sharded separately.
 
     Attributes:
-        size: entries.
         units: indivisible equal units (heads, groups, columns).
         replicable: devices may share a unit.
     """
@@ -32,7 +31,6 @@ class ShardedDim:
     """A dimension of an array, sharded over the devices along one mesh axis.
 
     Attributes:
-        dim: its index.
         axis: `MODEL` or `EXPERT` of `models.sharding.devices`.
         segments: in the order of the whole array.
     """
@@ -43,7 +41,6 @@ class ShardedDim:
 
     @property
     def size(self) -> int:
-        """Entries in the whole array."""
         return sum(segment.size for segment in self.segments)
 
     def slices(self, device: int, devices: int) -> list[slice]:

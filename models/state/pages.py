@@ -15,7 +15,6 @@ Pages = Int32[Array, "lane block"]
 
 
 def kv_blocks(positions: int) -> int:
-    """Return the number of pages for `positions` positions."""
     return -(-positions // KV_BLOCK)
 
 
@@ -28,7 +27,6 @@ def context_pages(context: int) -> int:
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of the pages of a sequence of `context` tokens."""
     return context_pages(context) * KV_BLOCK
 
 
@@ -46,12 +44,9 @@ def own_pages(lanes: int, pages: int) -> Pages:
 def window_pages(
     table: Pages, positions: Int32[Array, "lane token"], window: int
 ) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
-    """Return the part of each lane's pages that its tokens see, and their positions in it.
+    """Return each lane's pages within its tokens' window, and the tokens' positions in them.
 
-    Args:
-        table: pages of the lanes.
-        positions: of the tokens, consecutive.
-        window: number of positions that a token sees, its own included.
+    Tokens are consecutive; `window` counts the positions that a token sees, its own included.
     """
     tokens = positions.shape[1]
     blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`
@@ -68,13 +63,7 @@ def token_places(
 ) -> tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]]:
     """Return page and place within the page of each token.
 
-    Padding and tokens without a page get distinct pages past the end, which a scatter drops.
-
-    Args:
-        table: pages of the lanes.
-        positions: of the tokens.
-        valid: mask of the real tokens.
-        pages: of the pool.
+    Padding and tokens without a page get distinct pages past the end of the pool, which a scatter drops.
     """
     block = lax.div(positions, jnp.int32(KV_BLOCK))
     page = jnp.take_along_axis(table, block, axis=1, mode="clip")

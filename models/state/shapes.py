@@ -41,10 +41,7 @@ HeadKind = Literal["attention", "recurrent"]
 
 
 class Hooks:
-    """Functions at named sites of a forward pass; the pass continues with their results.
-
-    These methods change nothing; a subclass overrides the methods of its sites.
-    """
+    """Functions at named sites of a forward pass; the pass continues with their results."""
 
     def residual(self, x: Activations, index: int) -> Activations:
         """Return the residual stream after the embedding (index 0), or after layer `index - 1`."""
@@ -67,18 +64,17 @@ class LaneInfo(NamedTuple):
     """Lanes of a step.
 
     Attributes:
-        lengths: number of real tokens among the T of a lane; 0 for an idle lane. The others are padding.
+        lengths: number of real tokens among the T of a lane, then padding; 0 for an idle lane.
         positions: position in its sequence of each lane's first token.
         valid: mask of the real tokens, `arange(T) < lengths[:, None]`.
         fresh: lanes at the beginning of a sequence (position 0, length > 0): they start from zero state.
         kv_blocks: number of KV cache blocks for attention in all lanes: an int32 scalar operand in a compiled step, a
             Python int in a differentiable loop.
-        verifying: the step verifies drafts. A layer with a recurrence returns the token inputs of the recurrence
-            instead of a new state, and `commit` computes the state of the accepted tokens.
+        verifying: the step verifies drafts: recurrences return their token inputs instead of a new state.
         hooks: called at the sites of the layers; None for none.
         layer: number of the layer, for the hooks.
-        slots: the row of each lane in the pools of the state, distinct; an idle lane names a row, too, and keeps its
-            bits. None: row i belongs to lane i.
+        slots: the row of each lane in the pools, distinct; an idle lane names a row, too, and keeps its bits. None: row
+            i belongs to lane i.
         pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
         embedded: the residual stream in front of the first layer; None unless a layer reads it.
     """
@@ -98,7 +94,6 @@ class LaneInfo(NamedTuple):
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Return the outputs of a mixer's heads after the hooks."""
         return x if self.hooks is None else self.hooks.heads(x, self.layer, kind)
 
 

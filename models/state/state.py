@@ -1,6 +1,6 @@
-"""State of layers between steps: arrays with named dimensions and shard specs, and their bytes.
+"""State of layers between steps: `StateArray`s with named dimensions and shard specs.
 
-`StateArray`s describe all state; zero states, sizes and the dimension names of a step's proof follow from them.
+Zero states, sizes and the dimension names of a step's proof follow from them.
 """
 
 import math
@@ -44,15 +44,16 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 def stored_size(size: int, platform: str) -> int:
     """Return the stored size of a key or value, on TPUs whole tile rows.
 
-    With another last dimension XLA:TPU lays the cache out with positions last, to avoid padding. It then copies the
-    cache to another layout for the scatter of new positions, and back: four moves of the cache per step.
+    With another last dimension XLA:TPU lays the cache out with positions last, and copies it to another layout for the
+    scatter of new positions, and back: four moves of the cache per step.
     """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
 
 Role = Literal["recurrent", "conv", "cache", "hidden", "token"]
-"""Role of an array of a state: recurrence, last inputs of a convolution, KV cache, last hidden state, or last
-token. Requests read and change `recurrent` and `conv`; a step may copy pools of `conv` and `hidden`."""
+"""Role of an array of a state: `hidden` and `token` are the last ones of a sequence.
+
+Requests read and change `recurrent` and `conv`; a step may copy pools of `conv` and `hidden`."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,9 @@ class StateArray:
         sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of
             a page of a KV cache.
         dtype: None for the dtype of caches.
-        sharded: dimension sharded along `model` (tensor parallel); None for a replicated array.
+        sharded: dimension sharded along `model`; None for a replicated array.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
-        role: its role.
     """
 
     sizes: tuple[tuple[str, int | None], ...]
@@ -78,7 +78,7 @@ class StateArray:
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
-        """Shard spec of the array, rows or pages first; None for a replicated array."""
+        """Shard spec, with rows or pages first; None for a replicated array."""
         if self.sharded is None:
             return None
         return ShardedDim(1 + [name for name, _ in self.sizes].index(self.sharded), MODEL, self.segments)
@@ -94,13 +94,12 @@ class StateArray:
         return next((axis for axis, (_, size) in enumerate(self.sizes) if size is None), None)
 
     def of(self, rows: int, pages: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """Return the array's type in a pool of `rows` rows, or of `pages` pages of `KV_BLOCK` positions if it grows."""
+        """Return the array's type in a pool of rows, or of pages if it grows."""
         shape = (KV_BLOCK if size is None else size for _, size in self.sizes)
         count = pages if self.grows else rows
         return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
 
     def zeros(self, rows: int, pages: int, dtype: DTypeLike) -> Array:
-        """Allocate the array."""
         array = self.of(rows, pages, dtype)
         return jnp.zeros(array.shape, array.dtype)
 
@@ -109,7 +108,6 @@ class StateArray:
         return math.prod(size for _, size in self.sizes if size is not None) * self._item(dtype)
 
     def unused_bytes(self, dtype: DTypeLike) -> int:
-        """Return the bytes of the zeros of `unused`."""
         return self.bytes(dtype) * self.unused // (self.sizes[-1][1] or 1)
 
     def formula(self, dtype: DTypeLike) -> str:
@@ -131,11 +129,7 @@ def state_array(
 ) -> Any:
     """Return a `StateArray`, typed `Any` as it replaces the array in a state.
 
-    Args:
-        dtype: None for the dtype of caches.
-        unused: zeros at the end of its last dimension.
-        role: its role; an array with positions is a `cache`.
-        sizes: of its dimensions; for a sharded dimension its segments.
+    An array with positions (None among the `sizes`) is a `cache`; a sharded dimension has its segments as size.
     """
     role = "cache" if None in sizes.values() else role
     plain, sharded, segments = [], None, ()
@@ -160,7 +154,6 @@ class ConvRecurrentState(NamedTuple):
 
 
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
-    """Describe the arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
         state_array(role="conv", tap=kernel - 1, channel=channels),
         state_array(jnp.float32, value_head=(Segment(heads, heads),), value=value, key=key),
@@ -168,14 +161,12 @@ def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: 
 
 
 class Stateful(nnx.Module):
-    """A layer with a description of its state, the source of zero states and sizes.
+    """A layer with a description of its state.
 
     Attributes:
-        summed_over: mesh axes of the all-reduce of the sharded layer's outputs; empty for a replicated layer.
+        summed_over: mesh axes of the all-reduce of the outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
-        shared_as: layers with equal keys share the parameters of the first one's `block`; None: no block.
-        norms_input: the layer norms its input itself.
-        reads_embedding: the layer reads `LaneInfo.embedded`.
+        shared_as: layers with equal keys share the first one's `block`; None: no block.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
@@ -196,10 +187,7 @@ class Stateful(nnx.Module):
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the state after the accepted tokens of a verifying step.
 
-        Args:
-            pending: the layer's result of the step in place of a new state.
-            info: of the step, with the accepted tokens as lengths.
-            state: before the step.
+        `pending` is the layer's result of the step in place of a new state; `info.lengths` counts accepted tokens.
 
         Raises:
             NotImplementedError: the layer has state and does not define `commit`.
@@ -217,12 +205,9 @@ class Stateful(nnx.Module):
         return [self] if has_state and type(self).commit is Stateful.commit else []
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Any:
-        """Allocate zero state for steps without slots and page tables.
+        """Allocate zero state for steps without slots and page tables (`own_pages`).
 
-        Args:
-            lanes: N.
-            context: maximum tokens of a sequence; KV caches have pages for as many positions (`own_pages`).
-            dtype: dtype of convolution inputs and KV cache; recurrent state is float32.
+        `dtype` is for convolution inputs and KV cache; recurrent state is float32.
         """
         pages = own_page_count(lanes, context)
         return jax.tree.map(lambda array: array.zeros(lanes, pages, dtype), self.state_arrays())
@@ -232,8 +217,7 @@ class StateSize(NamedTuple):
     """Size of the state of one sequence.
 
     Attributes:
-        fixed: bytes independent of its length.
-        token: bytes for each of its tokens.
+        fixed, token: bytes of a sequence, and of each of its tokens.
         unused: bytes of padding in them (`stored_size`).
         lines: the formula of every array, by kind of layer.
     """
@@ -250,10 +234,12 @@ class StateSize(NamedTuple):
 
 def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
     """Compute the size of the state of layers, with the dtype of caches."""
-    kinds = Counter((type(layer).__name__, *_fields(layer.state_arrays())) for layer in layers)
+    fields_of = jax.tree_util.tree_leaves_with_path
+    kinds = Counter((type(layer).__name__, *fields_of(layer.state_arrays())) for layer in layers)
     lines, fixed, token, unused = [], 0, 0, 0
     for (name, *fields), count in kinds.items():
-        for field, array in fields:
+        for path, array in fields:
+            field = jax.tree_util.keystr(path, simple=True, separator=".")
             lines.append(f"{count} x {name} {field}: {array.formula(dtype)}")
             fixed += 0 if array.grows else count * array.bytes(dtype)
             token += count * array.bytes(dtype) if array.grows else 0
@@ -262,20 +248,10 @@ def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
     return StateSize(fixed, token, unused, tuple(lines))
 
 
-def _fields(arrays: Any) -> list[tuple[str, StateArray]]:
-    """Return the arrays with the names of their fields."""
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
-
-
 def name_dims(x: Array, *names: str | None) -> Array:
-    """Return `x` with named dimensions; nothing is computed.
+    """Return `x` with named dimensions, None for no name; nothing is computed.
 
     The proof of a step checks the dimensions of every write to a layer's state, even with equal sizes. For the
     additions of a recurrence they follow from the program; values stored by a KV cache or a convolution need names.
-
-    Args:
-        x: the array.
-        names: of its dimensions, as in the `StateArray`; None for no name.
     """
     return checkpoint_name(x, "dims:" + ",".join(name or "" for name in names))

@@ -26,8 +26,6 @@ def decoder_weights(
     Args:
         describe: `(branch, hidden, at, layer)` -> parameters of a layer at the path `at` with tensor prefix `layer`.
         norms: of a layer's branches; () if the caller describes them.
-        embedding, final_norm: tensor names.
-        layers: tensor prefix of layers.
     """
     hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
     weights = [
@@ -63,14 +61,16 @@ def layer_weights(
     norms: Sequence[str] = NORMS,
 ) -> list[Weight]:
     """List the parameters of a layer at the path `at` with tensor prefix `layer`."""
-    weights = []
-    for j, norm in enumerate(norms):
-        weights.append(
-            tensor((*at, "branches", j, "norm", "weight"), f"{layer}.{norm}.weight", (hidden,), float32=True)
-        )
+    weights = [norm_weight(hidden, (*at, "branches", j), f"{layer}.{norm}") for j, norm in enumerate(norms)]
     for j, branch in enumerate(branches):
         weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
     return weights
+
+
+def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> Weight:
+    """Return the norm in front of the branch at a path, or with `post` behind it."""
+    path = (*branch, "post_norm" if post else "norm", "weight")
+    return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
 
 def head_weights(hidden: int, names: Names) -> list[Weight]:
@@ -83,13 +83,7 @@ def head_weights(hidden: int, names: Names) -> list[Weight]:
 
 
 def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
-    """List the parameters of an attention layer.
-
-    Args:
-        at: path in the model.
-        name: tensor prefix.
-        names: different checkpoint names.
-    """
+    """List the parameters of an attention layer."""
     names = names or {}
     width = c.heads * c.head_dim
     shapes = {
@@ -131,9 +125,6 @@ def moe_weights(
     Args:
         c, hidden, at, name: as for `attention_weights`.
         names: different checkpoint names of an expert's matrices.
-        bias: correction bias.
-        shared: its name.
-        router: its name.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))

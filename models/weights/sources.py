@@ -18,9 +18,7 @@ class TensorSlice(NamedTuple):
     """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
-        name: canonical.
         taken: for `WeightSource.take`: window and ellipsis.
-        place: place in the parameter's window.
     """
 
     name: str
@@ -33,7 +31,6 @@ class WeightSource:
     """A way to build a parameter from checkpoint tensors.
 
     Attributes:
-        shapes: canonical tensor name -> shape.
         places: tensor name -> its window; windows cover the parameter without overlap. None for a single tensor.
         take: (tensor, window relative to its place, and an ellipsis) -> values, perhaps a view; by default unchanged.
         by_rows: `take` treats entries of a row alike, so that it can take codes and scales.
@@ -97,6 +94,12 @@ def tensor(
     return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
+def computed(path: tuple[str | int, ...], values: np.ndarray, beside: str, shape: tuple[int, ...]) -> Weight:
+    """Return a float32 parameter whose values no tensor holds; the tensor `beside` it, of `shape`, stands in."""
+    numbers = values.astype(np.float32)
+    return Weight(path, values.shape, (WeightSource({beside: shape}, take=lambda _, window: numbers[window]),), True)
+
+
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
     """Return the source of rows `index` of one tensor, in order."""
     return WeightSource(
@@ -126,12 +129,10 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
 ) -> tuple[WeightSource, ...]:
-    """Return the sources of experts' matrices: one tensor, or one per expert and projection.
+    """Return the sources of experts' matrices, one tensor or one per expert and projection.
 
-    Args:
-        fused: tensor `[expert, out, in]` of concatenated projections.
-        name, parts: projection `part` of expert e is `{name}.{e}.{part}.weight`.
-        shape: of each matrix.
+    `fused` is a tensor `[expert, out, in]` of concatenated projections; projection `part` of expert e is
+    `{name}.{e}.{part}.weight`, of the shape `shape`.
     """
     names = [[f"{name}.{e}.{part}.weight" for part in parts] for e in range(experts)]
     return WeightSource({fused: (experts, len(parts) * shape[0], shape[1])}), stacked(names, shape)

@@ -102,7 +102,7 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
         completions = {}
         for step in range(200):
             if step == 6:
-                for prompt in PROMPTS[:2]:
+                for prompt in (PROMPTS[0], PROMPTS[2]):
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
             completions |= {event.index: event.completion for event in session.step() if event.completion}
             pool = session._scheduler._pool

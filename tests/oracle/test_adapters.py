@@ -30,13 +30,22 @@ REFUSED_BY_PEFT = ("mamba2", "nemotron_h", "falcon_h1")
 """Model types with an `out_proj` that PEFT does not adapt."""
 
 
-def adapted(model: Any, seed: int, **settings: Any) -> Any:
-    """Return a PEFT model with random factors on all linear layers and expert tensors."""
+def adapted(model: Any, seed: int, copies: bool = False, **settings: Any) -> Any:
+    """Return a PEFT model with random factors on all linear layers and expert tensors.
+
+    Args:
+        model: of transformers.
+        seed: of the factors.
+        copies: also on further layers with the same weight, as in the blocks of Zamba2.
+        settings: of PEFT.
+    """
     generator = torch.Generator().manual_seed(seed)
+    modules = {id(module.weight): name for name, module in [*model.named_modules()][::-1] if hasattr(module, "weight")}
     linear = sorted(
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
+        and (copies or modules[id(module.weight)] == name)
         and "visual" not in name
         and name != "lm_head"
         and not (model.config.model_type in REFUSED_BY_PEFT and name.endswith("out_proj"))
@@ -92,6 +101,14 @@ def test_every_projection(variant: Variant, tmp_path: Path) -> None:
     save(result, tmp_path / "adapter")
     merged_by_peft(result, tmp_path / "merged")
     compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+
+
+def test_a_block_of_several_layers_has_one_adapter(tmp_path: Path) -> None:
+    """PEFT adapts each layer of a block by itself; the block is in memory once."""
+    write_checkpoint(named("zamba2_base"), 0, tmp_path / "base")
+    save(adapted(Oracle.load(tmp_path / "base").model, 1, copies=True), tmp_path / "adapter")
+    with pytest.raises(hybridlm.CheckpointError, match="of a block that layers share"):
+        arrays(tmp_path / "base", tmp_path / "adapter")
 
 
 def named(name: str) -> Variant:

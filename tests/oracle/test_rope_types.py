@@ -20,7 +20,7 @@ pytestmark = pytest.mark.oracle
 
 FAMILIES = (
     "qwen3_next qwen3_5 qwen3_5_moe lfm2 lfm2_moe lara_mini bamba falcon_h1 olmo_hybrid bailing_hybrid "
-    "granitemoehybrid".split()
+    "granitemoehybrid minimax".split()
 )
 FIRST = {variant.family: variant for variant in reversed(VARIANTS) if not variant.legacy_rope}
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,4 @@
-"""LoRA adapters of PEFT: opened, matched with a model, merged.
-
-A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`.
-"""
+"""LoRA adapters of PEFT: opened, matched with a model, merged. Begin with `adapter`."""
 
 from hybridlm.checkpoint.adapters.adapter import (
     DECISION,

@@ -25,8 +25,8 @@ from models.weights.sources import ArraySlice, WeightSource
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 DECISION, JUDGE = "decision.json", "judge_config.json"
-# Fields without effect on a trained adapter. Any other that is neither read nor empty is refused: PEFT's fields are
-# null, false or empty where a variant is not used.
+# Fields without effect on a trained adapter. Any other field must be empty (null, false), or it is refused: PEFT fills
+# it for a variant.
 UNUSED = frozenset(
     """auto_mapping base_model_name_or_path revision inference_mode task_type peft_version target_modules
     target_parameters exclude_modules layers_to_transform layers_pattern lora_dropout bias modules_to_save
@@ -34,7 +34,7 @@ UNUSED = frozenset(
     qalora_group_size""".split()
 )
 READ = frozenset("peft_type r lora_alpha use_rslora rank_pattern alpha_pattern init_lora_weights".split())
-# Initial values without effect on the base weights; the others change them before training.
+# Initial values without effect on the base weights; others change them before training.
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 MERGE_ELSEWHERE = (
     "Merge it with PEFT and save the result: "
@@ -47,9 +47,8 @@ class Factors(NamedTuple):
 
     Attributes:
         down, up: names of the tensors A and B.
-        scale: factor on their product.
         embedding: the product is transposed.
-        experts: number of matrices in one tensor; None for a single matrix.
+        experts: matrices in one tensor; None for a single matrix.
     """
 
     down: str
@@ -64,7 +63,6 @@ class Adapter:
     """An opened adapter with checked headers; no tensor has been read.
 
     Attributes:
-        config: adapter_config.json.
         digest: SHA-256 of both files.
     """
 
@@ -74,7 +72,7 @@ class Adapter:
     digest: str
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor in float32; raises CheckpointError if a number is NaN or infinite."""
+        """Return a tensor in float32; raises CheckpointError for NaN or infinity."""
         return finite_tensor(self.file.path, name, self.file.read(name))
 
 
@@ -83,9 +81,9 @@ class BoundAdapter:
     """An adapter matched with the tensors of a model.
 
     Attributes:
-        factors: canonical tensor name -> the low-rank change of the tensor.
+        factors: canonical tensor name -> its low-rank change.
         replaced: canonical tensor name -> name of the new tensor in the file.
-        skipped: names in the file of the tensors of parts that are not read (vision towers).
+        skipped: tensors of unread parts (vision towers).
     """
 
     adapter: Adapter
@@ -95,7 +93,6 @@ class BoundAdapter:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence on the merged tensors."""
         replaced = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
         unused = f", {len(self.skipped)} tensors of parts that are not read left out" if self.skipped else ""
         return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{replaced}{unused}"
@@ -104,11 +101,10 @@ class BoundAdapter:
         return any(name in self.factors or name in self.replaced for name, _ in tensors_of(weight))
 
     def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
-        """Apply the adapter to a float32 array of pieces of a parameter.
+        """Apply the adapter to a float32 array of pieces of a parameter, in place.
 
         Args:
-            windows: for each piece its place in the parameter and its place in the result.
-            result: the pieces; changed in place.
+            windows: for each piece its place in the parameter and in the result.
         """
         for name, source in tensors_of(weight):
             if name in self.replaced:
@@ -120,7 +116,7 @@ class BoundAdapter:
                 _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)
 
     def _product(self, f: Factors) -> np.ndarray:
-        """Return the change of a tensor in float32; large factors or scales overflow."""
+        """Return a tensor's change in float32; large factors or scales overflow."""
         down, up = self.adapter.array(f.down), self.adapter.array(f.up)
         if f.embedding:
             return (up @ down).T * np.float32(f.scale)
@@ -132,7 +128,7 @@ class BoundAdapter:
 
 
 def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
-    """Yield every tensor of a parameter, each with its first source."""
+    """Yield a parameter's tensors, each with its first source."""
     names: set[str] = set()
     for source in (*weight.options, *weight.adapted):
         for name in source.shapes:
@@ -165,8 +161,6 @@ def has_adapter(directory: Path) -> bool:
 def own_adapter(directory: Path) -> Path | None:
     """Return the adapter folder that `load` merges by default, or None.
 
-    A decision model from the Hub may lack the folder.
-
     Raises:
         CheckpointError: a file that may name it cannot be read.
     """
@@ -177,11 +171,7 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the name of a decision model's adapter folder, or None.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """Return the name of a decision model's adapter folder, or None; raises CheckpointError."""
     if (directory / JUDGE).is_file():
         name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
     elif (directory / DECISION).is_file():
@@ -196,7 +186,7 @@ def adapter_folder(directory: Path) -> str | None:
 
 
 def base_of(directory: Path) -> str:
-    """Return the base model of adapter_config.json: a directory or a hub id; raises CheckpointError without one."""
+    """Return the base model's directory or hub id; raises CheckpointError without one."""
     name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise CheckpointError(
@@ -211,7 +201,7 @@ def open_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Open a PEFT adapter and check its configuration.
 
     Raises:
-        CheckpointError: no adapter, a pickle, another method than LoRA, or a LoRA variant that cannot be merged.
+        CheckpointError: no adapter, a pickle, another method, or a LoRA variant that cannot be merged.
     """
     directory = Path(path)
     if not has_adapter(directory):

@@ -29,7 +29,7 @@ def bind(adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool
         tied: the head of the model is its embedding.
 
     Raises:
-        CheckpointError: every tensor without a place, of another shape, or of a kind that is not merged.
+        CheckpointError: every tensor without a place, of another shape, or of an unmergeable kind.
     """
     return _Binding(adapter, family, weights, tied).bound()
 
@@ -48,7 +48,6 @@ class _Binding:
         self._skipped: list[str] = []
 
     def bound(self) -> BoundAdapter:
-        """Match every tensor; raises CheckpointError with all faults."""
         pairs: dict[tuple[str, bool], dict[str, str]] = {}
         replaced: dict[str, str] = {}
         for key, info in self._adapter.file.tensors.items():
@@ -96,7 +95,6 @@ class _Binding:
             self._faults.append(f"{key}: no tensor of the model is named {' or '.join(names)}")
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
-        """Match both factors of one module, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return
@@ -154,16 +152,17 @@ class _Binding:
         return self._adapter.config.get(field, 8)
 
     def _check_sources(self, changed: Set[str]) -> None:
-        """Refuse changes of one parameter under the names of two sources: their entries overlap."""
+        """Refuse changes of one parameter in two sources: their entries overlap."""
         for weight in self._weights:
             names = changed & {name for name, _ in tensors_of(weight)}
             if names and not any(names <= source.shapes.keys() for source in (*weight.options, *weight.adapted)):
                 self._faults.append(
-                    f"{', '.join(sorted(names))}: expected one of them, they are one matrix in two forms"
+                    f"{', '.join(sorted(names))}: expected one of them, they are one matrix in two forms, or "
+                    f"of a block that layers share"
                 )
 
     def _check_tied(self, factors: Mapping[str, Factors], replaced: dict[str, str]) -> None:
-        """Refuse different changes of embedding and head if both are one tensor."""
+        """Refuse different changes of a tied embedding and head."""
         if not self._tied:
             return
         head = replaced.pop("lm_head.weight", None)

@@ -1,7 +1,7 @@
 """Layout of packed parameters, on one device or over a mesh.
 
-Codes, scales and zero points are sharded like the plain parameter. If a mesh divides a group of entries with one scale,
-each device has a copy of the scale.
+Codes, scales and zero points are sharded like the plain parameter. Devices that divide a group have copies of its
+scale.
 """
 
 import math
@@ -22,9 +22,9 @@ from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
 Packed = Literal["in blocks", "whole"]
-"""Products of packed weights: a block of rows at a time (CPU), or dequantised inside of the product."""
+"""Products of packed weights: by blocks of rows (CPU), or dequantised inside."""
 Rows = tuple[ArraySlice, Mapping[str, np.ndarray]]
-"""Place of rows in a window of a parameter, and their arrays by role, with all columns."""
+"""Place of rows in a parameter's window, and their arrays by role, with all columns."""
 
 
 class PackedLayout(NamedTuple):
@@ -32,8 +32,8 @@ class PackedLayout(NamedTuple):
 
     Attributes:
         groups: scales of a row, a multiple of those in the files.
-        shards: role ("codes", "scale", "whole", "zero")-> its layout.
-        dtype: dtype of the rounded numbers in products.
+        shards: role ("codes", "scale", "whole", "zero") -> its layout.
+        dtype: of the rounded numbers in products.
     """
 
     form: PackedForm
@@ -43,7 +43,6 @@ class PackedLayout(NamedTuple):
     products: Packed
 
     def types(self) -> QuantisedWeight:
-        """Return the parameter with types in the place of arrays."""
         kinds = _kinds(self.form)
         types = {
             role: jax.ShapeDtypeStruct(shards.global_shape, kinds[role], sharding=shards.sharding)
@@ -52,9 +51,9 @@ class PackedLayout(NamedTuple):
         return self._weight(types)
 
     def build(self, read: Callable[[ArraySlice], Iterable[Rows]]) -> QuantisedWeight:
-        """Build the parameter on its devices from the pieces that `read` returns for a window of rows."""
+        """Build the parameter from the pieces that `read` returns for a window of rows."""
         kinds = _kinds(self.form)
-        # An array of one column for each row has no sharded columns.
+        # An array of one column has no sharded columns.
         shards = next(iter(self.shards.values()))
         last = len(shards.shape) - 1
         rows = tuple(sharded for sharded in shards.sharded_dims if sharded.dim != last)
@@ -104,7 +103,7 @@ def packed_layout(
             return None
     groups = form.inputs // group
     in_a_byte = 2 if form.kind in TWO_IN_A_BYTE else 1
-    # Role -> entries of a row of the parameter for each entry of the array; a row has one second scale.
+    # Role -> entries of a parameter's row for each entry of the array; a row has one second scale.
     steps = {"codes": in_a_byte, "scale": group}
     steps |= {} if form.zero is None else {"zero": group}
     shards = {role: _narrowed(plain, rows, across, step) for role, step in steps.items()}

@@ -23,7 +23,7 @@ class PackedParameters:
     Attributes:
         layouts: path -> layout in the files and in memory.
         plan: tensors to be read; None for a saved model.
-        divided: paths that are packed on one device but plain on this mesh.
+        divided: paths that are plain on this mesh, but packed on one device.
     """
 
     layouts: Mapping[ParameterPath, PackedLayout] = field(default_factory=dict)
@@ -32,7 +32,6 @@ class PackedParameters:
 
     @property
     def types(self) -> dict[ParameterPath, QuantisedWeight]:
-        """Path -> parameter with types in the place of arrays."""
         return {path: layout.types() for path, layout in self.layouts.items()}
 
 
@@ -43,7 +42,6 @@ def laid_out(
     products: Packed,
     plan: ReadPlan | None = None,
 ) -> PackedParameters:
-    """Return packed parameters of these forms, on the devices of the plain parameters."""
     layouts = {path: packed_layout(form, shards[path], dtype, products) for path, form in forms.items()}
     packed = {path: layout for path, layout in layouts.items() if layout is not None}
     return PackedParameters(packed, plan, tuple(path for path in layouts if path not in packed))
@@ -86,7 +84,7 @@ def load_packed(
             arrays = checkpoint.read_packed(name, layout.form)
             if zero := lost_rows(_significant(arrays)):
                 lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-            # All columns, because the arrays have different numbers of columns.
+            # All columns: the arrays have different numbers of columns.
             window_of_rows = (*piece.taken[: len(weight.shape) - 1], ...)
             yield piece.place, {role: source.take(array, window_of_rows) for role, array in _roles(arrays).items()}
 

@@ -4,8 +4,8 @@
     weights/                           an Orbax checkpoint: an uncompressed Zarr 2 array for each parameter, or piece
     hybridlm.json                      the index: the file and the place of each tile of a parameter
 
-Every data file below `weights` is a tile of a parameter, with the bytes in memory. Tiles are read directly instead of
-by Orbax, which takes longer to import than the weights take to read.
+Every data file below `weights` is a tile of a parameter, with the bytes in memory. Tiles are read without Orbax, whose
+import takes longer than the reading.
 """
 
 import hashlib
@@ -36,11 +36,7 @@ _ARRAYS = {**DTYPES, "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 
 
 class Tile(NamedTuple):
-    """A rectangle of a parameter in one file, in row-major order.
-
-    Attributes:
-        start: index of its first element.
-    """
+    """A rectangle of a parameter in one file, in row-major order, from element `start`."""
 
     file: str
     start: tuple[int, ...]
@@ -81,7 +77,6 @@ class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        fingerprint: of the original checkpoint.
         parameters: arrays by dotted name; a quantised parameter has several.
         packed: quantised parameters by dotted name.
     """
@@ -96,7 +91,6 @@ class SavedDirectory:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name of each parameter of the model -> its shape."""
         parts = {part for packed in self.packed.values() for part in packed.parts.values()}
         shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
         for name, packed in self.packed.items():
@@ -153,7 +147,7 @@ def open_saved(directory: Path) -> SavedDirectory:
 
 
 def dump_index(index: Mapping[str, Any]) -> bytes:
-    """Return the text of an index; its SHA-256 leaves out the field "sha256"."""
+    """Return an index as text; its SHA-256 leaves out the field "sha256"."""
     return json.dumps(index).encode("ascii")
 
 

@@ -59,9 +59,9 @@ def _dims_of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]
 
 
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:
-    """Return the shape of a whole parameter, and its pieces.
+    """Return a whole parameter's shape, and its pieces: one segment of every sharded dimension.
 
-    A piece has one segment of every sharded dimension; each device contributes its shard.
+    Each device contributes its shard.
     """
     mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
     devices = [1 if mesh is None else mesh.shape[sharded.axis] for sharded in sharded_dims]
@@ -81,13 +81,13 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
 def _piece(
     array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[ShardedDim, int, int]]
 ) -> jax.Array | np.ndarray:
-    """Return one segment (dimension, number, devices along the axis) of each sharded dimension."""
+    """Return (dimension, number, devices along the axis) of each sharded dimension's segment."""
     if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):
         return array
     local: list[slice] = [slice(None)] * array.ndim
     size = list(shape)
     for sharded, number, count in piece:
-        # Every device has the same number of entries of a segment, after the entries of earlier segments.
+        # Every device has as many entries of a segment, after earlier segments.
         lengths = [part.stop - part.start for part in sharded.slices(0, count)]
         local[sharded.dim] = slice(sum(lengths[:number]), sum(lengths[: number + 1]))
         size[sharded.dim] = sharded.segments[number].size
@@ -102,7 +102,7 @@ def _piece(
 
 
 def _sharding(sharding: NamedSharding, dimensions: Sequence[tuple[int, str, Segment]]) -> NamedSharding:
-    """Return the sharding of a piece, with an axis for devices with copies."""
+    """Return a piece's sharding, with an axis for devices with copies."""
     mesh = sharding.mesh
     assert isinstance(mesh, Mesh)
     names: list[str] = []

@@ -66,7 +66,6 @@ def read_saved(
 def _dequantised(
     saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
 ) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
-    """Return `_Reading.part` for a packed parameter that becomes plain."""
     layout = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
     assert layout is not None
     numbers = np.asarray(layout.build(partial(_rows, readings)).numbers())
@@ -81,7 +80,7 @@ def _dequantised(
 
 
 def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Rows]:
-    """Yield the rows of a window of a packed parameter, with all columns."""
+    """Yield a window's rows of a packed parameter, with all columns."""
     arrays = {}
     for role, reading in readings.items():
         *sizes, columns = reading.parameter.shape
@@ -96,7 +95,6 @@ def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Ro
 def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each saved packed parameter."""
     return {
         weight.path: saved_form(saved, dotted(weight.path))
         for weight in weights
@@ -105,7 +103,6 @@ def saved_forms(
 
 
 def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    """Return the form of a saved packed parameter."""
     packed = saved.packed[name]
     scale = saved.parameters[packed.parts["scale"]]
     zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
@@ -131,7 +128,6 @@ def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
-    """Return the names of the saved parameters of the MTP head."""
     if family.with_head is None:
         return set()
     try:
@@ -171,7 +167,6 @@ class _Reading:
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
-        """Copy the intersection of a tile and a piece."""
         low = [max(a, b) for a, b in zip(tile.start, begin, strict=True)]
         ends = ((a + m, b + n) for a, m, b, n in zip(tile.start, tile.shape, begin, piece.shape, strict=True))
         high = [min(pair) for pair in ends]
@@ -198,7 +193,6 @@ class _Reading:
         return np.memmap(self._saved.path / tile.file, self.parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
-        """Compare completely read tiles with their checksums."""
         for tile, count in self._read.items():
             if tile not in self._verified and count >= math.prod(tile.shape):
                 self._compare(tile, self._mapped(tile))

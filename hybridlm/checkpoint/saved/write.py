@@ -27,7 +27,7 @@ from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-# Without the file of the adapter: the parameters have the adapter merged.
+# Without the adapter's file: it is merged.
 SMALL_FILES = (  # heads of decision models among them
     *(name for name in FILES if "safetensors" not in name and name != ADAPTER),
     "head.safetensors",
@@ -49,7 +49,7 @@ def save_checkpoint(
     """Write a checkpoint; its name appears when it is complete.
 
     Args:
-        target: a directory that does not exist yet.
+        target: new directory.
         source: original directory or GGUF file, for its small files.
         model: fields of the index: version (hybridlm), family, dtype and original fingerprint.
         parameters: name -> shape, and pieces that cover the parameter.
@@ -92,7 +92,7 @@ def save_checkpoint(
 
 
 def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """Write the small files of a checkpoint; return name -> SHA-256."""
+    """Write the small files of a checkpoint; return SHA-256 by name."""
     if is_gguf(source):
         contents = gguf_companions(source)
     else:
@@ -106,9 +106,9 @@ def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Create a directory; its name appears when it is complete.
+    """Create a directory, named when it is complete and deleted after a failure.
 
-    It is deleted after a failure. The first process creates, renames and deletes it; all return when it has its name.
+    The first process creates, renames and deletes it; all return when it has its name.
     """
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
@@ -142,7 +142,7 @@ def _wait_for_all(event: str) -> None:
 def _require_room(target: Path, size: int) -> None:
     """Raise OSError if parameters do not fit the disk, before minutes of writing.
 
-    Otherwise processes notice at different moments and wait for each other.
+    Processes would notice it at different moments and wait for each other.
     """
     free = shutil.disk_usage(target.parent).free
     if free < size and jax.process_count() == 1:
@@ -151,10 +151,10 @@ def _require_room(target: Path, size: int) -> None:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
-    # Imported here: it takes as long as everything else for scoring a short file.
+    # Imported here: it takes as long as scoring a short file.
     import orbax.checkpoint as ocp
 
-    # One uncompressed file for each array of a device, so that it can be mapped and read in part.
+    # One uncompressed file for each array of a device, to be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -162,7 +162,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
 
 @contextmanager
 def _numbered_errors() -> Iterator[None]:
-    """Turn system errors inside messages of TensorStore, Orbax's writer, into OSError."""
+    """Turn system errors in messages of TensorStore, Orbax's writer, into OSError."""
     code = None
     try:
         yield
@@ -177,10 +177,7 @@ def _numbered_errors() -> Iterator[None]:
 
 @contextmanager
 def _unlogged(*names: str) -> Iterator[None]:
-    """Silence loggers.
-
-    Orbax warns that OCDBT is off, and prints an error of each task; the first error is raised.
-    """
+    """Silence loggers: Orbax warns that OCDBT is off, and prints an error of each task."""
     loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

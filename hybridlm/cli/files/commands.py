@@ -1,7 +1,4 @@
-"""Commands for the rows of a file: score, decide, classify, embed, divergence and batch.
-
-Their options are the fields of a task and of `FileOptions`.
-"""
+"""Commands for rows of a file; options are fields of tasks and `FileOptions`."""
 
 import inspect
 import time
@@ -46,12 +43,11 @@ def file_command(
     """Return the command of a task.
 
     Args:
-        task: its fields are options.
         summary: first paragraph of the help.
         input, output: `typer.Argument` or `typer.Option`.
         items: plural word for the rows.
-        options: options of `hybridlm.load`.
-        **defaults: different defaults of these options.
+        options: of `hybridlm.load`.
+        **defaults: of these options.
     """
 
     def command(loading: Loading, *, model: str, input: Path, output: Path, work: Any, run: FileOptions) -> None:

@@ -1,7 +1,6 @@
-"""Compiled steps on disk, one file each, by a key of everything that makes a step.
+"""Compiled steps on disk, by a key of everything that makes a step.
 
-A part of `compile` that no other module of it imports. Imports its `compiled_step`, `calling` and `runtime`. Begin with
-`executable_store`.
+Begin with `executable_store`.
 """
 
 from ir_passes.compile.stored.entry_file import Entry

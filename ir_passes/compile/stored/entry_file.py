@@ -1,6 +1,6 @@
-"""One file of a compiled step: fixed start, JSON header, and three sections.
+"""File of a compiled step: START, JSON header, then description, certificate and executable.
 
-The sections are description, certificate and executable; the header has their lengths and sha256.
+The header has the length and sha256 of each section.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _MAGIC = b"hlmstep\x01"
 
 @dataclass(frozen=True)
 class Section:
-    """Length and sha256 of a part of an entry."""
+    """Length and sha256 of a section."""
 
     bytes: int
     sha256: str
@@ -28,12 +28,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a stored step.
+    """Header of an entry.
 
     Attributes:
-        key: hash of everything that makes the step, and file name.
+        key: hash of everything that makes the step; also the file name.
         label: step and model, for people.
-        seconds: of its compilation.
+        seconds: of compilation.
     """
 
     key: str
@@ -56,7 +56,6 @@ class Entry:
 
 
 def to_bytes(key: str, entry: Entry) -> bytes:
-    """An entry as the bytes of its file."""
     sections = (
         record.to_json(entry.description, indent=None).encode(),
         record.to_json(entry.certificate, indent=None, checksum=True).encode(),
@@ -68,7 +67,7 @@ def to_bytes(key: str, entry: Entry) -> bytes:
 
 
 def from_bytes(key: str, content: bytes) -> Entry:
-    """Return the entry of a key in a file; raises RecordError."""
+    """Read an entry; raises RecordError if it is damaged or has another key."""
     header, position = read_header(content, key)
     parts: list[bytes] = []
     for name in ("description", "certificate", "program"):
@@ -87,7 +86,7 @@ def from_bytes(key: str, content: bytes) -> Entry:
 
 
 def read_header(content: bytes, key: str) -> tuple[Header, int]:
-    """Return the header of an entry, and its end."""
+    """Return the header and the position of its end; raises RecordError."""
     if len(content) < START.size:
         raise record.RecordError("it is cut off")
     magic, length, digest = START.unpack_from(content)

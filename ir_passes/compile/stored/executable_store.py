@@ -1,4 +1,4 @@
-"""Compiled steps in a directory, by a key of everything that makes them.
+"""Directory of compiled steps, by a key of everything that makes them.
 
 An executable is machine code: an entry is loaded only if no other user could have written it (`FileStore`). Damaged or
 foreign entries count as absent, with a line in the log. Beyond the size limit, the least recently used entries are
@@ -26,11 +26,11 @@ _log = logging.getLogger("hybridlm")
 DEFAULT_MAX_BYTES = 4 << 30
 MAX_ENTRY_BYTES = 2 << 30
 UNUSABLE = (OSError, ValueError, jax.errors.JaxRuntimeError)
-"""Errors of a wrong entry: record and description errors are ValueErrors."""
+"""Errors of unusable entries; record and description errors are ValueErrors."""
 
 
 class ExecutableStore(FileStore):
-    """A directory of compiled steps for any number of reading and writing processes.
+    """A directory of compiled steps, shared by any number of processes.
 
     Args:
         directory: created for this user alone, on first use.
@@ -45,7 +45,7 @@ class ExecutableStore(FileStore):
         self._full = False
 
     def find(self, key: str) -> Entry | None:
-        """Return the trusted entry of a key; None, with a log line, without one."""
+        """Return the trusted entry of a key, or None."""
         try:
             return from_bytes(key, self.require_file(key + self.suffix, MAX_ENTRY_BYTES))
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class ExecutableStore(FileStore):
             return None
 
     def keep(self, key: str, entry: Entry) -> bool:
-        """Write an entry atomically, and delete the oldest beyond the limit; return whether it was stored."""
+        """Write an entry atomically and delete the oldest beyond the limit; True if stored."""
         try:
             content = to_bytes(key, entry)
             if len(content) > min(self.max_bytes, MAX_ENTRY_BYTES):
@@ -74,11 +74,7 @@ class ExecutableStore(FileStore):
         return True
 
     def entries(self) -> list[tuple[StoredFile, Header | None]]:
-        """Return all files of the store and their headers (None of another file), the newest use first.
-
-        Raises:
-            UntrustedError: the directory may be another's.
-        """
+        """List all files, most recently used first, with headers (None if unreadable); raises UntrustedError."""
         listed: list[tuple[StoredFile, Header | None]] = []
         for file in sorted(self.files(), key=lambda file: (-file.used, file.name)):
             try:
@@ -89,7 +85,7 @@ class ExecutableStore(FileStore):
         return listed
 
     def damaged(self, key: str, error: Exception) -> None:
-        """Log why an entry is not used; once for an untrusted folder."""
+        """Log why an entry is unusable; once for an untrusted folder."""
         if isinstance(error, UntrustedError) and error.folder:
             self.warn(error)
         else:

@@ -1,4 +1,4 @@
-"""Structure of a step's results as JSON: tuples, named classes, arguments' structures."""
+"""Structure of a step's results as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ MAX_DEPTH = 50
 
 
 class NotStorable(ValueError):
-    """A step that cannot be stored, or stored bytes that do not fit these arguments."""
+    """A step cannot be stored, or stored bytes do not fit these arguments."""
 
 
 def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]) -> str:
-    """Return a structure as JSON; raises NotStorable for another structure."""
+    """Return a structure as JSON; raises NotStorable for unknown node types."""
     return json.dumps(_written(jax.tree.unflatten(structure, range(structure.num_leaves)), args, nodes))
 
 
 def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int = 0) -> Any:
-    """Return a tree as JSON.
+    """Encode a tree of integers as JSON.
 
-    0 is a leaf, null None, a list a tuple, {class: parts} a class, {"": argument} an argument's structure.
+    0 is a leaf, null None, a list a tuple, {class: parts} a class of `nodes`, {"": i} the structure of argument i.
     """
     if depth > MAX_DEPTH:
         raise NotStorable(f"results are nested more than {MAX_DEPTH} deep")
@@ -44,7 +44,7 @@ def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int
 
 
 def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> Any:
-    """Return the structure of a text; raises NotStorable."""
+    """Return the structure of JSON text; raises NotStorable."""
     classes = {node.__name__: node for node in nodes}
 
     def read(value: Any, depth: int) -> Any:

@@ -1,7 +1,6 @@
 """A compiled step as a description and bytes, and its restoration without tracing.
 
-XLA serializes its executable; a JSON `Description` has types, places and trees for JAX. No pickle. Arguments have the
-structure of those at restoration; results are tuples and classes that the caller names.
+XLA serializes its executable; `Description` has the types, placements and trees for JAX as JSON. No pickle.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from ir_passes.jaxpr import ir, jax_private
 
 @dataclass(frozen=True)
 class ArrayType:
-    """Type and place of one array.
+    """Type and placement of one array.
 
     Attributes:
         spec: mesh axes of each dimension; None on a single device.
@@ -39,18 +38,15 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class Description:
-    """Data needed to call an executable.
+    """What JAX needs to call an executable.
 
     Attributes:
-        name: of the program.
-        step, lanes: of the function.
-        leaves: flattened arguments.
-        kept, arguments: read arguments, and their types.
-        results: result types, in order.
+        name, step: of the program and the function.
+        leaves: number of flattened arguments.
+        kept, arguments: numbers and types of the arguments that the program reads.
         tree: result structure, as JSON.
         donated, order: see `Calling`.
         committed: results are bound to their devices.
-        successors: donated argument and result.
     """
 
     name: str
@@ -68,7 +64,7 @@ class Description:
 
 
 class StoredStep(Running):
-    """A step of an earlier process; call it like its function."""
+    """A step from an earlier process; call it like its function."""
 
     def __init__(
         self,
@@ -96,12 +92,10 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
     """Return the description and the executable of a step.
 
     Args:
-        step: compiled.
-        args: its arguments.
-        nodes: named tuples of its results.
+        nodes: named tuple classes of its results.
 
     Raises:
-        NotStorable: unknown parts, or faults: every process must warn of faults.
+        NotStorable: parts that cannot be described, or a certificate with faults: every process must warn of them.
     """
     _require_proof(step.certificate)
     parts, calling = jax_private.parts_of(step.compiled), step.calling
@@ -122,7 +116,7 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
         step.successors,
     )
     _, parts_again, call = _assembled(description, args, nodes, parts.executable)
-    # XLA has the order of the arguments and the parts of each; JAX's additions must be restored unchanged.
+    # XLA keeps the order and shards of arguments; JAX's additions must be restored unchanged.
     for field, stored_part, part in zip(parts._fields, parts_again, parts, strict=True):
         if stored_part != part:
             raise NotStorable(f"its {field} cannot be written down")
@@ -142,13 +136,11 @@ def restore(
     """Rebuild a described step on the devices of its arguments.
 
     Args:
-        description, certificate, program: stored.
         args: arrays or types, as in later calls.
-        nodes: as for `describe`.
-        compile_anew: compiles the complete step, for its other parts.
+        compile_anew: compiles the step with jaxpr, HLO and audit.
 
     Raises:
-        NotStorable: the description does not fit, or the certificate is of another executable or versions, or no proof.
+        NotStorable: the description does not fit, or the certificate is no proof or of another executable or versions.
         JaxRuntimeError: XLA rejects the executable.
     """
     devices = _devices(args)
@@ -178,7 +170,7 @@ def _require_proof(certificate: Certificate) -> None:
 def _assembled(
     description: Description, args: tuple[Any, ...], nodes: Sequence[type], executable: Any
 ) -> tuple[Any, jax_private.ExecutableParts, Calling]:
-    """Return argument types, program and calling convention; raises NotStorable."""
+    """Return argument infos, program parts and calling convention; raises NotStorable."""
     leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
     read_arguments, donated, order = description.kept, description.donated, description.order

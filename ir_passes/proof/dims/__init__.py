@@ -1,7 +1,6 @@
 """Named dimensions: arrays written to a pool have its dimensions in the pool's order.
 
-A part of `proof`; imports its `registry` and `violations`. Begin with `names`; `rules` aligns the dimensions of
-operands and results, `classes` holds equal dimensions.
+Begin with `names`; `rules` aligns dimensions of operands and results, `classes` holds equal dimensions.
 """
 
 from ir_passes.proof.dims.names import dim_violations

@@ -1,4 +1,4 @@
-"""Classes of equal dimensions; operations of the program align dimensions of operands and results."""
+"""Classes of equal dimensions."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ NAMED = "dims:"
 
 
 class Conflict(Exception):
-    """Two dimensions with different names would be in one class."""
+    """Dimensions with different names would be in one class."""
 
     def __init__(self, names: tuple[str, str]):
         self.names = names
@@ -18,15 +18,14 @@ class Conflict(Exception):
 
 @dataclass(eq=False, slots=True)
 class Dimension:
-    """One class, or a member that points to it.
+    """A class of equal dimensions, or a member that points to it.
 
     Attributes:
-        size: length.
-        name: from `name_dims` or a pool; None without a name.
+        name: from `name_dims` or a pool.
         factors: the dimensions it was merged from or split into, in row-major order.
         wholes: dimensions that were split, with this one as their first part.
-        repeated: True if the array is constant along it, so any name fits; of this member alone.
-        lost: the line that joined arrays with unrelated dimensions into this one; None otherwise.
+        repeated: the array is constant along it, so any name fits; of this member alone.
+        lost: the line that joined arrays with unrelated dimensions into this one.
         along: names of dimensions that this one is a part of, or consists of parts of; of the class.
     """
 
@@ -49,11 +48,7 @@ class Dimension:
 
 
 def unify(first: Dimension, second: Dimension) -> None:
-    """Make two dimensions one class.
-
-    Raises:
-        Conflict: they have different names.
-    """
+    """Make two dimensions one class; raises Conflict for different names."""
     first, second = first.root(), second.root()
     if first is second:
         return
@@ -75,13 +70,13 @@ def unify(first: Dimension, second: Dimension) -> None:
 
 
 def tie(first: Dimension, second: Dimension) -> None:
-    """Make two dimensions one class if both arrays vary along them. Raises as `unify`."""
+    """Make two dimensions one class if both arrays vary along them; raises as `unify`."""
     if not (first.repeated or second.repeated):
         unify(first, second)
 
 
 def same(first: Dimension, second: Dimension) -> bool:
-    """Whether two dimensions are known to be equal."""
+    """True if two dimensions are known to be equal."""
     first, second = first.root(), second.root()
     if first is second or (first.name is not None and first.name == second.name):
         return True
@@ -91,12 +86,9 @@ def same(first: Dimension, second: Dimension) -> bool:
 
 
 def met(*dims: Dimension) -> Dimension:
-    """Return the dimension of an array that joins several arrays.
+    """Return the dimension of an array that joins several arrays; raises Conflict for different names.
 
     Joined arrays need not have equal dimensions: without other evidence the result has no name.
-
-    Raises:
-        Conflict: two of them have different names.
     """
     varying = [dim for dim in dims if not dim.repeated]
     if not varying:
@@ -111,14 +103,14 @@ def met(*dims: Dimension) -> Dimension:
 
 
 def part_of(dim: Dimension, size: int) -> Dimension:
-    """Return the dimension of a contiguous part of an array."""
+    """Return the dimension of a contiguous part."""
     if dim.repeated:
         return Dimension(size, repeated=True)
     return Dimension(size, along=runs_along(dim))
 
 
 def runs_along(dim: Dimension) -> frozenset[str]:
-    """Return the names of the dimensions that contain the elements of this one, in order."""
+    """Return the names of the dimensions with the elements of this one, in order."""
     root = dim.root()
     return frozenset((root.name,)) if root.name is not None else root.along
 
@@ -131,7 +123,6 @@ def concatenated(parts: Sequence[Dimension], size: int) -> Dimension:
 
 
 def fresh(shape: Sequence[int]) -> tuple[Dimension, ...]:
-    """Return dimensions without names."""
     return tuple(Dimension(size) for size in shape)
 
 

@@ -1,8 +1,8 @@
-"""Arrays written to a pool have its named dimensions in the pool's order.
+"""Check that arrays written to a pool have its named dimensions in the pool's order.
 
-Names enter by the pools of a step and by `name_dims`. They spread through operations that align dimensions (addition,
-products). A write aligns nothing: the written array must have the pool's names already. The same holds for operations
-that join arrays, or replace one by another: `select_n`, `concatenate`, carries of loops, branches of `cond`.
+Names enter by pools and by `name_dims`, and spread through operations that align dimensions (addition, products). A
+write aligns nothing: the written array must have the pool's names already. The same holds for operations that join
+arrays, or replace one by another: `select_n`, `concatenate`, carries of loops, branches of `cond`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,8 @@ def name_dims(x: Array, *names: str | None) -> Array:
     """Return the array unchanged, with named dimensions for the check of pools.
 
     Args:
-        x: the array.
-        names: one for each dimension, or None. Under `vmap` they have no effect, because the array has one dimension
-            more: name it outside.
+        names: one for each dimension, or None. No effect under `vmap`, where the array has one more dimension: name it
+            outside.
 
     Raises:
         ValueError: the number of names is not the number of dimensions.
@@ -43,8 +42,6 @@ def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[A
     """Return the violations of pools with named dimensions.
 
     Args:
-        bound: the contract.
-        flat: the program.
         values: program -> variable -> value of the lane proof, for `Violation.place`.
     """
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
@@ -74,10 +71,7 @@ def _tie_names(dims: Dims, names: Sequence[str | None]) -> None:
 
 
 class _Walk:
-    """One pass over a program.
-
-    `leaf` maps a variable to the pool with named dimensions that it is a version of.
-    """
+    """A pass over a program; `leaf` maps versions of named pools to their pools."""
 
     def __init__(self, bound: BoundContract, values: Mapping[Any, Any]):
         self.bound = bound
@@ -106,7 +100,6 @@ class _Walk:
         return [dims_of(atom) for atom in jaxpr.outvars], [leaf_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Return the dimensions of an equation's results, and their pools."""
         eqn = jaxpr.eqns[index]
         name = eqn.primitive.name
         nothing: Leaves = [None] * len(eqn.outvars)
@@ -133,7 +126,7 @@ class _Walk:
         return [fresh(ir.shape_of(var)) for var in eqn.outvars], nothing
 
     def _declared(self, eqn: Any, entry: Opaque, operands: list[Dims], pools: Leaves) -> Any:
-        """Return the results of an operation with declared pools."""
+        """Return the dimensions of an operation with declared pools."""
         for dims, declared in zip(operands, entry.inputs, strict=True):
             if isinstance(declared, Pool) and declared.dims:
                 _tie_names(dims, declared.dims)
@@ -151,7 +144,7 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Report the written dimensions without the pool's names, as one violation for each write."""
+        """Report written dimensions without the pool's names, as one violation per write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
         wrong = []
@@ -186,13 +179,12 @@ class _Walk:
         self.violations.append(violation)
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:
-        """Record the line of lost names."""
         for dim in (dim for dims in results for dim in dims if dim.lost == ""):
             dim.lost = ir.source_of(eqn)
         return results
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Run the programs inside an equation; None if it has no program."""
+        """Run the programs inside an equation; None without programs."""
         outer = self._callers
         self._callers = (jaxpr.eqns[index], *outer)
         try:
@@ -258,7 +250,7 @@ class _Walk:
         return results, versions
 
     def _joined(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:
-        """Join the dimensions of arrays; the result is one of the arrays."""
+        """Join the dimensions of arrays; the result is any one of them."""
         result = []
         for dims in zip(*arrays, strict=True):
             try:
@@ -274,7 +266,7 @@ def _common(*leaves: int | None) -> int | None:
 
 
 def _carried(carry: Dims, results: Dims) -> Dims:
-    """Join the assumed dimensions of a carry with the dimensions of the body's result."""
+    """Join the dimensions of a carry before and after the body."""
     return tuple(
         old if old.lost is not None or new.repeated or (same(old, new) and not old.repeated)
         else new if old.repeated

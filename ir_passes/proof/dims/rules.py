@@ -1,6 +1,6 @@
-"""Rules that align dimensions of operands and results, one for each operation.
+"""Rules that align dimensions of operands and results.
 
-An operation without a rule aligns nothing; a dimension without a name is then reported at the write to the pool.
+An operation without a rule aligns nothing; the write to a pool then reports a dimension without a name.
 """
 
 from collections.abc import Callable
@@ -136,7 +136,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Return the dimensions of parts; a dimension with its full length is unchanged."""
+    """Return the dimensions of parts; a dimension of full length is unchanged."""
     contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())
     return [
         tuple(
@@ -196,7 +196,7 @@ def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
 
 
 def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[int, Dimension]:
-    """Return the dimensions of the updates that replace whole dimensions of the operand."""
+    """Return the dimensions of updates that replace whole dimensions of the operand."""
     n = eqn.params["dimension_numbers"]
     hidden = {*map(int, n.inserted_window_dims), *map(int, n.operand_batching_dims)}
     window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
@@ -209,7 +209,7 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
     """Write an array into a part of another, at any start along the other axes.
 
-    If several dimensions are merged into one axis, an index along it may put any of them in the place of another.
+    An index along an axis of merged dimensions may put one in the place of another.
     """
     return [tuple(met(dim, window[axis]) if axis in window else _indexed(dim) for axis, dim in enumerate(x))]
 

@@ -1,4 +1,4 @@
-"""Every rule; importing this module fills the table."""
+"""Every rule; an import fills the table."""
 
 from ir_passes.proof import registry
 from ir_passes.proof.rules import (

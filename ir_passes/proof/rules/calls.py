@@ -1,4 +1,4 @@
-"""Calls of functions: by their bodies, or by the declaration as row-wise."""
+"""Calls of functions: by their bodies, or by a row-wise declaration."""
 
 from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
@@ -21,7 +21,6 @@ symbolic_zeros
 
 @rule(*primitives.CALLS, reads=" ".join(primitives.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
-    """Apply the declaration of a row-wise function, or interpret the body."""
     declaration = declaration_of(site.eqn)
     if declaration is None:
         body = ir.body_of(site.eqn)
@@ -42,7 +41,6 @@ def linear_solve(site: Site, *operands: Value) -> list[Value]:
 
 
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
-    """Return the results of a declared row-wise function."""
     problem = _misfit(site, declaration)
     if problem is not None:
         owner = site.mixed(
@@ -65,7 +63,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """Return how a call differs from its declaration, and the remedy; None if it matches."""
+    """Return the difference of a call from its declaration, and the remedy, or None."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"

@@ -24,11 +24,10 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
-    """Return the owner of comparing each lane's number with the number of active lanes.
+    """Return the owner of a comparison of lane numbers with the active count, or None.
 
-    None for other comparisons. Each element of the result belongs to its lane, so a fact about an idle lane's element
-    does not hold for other lanes. The interpretation without idle lanes then refuses every use of the element for
-    another lane.
+    Each element belongs to its lane, so a fact about an idle lane's element does not hold for other lanes. The
+    interpretation without idle lanes then refuses every use of the element for another lane.
     """
     number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
     shape = site.shapes[0 if number is x else 1]
@@ -56,7 +55,7 @@ def equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _broadcast_keys(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
-    """Return the fact about keys along one axis; None for other arrays."""
+    """Return the fact about keys along one axis, or None."""
     if isinstance(value.fact, BroadcastVector):
         return value.fact
     long_axes = [axis for axis, size in enumerate(shape) if size != 1]

@@ -15,7 +15,7 @@ import numpy as np
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
-from ir_passes.proof.intervals import dtype_range, hull
+from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
@@ -200,6 +200,8 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     }
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=False)
     carry, test = _fixpoint(site, list(first), run_body, counters, mark, neighbours)
+    if test[0].range == FALSE and not isinstance(test[0].owner, Mixed):  # no iteration, of an idle lane or at all
+        carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
@@ -466,12 +468,15 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
         length: number of iterations.
     """
     owner, step = value.owner, ("scan", loop)
+    iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)
     stacked_view = None if value.intact is None else left(value.intact.view, step)
     intact = None if value.intact is None or stacked_view is None else UnchangedRows(value.intact.leaf, stacked_view)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in (*sources, LaneRows(0, packed=owner.packed)):
             lane = OneLane(_symbol_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
-            if owner == lane:
+            by_number = OneLane(iteration, unreduced=owner.unreduced, packed=rows.packed)
+            is_number = rows == LaneRows(0, packed=rows.packed) and length == site.prover.bound.layouts.get(rows.packed)
+            if owner == lane or (is_number and owner == by_number):
                 return Value(replace(rows, axis=0, unreduced=owner.unreduced), range=value.range, intact=intact)
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)

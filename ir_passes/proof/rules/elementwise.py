@@ -45,13 +45,13 @@ from ir_passes.proof.views import View, entered, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
-    """Return the bounds of an integer result from the bounds of its operands."""
+    """Return the bounds of an integer result."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
 def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    """Return the join of the operands' owners, each broadcast to the shape of the result."""
+    """Return the join of the operands' owners, each broadcast to the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
@@ -74,7 +74,6 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 
 @rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
-    """Join the owners."""
     same = unchanged(site, *operands) if len(operands) <= 2 and len(site.eqn.outvars) == 1 else None
     if same is not None:
         return [same]
@@ -84,10 +83,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Join the owners; refuse several lanes.
-
-    JAX runs one loop for all elements. The loop ends when the last element has converged.
-    """
+    """Join the owners; refuse several lanes: JAX's loop ends when the last element has converged."""
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
@@ -235,10 +231,7 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """Return the fact of comparing entries of a slot map with the null row.
-
-    None for other comparisons.
-    """
+    """Return the fact of comparing slot map entries with the null row, or None."""
     is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
     bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
     return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None
@@ -314,10 +307,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
-    """Return one case if the bounds of the predicate select it.
-
-    Otherwise join all cases and the predicate.
-    """
+    """Return the case that the predicate's bounds select, else join all operands."""
     if (
         predicate.range is not None
         and predicate.range[0] == predicate.range[1]
@@ -341,10 +331,10 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
 
 
 def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Range | None:
-    """Return the bounds of `where(x < 0, x + c, x)`; None for other selects.
+    """Return the bounds of `where(x < 0, x + c, x)`, or None.
 
-    The bounds join the numbers from 0 on and the negative numbers plus c. Two idioms have this form: numpy's remainder
-    by a positive number, and an index that counts from the end of an axis.
+    They join the numbers from 0 on and the negative numbers plus c. Two idioms have this form: NumPy's remainder by a
+    positive number, and an index that counts from the end of an axis.
     """
     x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
     bounds = x.range or dtype_range(site.eqn.invars[1].aval)
@@ -358,9 +348,9 @@ def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) ->
 
 
 def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
-    """Return the fact of a slot map guarded by a select.
+    """Return the fact of a slot map guarded by a select, or None.
 
-    For lanes that are switched off, the select gives a row that no lane owns. None for other selects.
+    For lanes that are switched off, the select gives a row that no lane owns.
     """
     slots = [case.fact for case in cases if isinstance(case.fact, SlotEntry)]
     other_cases = [case for case in cases if not isinstance(case.fact, SlotEntry)]
@@ -384,9 +374,7 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
 
 
 def _unowned_kind(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`.
-
-    None for a row that a lane may own.
+    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`, or None.
 
     Args:
         stride: number of elements from one row to the next.

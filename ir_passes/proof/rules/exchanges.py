@@ -46,7 +46,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
 
 @rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
 def by_counts(site: Site, *operands: Value) -> list[Value]:
-    """Refuse lanes in exchanges with counts and partners from run-time values."""
+    """Refuse lanes in exchanges with run-time counts and partners."""
     owner = site.join(*(value.owner for value in operands))
     if not isinstance(owner, Common):
         message = "it moves rows of lanes between devices by counts that are known when it runs"
@@ -55,7 +55,7 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
 
 
 def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
-    """Return the owner of an operand's elements after an exchange over some mesh axes."""
+    """Return the owner of an operand's elements after an exchange over mesh axes."""
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
@@ -91,10 +91,10 @@ def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape
 def _permuted_lanes(
     site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]
 ) -> LaneRows | OneLane | None:
-    """Return the owner of lanes that devices exchange by a fixed permutation.
+    """Return the owner of lanes that devices exchange by a fixed permutation, or None.
 
     The inverse permutation undoes the exchange. Until then the lanes do not belong to this device, and join no lanes of
-    this device. None for other exchanges.
+    this device.
     """
     size, params = site.prover.devices_along(axes), site.params
     if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
@@ -125,10 +125,7 @@ def _permuted_lanes(
 
 
 def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """Return the owner after a collective that resizes or adds an axis.
-
-    This axis must not be the axis of the lanes.
-    """
+    """Return the owner after a collective resizes or adds an axis other than the lanes'."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)

@@ -50,18 +50,15 @@ _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
 def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
-    """Read windows at the indices."""
     return [_read(site, operand, of_gather(site, indices))]
 
 
 @rule("dynamic_slice", reads="slice_sizes")
 def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
-    """Read a window at a clamped start."""
     return [_read(site, operand, of_slice(site, starts, site.shape))]
 
 
 def _read(site: Site, operand: Value, access: Access) -> Value:
-    """Return the value of a read."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -128,9 +125,9 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
 
 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
-    """Return the fact of page table entries at any index.
+    """Return the fact of page table entries at any index, or None.
 
-    They are entries of the same lane, or a fill value. None if the fill value may be a lane's page.
+    They are entries of the same lane, or a fill value; this must not be a lane's page.
     """
     fact, filler = operand.fact, site.params.get("fill_value")
     assert isinstance(fact, PageEntry)
@@ -143,7 +140,7 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
 
 
 def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
-    """Return the value number of a permuted vector; 0 for other reads.
+    """Return the value number of a permuted vector, else 0.
 
     The prover records that the permuted vector has equal counts of each element.
     """
@@ -169,10 +166,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """Return the fact of outer(inner(r)) if one undoes the other, or one counts up.
-
-    None for other compositions.
-    """
+    """Return the fact of outer(inner(r)) if one undoes the other, or one counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
@@ -225,7 +219,7 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     """Write windows at the indices; an iota written by a permutation gives its inverse.
 
-    `scatter_apply` has a function that changes the present elements; it does not use the updates.
+    `scatter_apply` changes the present elements by a function, without updates.
     """
     access = of_scatter(site, indices)
     if site.params["update_jaxpr"] is not None:
@@ -265,12 +259,10 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Value) -> list[Value]:
-    """Write a window at a clamped start."""
     return [_write(site, operand, updates, of_slice(site, starts, site.shapes[1]), replaces=True)]
 
 
 def _write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
-    """Return the array after a write."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -344,9 +336,7 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
     """Return the owners of the updates and of the rows after a write by permutation.
 
     Args:
-        site: the write.
         updates: the rows.
-        access: of the write.
         dim: dimension of the operand with the permutation as index; no other index may depend on all lanes.
     """
     order = access.columns[dim].fact

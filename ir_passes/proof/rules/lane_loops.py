@@ -2,12 +2,12 @@
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
 do not: once a lane has stopped, its values do not change, and it stays stopped. A walk over the body proves this for a
-lane that has stopped (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
+stopped lane (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
 
-* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do
-  not change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may
-  have shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on
-  all lanes.
+* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do not
+  change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may have
+  shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all
+  lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
   grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that
   may change in stopped lanes; its last value depends on all lanes.
@@ -32,12 +32,10 @@ _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 @dataclass(frozen=True)
 class Counter:
-    """A carry that counts iterations.
-
-    It is below its bound in every iteration.
+    """A carry that counts iterations; it is below its bound in every iteration.
 
     Attributes:
-        index: index of the carry.
+        index: of the carry.
         bound: value of the bound.
     """
 
@@ -51,7 +49,7 @@ class Stopped:
 
     Attributes:
         flags: number of an array -> its elements of this lane.
-        counter, lengths: numbers of a counter, and of lengths that are not greater for this lane; NONE without.
+        counter, lengths: numbers of a counter, and of lengths that are not greater for this lane, or NONE.
     """
 
     flags: dict[Number, Range]
@@ -59,7 +57,7 @@ class Stopped:
     lengths: Number
 
     def bounds(self, site: Site, number: Number) -> Range | None:
-        """Return the bounds of a result for this lane; None without special bounds."""
+        """Return the bounds of a result for this lane, or None."""
         if number in self.flags or site.name not in ("lt", "gt", "ge", "le"):
             return self.flags.get(number)
         sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
@@ -82,7 +80,6 @@ def stops_by_lane(
         prover: after the loop has settled.
         condition, body: programs of the loop.
         outer, inner: values of their constants.
-        carry: values of the carries.
         counter: with `Greatest` as its bound; None for a loop under `any(active)`.
     """
     condition, body = flatten(condition), flatten(body)
@@ -120,18 +117,17 @@ def counter_of(
     inner: int,
     carry: Sequence[Value],
 ) -> Counter | None:
-    """Return the carry that counts iterations, with its bound; None without one.
+    """Return the carry that counts iterations, with its bound, or None.
 
     The carry begins at 0 or above, each iteration adds 1, and the condition compares it with a bound that no iteration
-    changes. So the carry is below the bound in every iteration. If the bound is the number of active lanes, the carry
-    is the number of an active lane; if it is the end of the last lane, the number of a real token.
+    changes. So it is below the bound in every iteration. If the bound is the number of active lanes, the carry is the
+    number of an active lane; if it is the end of the last lane, the number of a real token.
 
     Args:
         prover: before the loop.
         condition, body: programs of the loop.
         outer: values of the condition's constants.
         inner: number of constants of the body.
-        carry: values of the carries before the loop.
     """
     condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
     test, carries = maker(condition.jaxpr, condition.jaxpr.outvars[0]), condition.jaxpr.invars[len(outer) :]
@@ -237,7 +233,7 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
 
 
 def _counts_up(body: Any, k: int, inner: int) -> bool:
-    """True if an iteration adds a positive constant to a carry, an integer that begins at 0 or above."""
+    """True if an iteration adds a positive constant to an integer carry from 0 on."""
     eqn = maker(body, body.outvars[k])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
         return False

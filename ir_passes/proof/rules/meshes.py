@@ -56,11 +56,11 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
 
 @dataclass(frozen=True)
 class Split:
-    """The partition of an array over the devices of a mesh.
+    """Partition of an array over the devices of a mesh.
 
     Attributes:
-        axes: axis of the array -> the axes of the mesh that split it.
-        devices: length of each axis of the mesh.
+        axes: axis of the array -> mesh axes that split it.
+        devices: length of each mesh axis.
     """
 
     axes: dict[int, tuple[str, ...]]
@@ -74,7 +74,6 @@ class Split:
         return cls({axis: names for axis, names in split.items() if names}, devices)
 
     def parts(self, axis: int) -> int:
-        """Return the number of parts that an axis is split into."""
         return math.prod(self.devices[name] for name in self.axes[axis])
 
     @property
@@ -90,10 +89,7 @@ def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
 
 
 def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """Return a device's part of an operand.
-
-    A part has a new value number, because parts may differ.
-    """
+    """Return a device's part of an operand, with a new value number: parts may differ."""
     owner, axis, intact = value.owner, axis_of(value.owner), value.intact
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):

@@ -26,7 +26,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule(*primitives.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
-    """Apply the declaration in the contract with the name of the call's target.
+    """Apply the declaration with the name of the call's target.
 
     A debugging callback without a declaration gives a note only, because it has no results.
     """
@@ -83,13 +83,13 @@ def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKer
 
 
 def noted(kernels: ReadKernels) -> Iterator[Statement]:
-    """Yield a note about every kernel that was read, with its line."""
+    """Yield a note about every kernel that was read."""
     for eqn in kernels.read:
         yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
-    """Yield the assumption about every call of a declared operation, with its line."""
+    """Yield the assumption about every call of a declared operation."""
     for name, calls in declared.items():
         kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
         places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
@@ -99,15 +99,13 @@ def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Declared:
-    """One call of a declared operation."""
-
     site: Site
     name: str
     entry: Opaque
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """Return the results that the declaration promises for operands that match it."""
+        """Return the results that the declaration promises for matching operands."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
@@ -134,10 +132,7 @@ class _Declared:
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
-        """Return the common owner of all arrays with rows of lanes.
-
-        `Mixed` if the call does not match its declaration.
-        """
+        """Return the common owner of all arrays of lanes; `Mixed` for a misfit."""
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):
@@ -173,7 +168,7 @@ class _Declared:
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
     def _unequal(self) -> str | None:
-        """Describe declared arrays of lanes with different numbers of rows; None without a difference."""
+        """Describe declared arrays of lanes with different numbers of rows, or return None."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
@@ -222,7 +217,7 @@ class _Declared:
         return self.site.mixed(message, "split the slot map like the rows of the pool", ViolationKind.WRONG_ROW)
 
     def _miscounted(self) -> str | None:
-        """Describe operands, results or aliases of a call that differ from the declaration."""
+        """Describe operands, results or aliases that differ from the declaration."""
         entry, eqn = self.entry, self.site.eqn
         if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
             called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"

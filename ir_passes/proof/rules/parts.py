@@ -29,7 +29,6 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
 
 
 def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
-    """Return the value of a static slice."""
     full = site.shapes[0]
     axis = axis_of(x.owner)
     owner, intact = x.owner, x.intact
@@ -70,7 +69,6 @@ def _view_of_slice(
 
 @rule("slice", reads="start_indices limit_indices strides")
 def cut(site: Site, x: Value) -> list[Value]:
-    """Take a static slice."""
     starts, limits = site.params["start_indices"], site.params["limit_indices"]
     steps = site.params["strides"] or (1,) * len(starts)
     if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
@@ -83,7 +81,6 @@ def cut(site: Site, x: Value) -> list[Value]:
 
 @rule("split", reads="sizes axis")
 def split(site: Site, x: Value) -> list[Value]:
-    """Split into static parts."""
     axis, results, start = site.params["axis"], [], 0
     full = site.shapes[0]
     for size in map(int, site.params["sizes"]):
@@ -136,7 +133,6 @@ def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotE
 
 @rule("stack", reads="axis")
 def stack(site: Site, *parts: Value) -> list[Value]:
-    """Stack along a new axis."""
     axis = int(site.params["axis"])
     owners = []
     for value in parts:
@@ -149,7 +145,7 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Return the owner of a concatenation of parts along an axis."""
+    """Return the owner of a concatenation along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:

@@ -21,7 +21,6 @@ def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
-    """Return the owner of a product of matrices."""
     ranks = [len(shape) for shape in site.shapes[:2]]
     owners, free_before = [], len(batch[0])
     for value, rank, summed, paired in zip((x, y), ranks, contract, batch, strict=True):
@@ -48,7 +47,7 @@ def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tu
 def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
     """Multiply rows by the matrix of their group.
 
-    The product works row by row if the rows are sorted by the keys that the sizes count.
+    This works row by row if the rows are sorted by the keys that the sizes count.
     """
     numbers = site.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers

@@ -24,7 +24,7 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Return the owner of the elements after a reduction over some axes."""
+    """Return the owner after a reduction over some axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -39,7 +39,6 @@ def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
     ignores="out_sharding",
 )
 def reduction(site: Site, x: Value) -> list[Value]:
-    """Reduce over some axes."""
     axes = tuple(map(int, site.params["axes"]))
     if not site.name.startswith("arg") and all(site.shapes[0][axis] == 1 for axis in axes):
         if is_integer(site.eqn.outvars[0].aval.dtype) and not isinstance(x.owner, PoolRows):
@@ -74,7 +73,6 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
 
 @rule(*CUMULATIVE, reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
-    """Reduce cumulatively along one axis."""
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         message = f"it runs along axis {site.params['axis']}, which holds different lanes"
@@ -93,7 +91,6 @@ def running(site: Site, x: Value) -> list[Value]:
     ignores="aggregate_to_topk is_max_k is_stable recall_target reduction_input_size_override",
 )
 def top_k(site: Site, x: Value) -> list[Value]:
-    """Take the greatest along one axis, and their indices."""
     axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
     axis %= len(site.shape)
     owner = x.owner
@@ -127,9 +124,9 @@ def windows(site: Site, *operands: Value) -> list[Value]:
 def sort(site: Site, *operands: Value) -> list[Value]:
     """Sort within each lane, or permute the rows of lanes.
 
-    A sort along another axis than the lanes' axis sorts each lane separately. A sort along the axis of the lanes
-    permutes rows: the position of a row depends on every lane, but its content does not. The inverse permutation undoes
-    the order.
+    A sort along another axis than the lanes' sorts each lane separately. A sort along the axis of the lanes permutes
+    rows: the position of a row depends on every lane, but its content does not. The inverse permutation undoes the
+    order.
     """
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
@@ -161,7 +158,6 @@ def sort(site: Site, *operands: Value) -> list[Value]:
 
 
 def _permutes(value: Value) -> bool:
-    """True if a value is a permutation."""
     return isinstance(value.fact, Permuted)
 
 

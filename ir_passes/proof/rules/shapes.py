@@ -51,8 +51,8 @@ def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[
     """Locate an axis after a row-major reshape.
 
     Returns:
-        The new axis, the number of new indices per old index, and the number of old indices per new index. One of the
-        two numbers is 1. None if neither axis is a prefix of the other one, and for an array without elements.
+        The new axis, and the numbers of new indices per old index and of old indices per new index, one of them 1. None
+        if neither axis is a prefix of the other, and for an array without elements.
     """
     if not math.prod(new_shape):
         return None
@@ -72,7 +72,6 @@ def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[
 
 
 def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) -> Owner:
-    """Return the owner after a reshape."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -120,7 +119,7 @@ def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Ow
 
 
 def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
-    """Return `axis` if two shapes differ by a merge of two axes; None otherwise.
+    """Return `axis` if two shapes differ by a merge of two axes, or None.
 
     Args:
         axis: first of two adjacent axes of `split`; the merged axis of `merged`.
@@ -138,7 +137,6 @@ def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_sh
 
 
 def reshaped_value(site: Site, x: Value) -> Value:
-    """Return the value of a reshape."""
     old_shape, new_shape = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
@@ -165,7 +163,7 @@ def reshaped_value(site: Site, x: Value) -> Value:
 
 
 def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
-    """Return the axis with the same elements after a reshape; None without one."""
+    """Return the axis with the same elements after a reshape, or None."""
     place = place_after_reshape(axis, old_shape, new_shape)
     return place[0] if place is not None and place[1:] == (1, 1) else None
 
@@ -190,7 +188,6 @@ def reshape(site: Site, x: Value) -> list[Value]:
 
 @rule("squeeze", reads="dimensions")
 def squeeze(site: Site, x: Value) -> list[Value]:
-    """Drop axes of size 1."""
     return [reshaped_value(site, x)]
 
 
@@ -218,7 +215,6 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 
 @rule("transpose", reads="permutation")
 def transpose(site: Site, x: Value) -> list[Value]:
-    """Permute the axes."""
     permutation = tuple(map(int, site.params["permutation"]))
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
@@ -246,7 +242,6 @@ def reverse(site: Site, x: Value) -> list[Value]:
 
 @rule("pad", reads="padding_config")
 def pad(site: Site, x: Value, filler: Value) -> list[Value]:
-    """Pad the ends of axes."""
     if not any(map(any, site.params["padding_config"])):
         return [x]
     owner, axis = x.owner, axis_of(x.owner)
@@ -266,7 +261,6 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
 
 @rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
-    """Repeat along axes."""
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
     axis = axis_of(x.owner)
     owner = x.owner
@@ -277,7 +271,6 @@ def tile(site: Site, x: Value) -> list[Value]:
 
 @rule("iota", reads="dtype shape dimension", ignores="sharding")
 def iota(site: Site, *_: Value) -> list[Value]:
-    """Count up along an axis."""
     axis = int(site.params["dimension"])
     number = site.prover.index_number(site.params["dtype"], site.shape, axis)
     return [Value(COMMON, number, (0, max(0, site.shape[axis] - 1)), Iota(axis))]

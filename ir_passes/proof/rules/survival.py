@@ -12,11 +12,10 @@ from ir_passes.proof.values import Fact, Finite, Mask, MaskedOut, OneHot, TokenP
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
-    """Return the fact about the result of an operation; None for no fact.
+    """Return the fact about the result of an operation, or None.
 
     Args:
         fact: about the first operand. The other operands depend on the row's lane only.
-        name: name of the primitive.
         source, target: dtypes of the first operand and of the result.
     """
     rule = _TABLE.get((type(fact), name))
@@ -27,7 +26,6 @@ def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any
     """True if every element is finite, also after rounding by a product.
 
     Args:
-        fact: fact about the operand.
         dtype, result: dtypes of the operand and of the product.
         precision: parameter of `dot_general`; an algorithm names the dtype that operands are rounded to.
     """

@@ -33,9 +33,10 @@ def _by_neutral(site: Site, x: Value, y: Value) -> Value | None:
     neutral = _NEUTRAL.get(site.name)
     if neutral is None:
         return None
-    if constant_of(y) == neutral and site.shapes[0] == site.shape:
+    bounds = (neutral, neutral)
+    if y.range == bounds and site.shapes[0] == site.shape:
         return x
-    return y if site.name not in _ORDERED and constant_of(x) == neutral and site.shapes[1] == site.shape else None
+    return y if site.name not in _ORDERED and x.range == bounds and site.shapes[1] == site.shape else None
 
 
 def _by_mask(site: Site, x: Value, y: Value) -> Value | None:

@@ -1,7 +1,4 @@
-"""Live ranges and bytes of a compiled program's values, and in-place hazards.
-
-A part of `xla_audit` ; imports `xla_audit.program`. Begin with `values`.
-"""
+"""Live ranges and bytes of values, and in-place hazards. Begin with `values`."""
 
 from ir_passes.xla_audit.dataflow.in_place import Hazard, in_place_hazards
 from ir_passes.xla_audit.dataflow.values import LiveValue, LiveValues, live_values

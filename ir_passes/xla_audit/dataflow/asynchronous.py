@@ -1,6 +1,6 @@
-"""Values that asynchronous start and done operations forward.
+"""Values that asynchronous operations forward.
 
-A start returns its operands and new values, live until the done, which returns the new values (openxla/xla,
+A start returns operands and new values, live until its done, which returns the new values (openxla/xla,
 xla/hlo/analysis/hlo_dataflow_analysis.cc).
 """
 
@@ -12,14 +12,14 @@ Leaves = dict[Index, int]
 COPYING, STARTED, GATHERING, REDUCING = "copy-start", "async-start", "all-gather-start", "all-reduce-start"
 CONTINUED, DONE, REDUCED = "async-update", "async-done", "all-reduce-done"
 ENTRY = {"copy-done": 0, DONE: 1, "all-gather-done": 1}
-"""Done opcode -> entry of the start's result that it returns; others return all."""
+"""Done opcode -> entry of the start's result that it returns; other opcodes return all."""
 KNOWN = frozenset({COPYING, STARTED, CONTINUED, "copy-done", DONE})
-"""Opcodes with known operands and live ranges."""
+"""Asynchronous opcodes with known operands and live ranges."""
 TALKING = ("send", "recv")
 
 
 def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
-    """Return the result entries that are operands, live until the done; usually empty."""
+    """Return the entries of a start's result that are operands."""
     if opcode == COPYING:
         places = [(1,)]
     elif opcode == GATHERING and len(operands) == 1:
@@ -33,7 +33,7 @@ def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
 
 
 def finished(opcode: str, operands: Sequence[Leaves]) -> Leaves | None:
-    """Return the result of a done or update operation; None otherwise."""
+    """Return the result of a done or update; None for other opcodes."""
     if opcode in (CONTINUED, REDUCED):
         return operands[0]
     if opcode not in ENTRY:

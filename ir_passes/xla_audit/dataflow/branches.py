@@ -1,9 +1,8 @@
-"""Branches of conditionals on a program's clock: one branch runs.
+"""Live ranges in branches of conditionals, and `ConcatBitcast` calls, on XLA:TPU.
 
-XLA:TPU overwrites in one branch a value of another.
-
-XLA:TPU copies arrays to the chip in slices; `ConcatBitcast` joins them without moves. It is correct if each slice is at
-its position in the result; operands may be in any order.
+One branch runs, so XLA:TPU overwrites in one branch a value of another. It copies arrays to the chip in slices and
+joins them by `ConcatBitcast` without moves. This is correct if each slice is at its position in the result; operands
+may be in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +11,15 @@ from ir_passes.xla_audit.dataflow.asynchronous import DONE
 from ir_passes.xla_audit.program import Instruction, Module, Slice
 
 ConditionalBranch = tuple[int, int, Mapping[int, int]]
-"""First and last tick of a branch, and read value -> last tick."""
-
-
+"""First and last tick of a branch, and each value read in it -> last tick."""
 Branches = tuple[int, list[ConditionalBranch]]
-"""Tick before a conditional's first branch, and its branches in clock order; one runs."""
+"""Tick before a conditional's first branch, and its branches in clock order."""
 
 
 def gaps_of(
     conditionals: Sequence[Branches], find: Callable[[int], int], start: Sequence[int], stop: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the ticks in branches after a value's last reader there.
+    """Return for each value the ticks of branches that no longer need it.
 
     Args:
         find: value -> representative.
@@ -50,11 +47,11 @@ JOINING = "ConcatBitcast"
 
 
 def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequence[Slice | None]) -> bool:
-    """Whether a call's operands already form its result in memory."""
+    """True if the operands of a call already form its result in memory."""
     starts = [_cut_at(module, module.instructions[operand]) for operand in call.operands]
     if len({None if start is None else start[0] for start in starts}) != 1:
-        return False  # of several arrays
-    # An operand that is no slice is a part of a concatenation, in the order of the operands.
+        return False  # slices of several arrays
+    # An operand that is no slice is a part of a concatenation, in operand order.
     order = [start[1] if start is not None else (number,) for number, start in enumerate(starts)]
     placed = [(place, part) for place, part in zip(order, parts, strict=True) if part is not None]
     if result is None or len(placed) < len(parts):
@@ -68,7 +65,7 @@ def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequenc
 
 
 def _cut_at(module: Module, instruction: Instruction) -> tuple[int, tuple[int, ...]] | None:
-    """Return array and starts of an asynchronous slice; None otherwise."""
+    """Return array and starts of an asynchronous slice, or None."""
     if instruction.opcode != DONE:
         return None
     started = module.instructions[instruction.operands[0]]

@@ -1,20 +1,19 @@
 """Check of operations that write into the bytes of their operands.
 
 XLA puts a result into the bytes of an operand without later readers. This is right if each element depends on the same
-element alone. XLA:CPU has erred (openxla/xla#49176), so every way in the fused computation from the result to such an
+element alone. XLA:CPU has erred (openxla/xla#49176). So every path in a fused computation from the result to such an
 operand must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
 
-Reductions on a TPU: its programs record results written over operands (`aliasing_operands` in the backend
-configuration; operands are numbered first). A reduction that the same fusion returns may read such an operand at the
-written position, as on a GPU; other reads are findings.
+Reductions on a TPU: the backend configuration lists results over operands (`aliasing_operands`; operands are numbered
+first). A reduction in the same fusion may read such an operand at the written position.
 
-Reductions with other results on a GPU (openxla/xla, xla/backends/gpu/codegen/emitters/reduction.cc,
-EmitPerThreadElements; xla/service/gpu/buffer_sharing.cc, FusionCanShareBufferHint): one thread visits each reduced
-element once, and writes the fusion's other results there last. Such a result may share a reduced operand's bytes if the
-operand is read only at the visited position. Both are computed by the same blocks (GroupDisjointReductions).
+Reductions on a GPU (openxla/xla, xla/backends/gpu/codegen/emitters/reduction.cc, EmitPerThreadElements;
+xla/service/gpu/buffer_sharing.cc, FusionCanShareBufferHint): one thread visits each reduced element once, and writes
+the fusion's other results there last. Such a result may share a reduced operand's bytes if the operand is read only at
+the visited position. The same blocks compute both (GroupDisjointReductions).
 
 Sorts on a GPU (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit): operands are copied to results with other bytes,
-which are then sorted in place.
+and these are sorted in place.
 """
 
 from collections.abc import Iterator
@@ -35,20 +34,19 @@ ELEMENTWISE = frozenset({
     "stochastic-convert", "subtract", "tan", "tanh", "xor",
 })
 # fmt: on
-"""Element i of the result is computed from element i of operands."""
+"""Opcodes that compute element i of the result from element i of operands."""
 IN_PLACE: dict[str, int] = {"all-reduce": 0, "cholesky": 0, "dynamic-update-slice": 0, "scatter": 0, "sort": 0}
-"""Other operations that may write over this operand."""
-# openxla/xla, xla/hlo/analysis/alias_info.cc, GetInPlaceInputOutputPairs; with NVSHMEM the operand is read all along.
+"""Other opcodes -> operand that may share bytes with the result."""
+# openxla/xla, xla/hlo/analysis/alias_info.cc, GetInPlaceInputOutputPairs; NVSHMEM reads the operand until the end.
 IN_PLACE["all-reduce-start"] = 0
 IN_PLACE["triangular-solve"] = 1
 
 Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
-"""Starts, sizes, and their dimensions."""
+"""Starts, sizes, and dimensions of the sliced array."""
 Frame = tuple[Window, ...] | None
-"""A position relative to the result's: () the same, nested windows, None another."""
-
+"""Position relative to the result's: () the same, nested windows, or None for others."""
 Tiles = tuple[tuple[int, ...], ...]
-"""Tiles of the result at the beginning of a way; an operand read in place has the same."""
+"""Tiles of the result at the start of a path; an operand read in place has the same."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,6 @@ class Hazard:
     """An operand that is overwritten before it is read.
 
     Attributes:
-        instruction: operation or fusion.
-        operand: of the operand.
         index: of the result with its bytes.
         through: instruction, perhaps inside the fusion, that reads it at other positions.
     """
@@ -69,7 +65,7 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Find operations that overwrite an operand before they have read it."""
+    """Yield operations that overwrite an operand before they have read it."""
     module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
     for instruction in live.executed:
         if instruction.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
@@ -97,7 +93,7 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
 
 
 def _shared(instruction: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
-    """Yield operands with the index of a result that overlaps their bytes."""
+    """Yield operands with the index of a result in their bytes."""
     results = [(index, live.values[value]) for index, value in live.of[instruction.id].items()]
     for number, operand in enumerate(instruction.operands):
         for index, value in results:
@@ -127,14 +123,14 @@ def _may(instruction: Instruction, operand: int, index: Index, array: Array) -> 
 
 
 def _keeps_order(instruction: Instruction, operand: Array) -> bool:
-    """Whether a reshape or broadcast keeps the elements' order in memory."""
+    """True if a reshape or broadcast keeps the elements' order in memory."""
     result = instruction.array
     return result.count == operand.count and (result.count == 1 or (result.row_major and operand.row_major))
 
 
 @dataclass
 class _Reads:
-    """A walk from a fused computation's root to its parameters that relates positions.
+    """Walk from a fused computation's root to its parameters that tracks positions.
 
     Attributes:
         first: reductions that read an element before its position is written.
@@ -146,7 +142,7 @@ class _Reads:
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
     def elsewhere(self) -> dict[int, Instruction]:
-        """Return parameters that are read at unwritten positions, and their readers."""
+        """Return parameters that are read at unwritten positions, with their readers."""
         readers: dict[int, Instruction] = {}
         visited: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]
@@ -171,7 +167,6 @@ class _Reads:
         return readers
 
     def _operands(self, instruction: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
-        """Yield an instruction's operands with their frames."""
         operands = self.fused.operands(instruction)
         if frame is None:
             yield from ((operand, None) for operand in operands)
@@ -219,7 +214,7 @@ class _Reads:
         return tuple(where), sizes, dims
 
     def _key(self, instruction: Instruction) -> int:
-        """Equal for instructions that compute the same."""
+        """Return an equal number for equal computations."""
         key = self._keys.get(instruction.id)
         if key is None:
             operands = tuple(map(self._key, self.fused.operands(instruction)))
@@ -238,7 +233,7 @@ class _Reads:
 
 
 def computed_together(fusion: Instruction, fused: Computation, operand: int, index: Index) -> frozenset[int]:
-    """Return the reductions that read an operand before result `index` is written there."""
+    """Return the reductions on a TPU that read an operand before `index` is written there."""
     result = len(fusion.operands) + (index[0] if index else 0)
     if not any({operand, result} <= pair for pair in _aliased(fusion.backend_config)):
         return frozenset()
@@ -246,7 +241,7 @@ def computed_together(fusion: Instruction, fused: Computation, operand: int, ind
 
 
 def _aliased(config: bytes) -> list[set[int]]:
-    """Return the sets of operands and results that share bytes, or []."""
+    """Return sets of operands and results that share bytes by the backend configuration."""
     try:
         read: Any = parse_json(config)
         lists = read["aliasing_operands"]["lists"]
@@ -256,11 +251,11 @@ def _aliased(config: bytes) -> list[set[int]]:
 
 
 OTHER_EMITTER = b"fusion_backend_config"
-"""Backend configuration key of custom fusions, computed by another emitter such as Triton."""
+"""Configuration key of custom fusions by another emitter, such as Triton."""
 
 
 def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
-    """Return the fusion's other results that reduce as many elements."""
+    """Return the fusion's reductions of as many elements as result `index`."""
     outputs = [fused.unviewed(output) for output in fused.results]
     if len(outputs) < 2 or len(index) != 1:
         return frozenset()
@@ -269,7 +264,7 @@ def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> 
     data = [
         part.array for reduction in reductions for part in fused.operands(reduction)[: len(reduction.operands) // 2]
     ]
-    # All of them are visited in the order of the elements in memory, so that as many elements are the same positions.
+    # All are visited in memory order, so equal counts mean equal positions.
     if outputs[index[0]].opcode == "reduce" or count < 2 or any(array.count != count for array in data):
         return frozenset()
     # Another result that reads the reduction recomputes it for each element.
@@ -279,7 +274,7 @@ def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> 
 
 
 def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index: Index) -> bool:
-    """Whether a fusion sorts this operand into result `index`."""
+    """True if a GPU fusion sorts this operand into result `index`."""
     if fusion.fusion_kind != "kCustom" or OTHER_EMITTER in fusion.backend_config:
         return False
     sort = fused.result
@@ -291,6 +286,6 @@ def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index
 
 
 def _only_returned(instruction: Instruction, fused: Computation) -> bool:
-    """Whether a fusion only returns an instruction."""
+    """True if a fusion only returns an instruction, perhaps through bitcasts."""
     users = fused.users.get(instruction.id, [])
     return all(user.id == fused.root or (user.opcode == "bitcast" and _only_returned(user, fused)) for user in users)

@@ -1,8 +1,8 @@
-"""Live ranges and bytes of values in a scheduled HLO module.
+"""Live ranges and bytes of values in a scheduled HLO module, independent of XLA's analysis.
 
-Independent of XLA's analysis. The schedule is one clock: a called computation runs at its caller's tick, a loop's
-condition before its body. A value lives from its definition to its last reader. Bitcasts, tuples and
-`get-tuple-element` define nothing; a loop carry is one value.
+The schedule is one clock: a called computation runs at its caller's tick, a loop's condition before its body. A value
+lives from its definition to its last reader. Bitcasts, tuples and `get-tuple-element` define nothing; a loop carry is
+one value.
 
 More than 300 lines: one walk over the schedule.
 """
@@ -31,13 +31,13 @@ FORWARDS = {"add-dependency", "bitcast", "domain", "opt-barrier"}
 
 @dataclass(frozen=True)
 class LiveValue:
-    """One value.
+    """A value with its bytes and live range.
 
     Attributes:
-        slice: its bytes; None outside the buffer assignment.
-        start, stop: ticks of definition and last reader, included.
-        gaps: included ticks of branches that no longer need it.
-        parts: instruction and index of its contiguous parts, without a copy.
+        slice: None outside the buffer assignment.
+        start, stop: ticks of definition and last reader, inclusive.
+        gaps: inclusive ticks of branches that no longer need it.
+        parts: (instruction, index) of values that already form it in memory.
     """
 
     instruction: Instruction
@@ -59,14 +59,12 @@ Carry = tuple[Instruction, Index, tuple[tuple[str, Slice | None], ...]]
 
 @dataclass(frozen=True)
 class LiveValues:
-    """The flattened module.
+    """Values of a module.
 
     Attributes:
         of: instruction id -> index -> position in `values`.
         executed: instructions in clock order.
-        looped: instructions inside loops.
-        carries: of loops and branches.
-        uncovered: unknown properties.
+        looped: ids of instructions inside loops.
     """
 
     values: tuple[LiveValue, ...]
@@ -77,14 +75,13 @@ class LiveValues:
     uncovered: tuple[Statement, ...]
 
     def made_by(self, instruction: Instruction) -> Iterator[tuple[Index, int]]:
-        """Yield index and position in `values` of values that an instruction defines, not forwards."""
+        """Yield index and position of values that an instruction defines, not forwards."""
         for index, position in self.of[instruction.id].items():
             if self.values[position].instruction.id == instruction.id:
                 yield index, position
 
 
 def live_values(executable: Executable) -> LiveValues:
-    """Flatten an executable's schedule and find every value's interval."""
     return _Flow(executable).run()
 
 
@@ -155,10 +152,7 @@ class _Flow:
         }
 
     def _place(self, instruction: Instruction, index: Index) -> tuple[int, Index]:
-        """Return a result's key in the buffer assignment.
-
-        An asynchronous result may be under the called computation's root.
-        """
+        """Return a result's key in the buffer assignment, perhaps at its async computation's root."""
         if instruction.opcode == STARTED and index[:1] == (1,) and (instruction.id, index) not in self._slices:
             return self._module.computations[instruction.called[0]].root, index[1:]
         return instruction.id, index
@@ -192,7 +186,6 @@ class _Flow:
         return root
 
     def _step(self, instruction: Instruction, bound: dict[int, Leaves]) -> Leaves:
-        """Advance the clock by an instruction; return its result's values."""
         operands = [self._of[operand] for operand in instruction.operands]
         if instruction.opcode == "parameter":
             return bound[instruction.parameter]
@@ -227,7 +220,7 @@ class _Flow:
         if forwarded := handed_on(instruction.opcode, operands):
             return forwarded | self._define(instruction, tick, frozenset(forwarded))
         if instruction.opcode == REDUCING:
-            # An operand that is not summed in place is read until the operation is done.
+            # An operand that is not summed in place is read until the done.
             places: list[Index] = [()] if len(operands) == 1 else [(i,) for i in range(len(operands))]
             self._reading[instruction.id] = [
                 value
@@ -254,7 +247,7 @@ class _Flow:
         carried = self._define(body_parameter, enter)
         self._loops += 1
         self._use(self._walk(condition, {0: carried}).values(), self._tick())
-        # The loop ends after its condition: it returns the values that the condition has read.
+        # The loop returns the values that its condition has read last.
         self._use(carried.values(), self._clock)
         returned = self._walk(body, {0: carried})
         self._loops -= 1
@@ -279,7 +272,7 @@ class _Flow:
         return leaves
 
     def _branch(self, instruction: Instruction, operands: list[Leaves]) -> Leaves:
-        """Walk a conditional's branches in turn, and record their values."""
+        """Walk the branches in turn, and record the values that they read."""
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
         enter, ran = self._clock, list[ConditionalBranch]()
@@ -298,7 +291,7 @@ class _Flow:
                 leaves[index] = ends[0]
                 continue
             where = self._slices.get((instruction.id, index))
-            # The same results of every branch are one value, which may be in one place.
+            # Equal results of every branch are one value.
             if tuple(ends) in merged and self._defined[merged[tuple(ends)]][3] == where:
                 leaves[index] = merged[tuple(ends)]
                 continue
@@ -308,13 +301,13 @@ class _Flow:
         return leaves
 
     def _stays(self, instruction: Instruction, operand: Leaves) -> bool:
-        """Whether a copy and its operand have the same bytes."""
+        """True if a copy and its operand have the same bytes."""
         where = self._defined[self._find(operand[()])][3]
         unmoved = where is not None and where == self._slices.get((instruction.id, ()))
         return unmoved and self._module.instructions[instruction.operands[0]].array == instruction.array
 
     def _joined(self, instruction: Instruction, operands: list[Leaves]) -> frozenset[tuple[int, Index]]:
-        """Return the operands if they already form the result in memory, else an empty set."""
+        """Return the operands if they already form the result in memory."""
         values = [self._defined[self._find(operand[()])] for operand in operands]
         if not fill(
             self._module, instruction, self._slices.get((instruction.id, ())), [where for _, _, _, where in values]

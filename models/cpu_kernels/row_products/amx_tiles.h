@@ -11,48 +11,17 @@
 #include <immintrin.h>
 
 #include "row_product.h"
+#include "shared/avx512_words.h"
 
 namespace {
 
 // Outputs or rows, and pairs of numbers, of a tile.
-constexpr int TILE = static_cast<int>(ROW_TILE);
+constexpr int TILE = WORDS;
+static_assert(TILE == ROW_TILE);
 constexpr int NUMBERS = 2 * TILE;
 // Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two of the weight, so that few
 // instructions wait for the sum of the one before, which takes as long as three.
 constexpr int MAX_BLOCKS = 4;
-
-inline __mmask16 first_of(int64_t count) {
-  return static_cast<__mmask16>(count >= TILE ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u);
-}
-
-// Where the words of two vectors come from when halves of 2, 4, 8 and 16 words change places between them: those from 16 on
-// are the second's.
-struct Places {
-  alignas(64) int32_t first[4][TILE], second[4][TILE];
-  constexpr Places() : first(), second() {
-    for (int stage = 0; stage < 4; ++stage)
-      for (int word = 0; word < TILE; ++word) {
-        const int half = 1 << stage;
-        first[stage][word] = word & half ? TILE + word - half : word;
-        second[stage][word] = word & half ? TILE + word : word + half;
-      }
-  }
-};
-constexpr Places PLACES;
-
-// 16 vectors of 16 words, rows to columns.
-inline void transpose(__m512i* rows) {
-  for (int stage = 0; stage < 4; ++stage) {
-    const __m512i first = _mm512_load_si512(PLACES.first[stage]), second = _mm512_load_si512(PLACES.second[stage]);
-    for (int row = 0; row < TILE; ++row) {
-      const int other = row | 1 << stage;
-      if (other == row) continue;
-      const __m512i one = rows[row], two = rows[other];
-      rows[row] = _mm512_permutex2var_epi32(one, first, two);
-      rows[other] = _mm512_permutex2var_epi32(one, second, two);
-    }
-  }
-}
 
 // 16 rows at a time, and those that are left: of all of them the first pair of numbers, then the second.
 void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {

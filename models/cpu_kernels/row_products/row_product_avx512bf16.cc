@@ -6,6 +6,7 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "codes/avx512bf16_codes.h"
+#include "row_vectors.h"
 
 namespace {
 
@@ -15,7 +16,8 @@ bool product_of_packed(const Packed& given, const Product& all, int64_t first, i
 
 }  // namespace
 
-extern const Forms avx512bf16_forms = {form<Bfloat16>(), {}};
+extern const Forms avx512bf16_forms = {
+    {prepare_vectors, product_of_vectors, sizeof(uint16_t), NUMBERS, WRITTEN_OUTPUTS}, {}};
 extern const Unpack avx512bf16_unpack = {unpack, nullptr, product_of_packed, Bfloat16::MAX_ROWS};
 #else
 extern const Forms avx512bf16_forms = {};

@@ -49,7 +49,6 @@ def read_mlp(reader: ConfigReader) -> MlpConfig:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Read the MoE of `lfm2_moe`."""
     experts = reader.integer("num_experts", 32)
     per_token = reader.integer("num_experts_per_tok", 4)
     if per_token > experts:
@@ -116,7 +115,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     return decoder_weights(
         config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
     )

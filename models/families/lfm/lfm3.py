@@ -1,4 +1,4 @@
-"""LFM3: gated short convolutions, attention over a window or the whole context, and norms around every layer."""
+"""LFM3: gated short convolutions, attention with or without a window, norms around every layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +17,8 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.samples import ATTENTION as ATTENTION_MIXER
 from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, norm_weight
+from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 128_000
 """`max_position_embeddings` of transformers."""
@@ -51,7 +51,6 @@ def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> di
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `lfm3`."""
     reader = ConfigReader("lfm3", config)
     layers = reader.integer("num_hidden_layers", 24)
     eps = reader.number("norm_eps", 1e-5)
@@ -83,13 +82,12 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     weights = decoder_weights(config, _describe, norms=NORMS, final_norm="model.embedding_norm.weight")
     for i, block in enumerate(config.layers):
         for j, (branch, norm) in enumerate(zip(block, NORMS, strict=True)):
             if isinstance(branch, PostNorm):
-                path, name = ("layers", i, "branches", j, "post_norm", "weight"), f"model.layers.{i}.post_{norm}.weight"
-                weights.append(tensor(path, name, (config.hidden_size,), float32=True))
+                name = f"model.layers.{i}.post_{norm}"
+                weights.append(norm_weight(config.hidden_size, ("layers", i, "branches", j), name, post=True))
     return weights
 
 

@@ -86,7 +86,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the Hugging Face tensor names."""
     return backbone_weights(config, _describe)
 
 

@@ -32,7 +32,6 @@ def read_mamba2(
     default_groups: int = 1,
     **variant: Any,
 ) -> Mamba2Config:
-    """Read the sizes and limits of the Mamba2 layers."""
     heads = reader.integer(fields["heads"])
     if width is not None and reader.get(fields["head_size"]) in (None, "auto"):
         head_size = max(width // heads, 1)

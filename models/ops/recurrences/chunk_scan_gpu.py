@@ -56,7 +56,6 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    """Return why the kernel rejects operands in such chunks, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
@@ -72,7 +71,7 @@ KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
-    """Carry some rows of the state of one lane and head through the chunks with real tokens.
+    """Carry some state rows of one lane and head through the chunks with real tokens.
 
     Args:
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
@@ -80,7 +79,6 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
             full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
             memory, if needed. Idle lanes write no state.
         by_slot: the state is a pool.
-        fields: present ones of `ScanOperands`.
         by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -145,17 +143,7 @@ def _parts(keys: int) -> list[Any]:
 def chunk_scan(
     inputs: RecurrenceInputs, operands: ScanOperands, *, keep_state: bool, interpret: bool
 ) -> RecurrenceOutputs:
-    """Carry the state of every lane through all chunks.
-
-    Args:
-        inputs: of the recurrence.
-        operands: tokens in chunks; padding changes no state.
-        keep_state: write no new state.
-        interpret: by Pallas' interpreter.
-
-    Returns:
-        Outputs and the new state, None with `keep_state`.
-    """
+    """Carry the state of every lane through all chunks; no new state with `keep_state`."""
     from jax.experimental import pallas as pl
 
     (_, heads, values, keys), slots = inputs.state.shape, inputs.slots

@@ -29,7 +29,6 @@ class ChunkOperands(NamedTuple):
         keys: of tokens, decayed to the chunk's end; heads as for `reads`.
         decay: over the chunk, per key channel or one for all.
         values: of tokens, an operand of `write`.
-        rest: further ones of `write`.
     """
 
     reads: Float32[Array, "chunk lane head row key"]
@@ -56,12 +55,8 @@ def scan_chunks(
 ) -> RecurrenceOutputs:
     """Carry the state through the chunks.
 
-    Args:
-        inputs: state, and masks of tokens and fresh lanes.
-        chunks: tokens in chunks.
-        write: `(read, values, rest)` of one chunk -> (written values, outputs). The values must be computed from `read`
-            (ops/layout: in place).
-        keep_state: as for `delta_rule`.
+    `write` maps `(read, values, rest)` of one chunk to (written values, outputs). The values must be computed from the
+    read (ops/layout: in place). `keep_state` as for `delta_rule`.
     """
     state, valid = inputs.state, inputs.valid
     active = jnp.any(valid, axis=1)[:, None, None, None]

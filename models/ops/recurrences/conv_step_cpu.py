@@ -35,9 +35,7 @@ class ConvInputs(NamedTuple):
         x: padding is not read.
         taps: current token last; float32 or bfloat16.
         state: earlier inputs, float32 or bfloat16; row i of lane i, or of the lane with this slot.
-        lengths: real tokens.
         fresh: lanes with zero earlier inputs; rows are not read.
-        bias: added to every output, or None.
         slots: lane rows, distinct for real tokens; other rows keep their bits. None: row i.
     """
 
@@ -51,7 +49,6 @@ class ConvInputs(NamedTuple):
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     x, taps, state = inputs[:3]
     if x.dtype != jnp.float32 or any(str(array.dtype) not in DTYPES for array in (taps, state)):
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
@@ -73,8 +70,6 @@ def conv_step_cpu(
 
     Args:
         activated: apply SiLU to the outputs.
-        keep_state: write no new windows.
-        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
         Outputs, zero at padding, and new windows, None with `keep_state`.

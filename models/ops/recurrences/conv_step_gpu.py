@@ -24,7 +24,6 @@ MIN_CHANNELS = 16
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     (_, tokens, channels), taps = inputs.x.shape, inputs.taps.shape[1]
     if tokens > MAX_TOKENS:
         return f"a step of {tokens} tokens: expected at most {MAX_TOKENS}"
@@ -45,7 +44,6 @@ def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callab
             if `biased`. Results: outputs [token, channel]; new state in the old one's memory, if needed. Idle lanes
             write no state.
         by_slot: the state is a pool.
-        biased: with a bias.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -81,11 +79,6 @@ def conv_step(
     inputs: ConvInputs, *, activation: Callable[[Array], Array], keep_state: bool, interpret: bool
 ) -> tuple[Float32[Array, "lane token channel"], ConvState | None]:
     """Convolve a few tokens of every lane.
-
-    Args:
-        activation: elementwise.
-        keep_state: write no new state.
-        interpret: by Pallas' interpreter.
 
     Returns:
         Outputs, zero at padding, and the new state or None; a lane of length 0 keeps its row.

@@ -5,8 +5,7 @@ Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength
     S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T        o_t = S_t q_t
 
 The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692): then a_t S is
-S diag(a_t). The two differ only in the decay between the tokens of a chunk (`chunk_decay`). `recurrence` has the
-operands, results and contract of all forms.
+S diag(a_t). `recurrence` has the operands, results and contract of all forms.
 """
 
 from functools import partial
@@ -45,7 +44,6 @@ class DeltaTokens(NamedTuple):
     Attributes:
         conv: inputs of the convolution, channels [q | k | v].
         log_decay: g <= 0, per head or per channel of the key.
-        beta: write strength.
     """
 
     conv: Float32[Array, "lane token channel"]
@@ -56,9 +54,7 @@ class DeltaTokens(NamedTuple):
 def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
-    Args:
-        inputs: operands of the step.
-        keep_state: do not overwrite the old state, which has later uses; kernels then return no new state.
+    With `keep_state` the old state is not overwritten; kernels then return no new state.
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
@@ -80,10 +76,8 @@ def run_delta_rule(
     Args:
         channels: queries [key_head, key], keys alike, and values [value_head, value].
         key_heads: number; each serves as many adjacent value heads.
-        tokens: decay and write strength.
         info: of the step; with `info.verifying` the old state is kept.
         state: before the first token, in the rows of `info.slots`.
-        devices: of the layer.
     """
     (lanes, length, _), (_, heads, value_size, size) = channels.shape, state.shape
     q, k, v = jnp.split(channels, [key_heads * size, 2 * key_heads * size], axis=-1)
@@ -131,8 +125,8 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token in two operations: a read, and an update with output.
 
     XLA:GPU fuses a sum of products of the state into its write, but not a matrix product. Without barriers it would
-    fuse the output into later operations and read the state a third time, or fuse a norm with all its uses into one
-    Triton operation, which cannot write in place.
+    fuse the output into later operations and read the state a third time, or with a norm into a Triton operation, which
+    cannot write in place.
     """
     state, beta = inputs.state, _beta(inputs)
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -150,12 +144,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     """Run the recurrence by chunks in WY form (arXiv:2412.06464, section 3.3).
 
     The corrections of a chunk's tokens solve one unit lower triangular system; the inverses of all chunks are computed
-    at once. Only the state is sequential.
-
-    Args:
-        inputs: operands of the step.
-        chunk: tokens per chunk; the last chunk is padded.
-        keep_state: as for `delta_rule`.
+    at once. The last chunk is padded.
     """
     channels = inputs.log_decay.ndim == inputs.key.ndim
     chunk = min(chunk, inputs.tokens)

@@ -40,7 +40,6 @@ class RecurrenceInputs:
         valid: real tokens, a prefix of each lane.
         fresh: lanes with zero initial state and a real token.
         beta: write strength; None in SSD.
-        devices: of the model.
         slots: lane rows in `state`, in bounds, distinct for real tokens; other rows keep their bits. None: row i.
 
     Raises:
@@ -87,7 +86,7 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Factors of an SSD layer: time step on written values, D on values added to outputs."""
+    """Factors of an SSD layer: time step on written values, D on added values."""
 
     scale: HeadGates
     skip: Float32[Array, "value_head"]

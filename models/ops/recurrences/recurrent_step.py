@@ -46,7 +46,6 @@ def with_channels(
         inputs: operands of the step; the kernel computes the queries, keys and values again.
         channels: queries, keys and values of all heads, without norm.
         key_heads: number, of queries and of keys.
-        keep_state: write no new state.
     """
     values, keys = inputs.state.shape[2:]
     if not _for_gpus(inputs) or 2 * key_heads * keys % values:
@@ -60,8 +59,6 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
 
     Args:
         plain: form of the same numbers; it gives a CPU kernel its derivatives.
-        inputs: operands of the step.
-        keep_state: write no new state.
     """
     devices = inputs.devices
     if CPU_KERNEL.chosen(devices, inputs, keep_state):

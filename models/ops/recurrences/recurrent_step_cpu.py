@@ -28,7 +28,6 @@ POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
 def unsupported(inputs: RecurrenceInputs, keep_state: bool = False) -> str | None:
-    """Return the reason to reject the operands, or None."""
     arrays = inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.state, inputs.beta
     if any(array.dtype != jnp.float32 for array in arrays if array is not None):
         return "numbers of another dtype than float32"
@@ -48,10 +47,6 @@ def recurrent_step_cpu(
     """Run all tokens of every lane.
 
     A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps.
-
-    Args:
-        keep_state: write no new state.
-        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
         Outputs and the new state, None with `keep_state`.

@@ -1,8 +1,7 @@
 """GPU kernel: a few tokens of a linear recurrence, in place.
 
-The plain forms of `delta_rule` and `ssd` define it. Several tokens occur in steps that verify drafts, which need no new
-state, and in the replay of accepted drafts. One program instance has some rows of the state of one lane and value head:
-in the delta rule and SSD, rows S[v] are independent.
+The plain forms of `delta_rule` and `ssd` define it. Steps that verify drafts have several tokens and need no new state.
+One program instance has some rows of the state of one lane and value head: rows S[v] are independent.
 """
 
 from functools import partial
@@ -27,7 +26,6 @@ MAX_KEY = 256
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
@@ -53,10 +51,9 @@ def recurrent_step_kernel(
             the old one, unless `keep_state`. Idle lanes write no state.
         by_slot: the state is a pool with the rows of the lanes anywhere.
         by_channel: one decay for each channel of the key.
-        corrects: subtract the key's read from the value first, for the delta rule.
+        corrects: subtract the key's read from the value first (delta rule).
         normed: normalise keys and queries, and scale queries.
         surrounded: scale values before the write, and add them to the outputs.
-        keep_state: write no state.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -96,19 +93,12 @@ def recurrent_step(
     keep_state: bool = False,
     interpret: bool,
 ) -> RecurrenceOutputs:
-    """Run a few tokens of every lane.
+    """Run a few tokens of every lane; no new state with `keep_state`.
 
     Args:
-        inputs: operands of the step.
-        surroundings: factors on values; None for none.
-        channels: queries and keys of `key_heads` heads, without norm, and values, in place of those of the inputs; None
-            for those.
+        surroundings: factors on values.
+        channels: queries and keys of `key_heads` heads, without norm, and values, in place of those of the inputs.
         key_heads: of the channels.
-        keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
-
-    Returns:
-        Outputs and the new state, None with `keep_state`.
     """
     from jax.experimental import pallas as pl
 

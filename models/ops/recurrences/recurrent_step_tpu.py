@@ -29,7 +29,6 @@ def heads_of_block(heads: int, values: int, keys: int) -> int | None:
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Return the reason to reject the operands, or None."""
     heads, values, keys = inputs.state.shape[1:]
     if inputs.tokens != 1:
         return f"a step of {inputs.tokens} tokens"

@@ -5,9 +5,8 @@ Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the
 
     S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
-`recurrence` has the operands, results and contract of all forms. Unlike the delta rule, SSD corrects nothing, so there
-is no triangular system, and a group of heads has one key and one query: the scores of a chunk are computed once for the
-group (16 heads in Nemotron-3-Super), and only their decay for each head.
+`recurrence` has the operands, results and contract of all forms. SSD needs no triangular system, and a group of heads
+has one key and one query: the scores of a chunk are computed once for the group, and only their decay for each head.
 """
 
 from dataclasses import replace
@@ -34,9 +33,7 @@ def ssd(
 ) -> RecurrenceOutputs:
     """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
-    Args:
-        keep_state: as for `delta_rule`.
-        surroundings: None if the caller applies them.
+    `surroundings` None: the caller applies them. `keep_state` as for `delta_rule`.
     """
     if surroundings is not None:
         if (outputs := with_surroundings(inputs, surroundings, keep_state)) is not None:
@@ -69,11 +66,8 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks (arXiv:2405.21060, section 6).
 
-    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j).
-
-    Args:
-        chunk: tokens per chunk; the last is padded.
-        keep_state: as for `delta_rule`.
+    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j). The last chunk is
+    padded.
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)

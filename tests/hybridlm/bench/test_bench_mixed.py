@@ -124,6 +124,7 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     measured = json.loads(figures.read_text())
     assert {name: len(rounds) for name, rounds in measured["seconds"].items()} == {"hybridlm": 2, "llama-server f32": 2}
     assert set(measured["shares"]["hybridlm"]) == {"prefill", "decode"}
+    assert measured["late"]["hybridlm"]["seconds"] > 0 and measured["late"]["hybridlm"]["steps"] >= 1
 
 
 @pytest.mark.parametrize(("options", "refused"), [

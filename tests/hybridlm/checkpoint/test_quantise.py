@@ -94,7 +94,10 @@ def test_ties_go_to_even() -> None:
     assert [float(E2M1[code]) for byte in codes for code in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
 
 
-@pytest.mark.parametrize("golden", ["dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts"])
+@pytest.mark.parametrize("golden", [
+    "dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts",
+    pytest.param("zamba2_base", marks=pytest.mark.long), pytest.param("minimax_base", marks=pytest.mark.long),
+])  # fmt: skip
 @pytest.mark.parametrize(("name", "group"), SCHEMES)
 def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
     events: list[tuple[int, int, str]] = []

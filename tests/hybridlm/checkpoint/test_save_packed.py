@@ -24,6 +24,8 @@ MODELS = [
     ("nemotron_latent", "int4", 8),
     pytest.param("dense_interval", "fp8-block", None, marks=pytest.mark.long),
     pytest.param("granite_experts", "int8", 16, marks=pytest.mark.long),
+    pytest.param("zamba2_base", "int8", 16, marks=pytest.mark.long),
+    pytest.param("minimax_base", "int4", 8, marks=pytest.mark.long),
 ]
 
 

@@ -8,13 +8,15 @@ import head_checkpoints
 import numpy as np
 import pytest
 from head_checkpoints import write_agreeing
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kept_states import empty_cache
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
+from hybridlm.engine import admission
 from hybridlm.engine.speculation import Speculation
+from models import KV_BLOCK
 
 MOST = 24
 STEM = np.random.default_rng(5).integers(3, 90, 12).tolist()
@@ -56,8 +58,24 @@ def always() -> Iterator[None]:
         yield
 
 
-def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> tuple[int, dict[str, int]]:
-    """Perform the actions and the remaining work; return counts of compared rows and cache events.
+LONG = np.random.default_rng(6).integers(3, 90, 140).tolist()
+LONG_PROMPTS = [
+    LONG[:122], [*LONG[:130], 5], [*LONG[:131], 90], [*LONG[:120], 4], [91, *LONG[:124]], LONG[:127], [*LONG[:60], 8],
+]  # fmt: skip
+"""They end before and behind the first page; two share it."""
+
+
+@pytest.fixture(scope="module")
+def of_few_pages(text_lm: hybridlm.LM) -> Replayed:
+    """Three rows of two pages each, and three pages for all of them."""
+    settings: dict[str, Any] = {"lanes": 3, "context": 256, "dtype": "float32", "chunk": 32}
+    replayed = Replayed(hybridlm.load(text_lm.path, **settings), LONG_PROMPTS, MOST)
+    replayed.lm = hybridlm.load(text_lm.path, cache=3 * KV_BLOCK, **settings)
+    return replayed
+
+
+def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> tuple[int, Counter[str]]:
+    """Perform the actions and the remaining work; return counts of compared rows and events.
 
     Args:
         pattern: right and wrong drafts; None for the loaded drafter.
@@ -69,12 +87,12 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
         with replayed.lm.session(speculate=drafter) as session:
             watched = Run(replayed, session)
             for lane in range(engine.lanes):  # so that pools have all their rows from the first step on
-                watched.join(lane % len(PROMPTS), 4 + lane)
+                watched.join(lane % len(replayed.texts), 4 + lane)
             watched.step()
             for kind, *choice in actions:
                 getattr(watched, kind)(*choice)
             watched.finish()
-            return watched.checked, {} if cache is None else cache.stats
+            return watched.checked, watched.events + Counter({} if cache is None else cache.stats)
     finally:
         empty_cache(replayed.lm, None)
 
@@ -114,6 +132,53 @@ def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
     initial = of_many_drafts.lm.stats["accepted_tokens"]
     run(of_many_drafts, [("join", number, 200) for number in range(3)], pattern, None)
     assert of_many_drafts.lm.stats["accepted_tokens"] > initial + 100
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences join with hardly more than their prompts, so that they soon need more pages."""
+    monkeypatch.setattr(admission, "ROOM", 3)
+
+
+FEW_PAGES = pytest.mark.filterwarnings("ignore:.*was preempted after")
+
+
+@pytest.mark.slow
+@FEW_PAGES
+def test_what_happens_in_schedules_in_few_pages(of_few_pages: Replayed, little_room: None) -> None:
+    """Sequences join and are cancelled, draft, are preempted, and share pages; rows are right all the time."""
+    before, events = dict(of_few_pages.lm.stats), Counter[str]()
+    joins = [("join", number % len(LONG_PROMPTS), MOST) for number in range(10)]
+    cancels = [("cancel", 1), *[("step",)] * 8, ("cancel", 0)]
+    for pattern, budget in (([4, 8, 0, 6, 9], "1MB"), ([4], None), ([8, 3], {"device": "300kB", "host": 0})):
+        checked, counted = run(of_few_pages, [*joins, *[("step",)] * 9, *cancels], pattern, budget)
+        assert checked > 60
+        events += counted
+    events += Counter({name: count - before.get(name, 0) for name, count in of_few_pages.lm.stats.items()})
+    rare = [
+        name
+        for name in ("preemptions", "drafted_tokens", "accepted_tokens", "prefix_hits", "cancelled", "shared pages")
+        if events[name] < 3
+    ]
+    assert not rare, events
+    assert events["drafted_tokens"] > events["accepted_tokens"], "some are refused"
+
+
+JOIN_LONG = st.tuples(st.just("join"), st.integers(0, len(LONG_PROMPTS) - 1), st.integers(1, MOST))
+FEW_ACTIONS = st.lists(
+    st.one_of(JOIN_LONG, JOIN_LONG, st.tuples(st.just("cancel"), st.integers(0, 9)), st.just(("step",))), max_size=20
+)
+
+
+@pytest.mark.long
+@FEW_PAGES
+@pytest.mark.usefixtures("little_room")
+@given(FEW_ACTIONS, PATTERN, st.sampled_from([None, "1MB", {"device": "300kB", "host": 0}]))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_schedules_in_few_pages(
+    of_few_pages: Replayed, actions: list[Any], pattern: list[int], budget: Any
+) -> None:
+    run(of_few_pages, actions, pattern, budget)
 
 
 def check_events(replayed: Replayed) -> None:

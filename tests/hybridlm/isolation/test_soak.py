@@ -16,6 +16,7 @@ def test_random_traffic(root: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(SESSIONS), "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    calls = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
-    assert calls["completions"] > 10 * SESSIONS and calls["forced moves"] > 0, result.stdout
-    assert calls["sanitized steps"] > 0 and calls["prefix hits"] > 0, result.stdout
+    counts = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
+    assert counts["completions"] > 10 * SESSIONS and counts["sanitized steps"] > 0, result.stdout
+    frequent = "preemptions", "accepted_tokens", "prefix_hits", "shared pages", "cancelled", "scored texts"
+    assert all(counts[name] > SESSIONS / 4 for name in frequent), result.stdout

@@ -4,6 +4,8 @@ import os
 import random
 import signal
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +17,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.drafting import step_times
+from hybridlm.engine import scheduler
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages
@@ -65,6 +68,18 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     return results
 
 
+def threads(lm: hybridlm.LM, seed: int) -> None:
+    """A thread waits until a session of another thread, which has all rows, is idle."""
+    with lm.session() as session, ThreadPoolExecutor(1) as thread:
+        for stem in STEMS[:3]:
+            session.submit(stem, max_tokens=30, ignore_eos=True)
+        while len(session._scheduler.decoding) < 3:
+            session.step()
+        thread.submit(lm.score, [STEMS[seed]]).result()
+        while session.busy:
+            session.step()
+
+
 def traffic(lm: hybridlm.LM, seed: int) -> None:
     """Parallel sessions with all kinds of requests, cancellations and drafters; prefixes and scores between."""
     rng, forms = random.Random(seed), random.Random(seed + 100)
@@ -101,11 +116,14 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
     lm.generate(STEMS[:3], max_tokens=4, stop=["e"], speculate="ngram")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_the_same_messages_give_the_same_steps(
-    text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def repeated(
+    text_lm: hybridlm.LM,
+    steps: dict[Any, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    calls: Callable[[hybridlm.LM, int], None],
+) -> dict[str, int]:
+    """Make calls, and repeat them with the messages that they have sent; return the counts of both."""
     store, result = MemoryStore(), []
     for leads in (True, False):
         monkeypatch.setattr(step_times, "time", Jumping(seed + 100 * leads))
@@ -115,14 +133,30 @@ def test_the_same_messages_give_the_same_steps(
         decisions = Broadcast(Messages(store, CLASSES), leads=leads, history=actual.__len__)
         lm.engine.decisions = decisions
         if leads:
-            traffic(lm, seed)
+            calls(lm, seed)
             decisions.end()
         else:
             repeat(lm.engine, lm.tokenizer, decisions, lambda label: nullcontext())
         result.append((actual, lm.stats))
     assert result[0] == result[1]
-    stats = result[0][1]
+    return result[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_the_same_messages_give_the_same_steps(
+    text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    stats = repeated(text_lm, steps, monkeypatch, seed, traffic)
     assert min(stats[name] for name in ("prefix_hits", "prefix_evictions", "verify_steps", "scored_tokens")) > 0
+
+
+def test_a_thread_preempts_the_same_sequences_everywhere(
+    text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a session is idle depends on threads and clocks, which process 0 has for all."""
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.2)
+    assert repeated(text_lm, steps, monkeypatch, 0, threads)["preemptions"] > 0
 
 
 def test_other_steps_than_those_of_process_0_are_found_with_the_next_message() -> None:

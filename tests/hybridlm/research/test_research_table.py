@@ -15,6 +15,9 @@ HEAD = "| model | " + " | ".join(
     ["`recurrent`", "`conv`", "heads of recurrence", "heads of attention", "experts", "`state_history`"]
 ) + " |"  # fmt: skip
 
+LABELS = {"ling_lightning": "bailing_hybrid 2.5"}
+"""Rows of a family with several kinds of layers."""
+
 
 def row(name: str) -> str:
     text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
@@ -23,7 +26,11 @@ def row(name: str) -> str:
     arrays = {array.role for array in jax.tree.leaves(model.state_arrays())}
     kinds = {kind for each in model.sites() for kind in each}
     has = [item in arrays for item in EDITED] + [item in kinds for item in ("recurrent", "attention", "expert")]
-    return f"| {family.name} | " + " | ".join("yes" if item else "—" for item in [*has, bool(_recurrent(model))]) + " |"
+    return (
+        f"| {LABELS.get(name, family.name)} | "
+        + " | ".join("yes" if item else "—" for item in [*has, bool(_recurrent(model))])
+        + " |"
+    )
 
 
 def test_the_page_says_which_model_has_what() -> None:

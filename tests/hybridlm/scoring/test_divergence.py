@@ -205,3 +205,35 @@ def test_with_the_sanitizer(sanitized_lm: hybridlm.LM, text_lm: hybridlm.LM) -> 
     assert SETTINGS["lanes"] == 3
     actual, expected = (item.divergence(item, TEXTS) for item in (sanitized_lm, text_lm))
     assert bits(actual, 0) == bits(expected, 0)
+
+
+def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
+    text_lm: hybridlm.LM, other: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other model's session waits for rows of the comparison, and a pool that is lost is read again by both."""
+    texts = [[int(i) for i in RNG.integers(3, 90, 60 + count)] for count in range(6)]
+    want = text_lm.divergence(other, texts)
+    prompts = [text[:9] for text in texts[:4]]
+    alone = [completion.token_ids for completion in other.generate(prompts, max_tokens=9, ignore_eos=True)]
+    held, results = list[int](), dict[int, list[int]]()
+    with other.session() as session:
+
+        def step_between() -> None:
+            held.append(len(other.engine.pool.owner.held) - len(session._scheduler.joined))
+            if len(held) == 4:
+                for prompt in prompts:
+                    session.submit(prompt, max_tokens=9, ignore_eos=True)
+            for event in session.step():
+                if event.completion is not None:
+                    results[event.index] = event.completion.token_ids
+            session.check_integrity()
+            if len(held) == 10:
+                other.engine.pool.take()
+
+        monkeypatch.setattr(text_lm.engine.decisions, "checkpoint", step_between)
+        divergence = text_lm.divergence(other, texts)
+        while session.busy:
+            step_between()
+    assert held[3] == 3, "the comparison has rows of the other model"
+    assert [results[index] for index in range(4)] == alone
+    assert all(bits(divergence, i) == bits(want, i) for i in range(len(texts)))

@@ -107,13 +107,13 @@ def test_a_scheme_is_of_a_plan() -> None:
 ])  # fmt: skip
 def test_published_models_fit(name: str, scheme: str | None, target: str, fits: bool) -> None:
     assert fit(name, scheme, target).fits == fits
-    assert row(name, scheme) in (ROOT / "docs" / "quantised.md").read_text()
+    assert row(name, scheme) in (ROOT / "docs" / "tables" / "packed-weights.md").read_text()
 
 
 @pytest.mark.long
 def test_table() -> None:
     assert set(LARGE) <= set(PUBLISHED) and None in SCHEMES
-    assert f"{BEGIN}{table()}{END}" in (ROOT / "docs" / "quantised.md").read_text()
+    assert f"{BEGIN}{table()}{END}" in (ROOT / "docs" / "tables" / "packed-weights.md").read_text()
 
 
 @pytest.mark.parametrize(("cache", "fits"), [(None, False), (64 * 2048, True)])

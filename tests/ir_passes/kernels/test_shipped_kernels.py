@@ -1,6 +1,6 @@
 """Pallas kernels of JAX as steps: proved from the inside, or refused with a declaration.
 
-docs/steps/layouts-and-kernels.md has the list. A kernel is traced as a user calls it, and never runs.
+docs/tables/proof-tables.md has the list. A kernel is traced as a user calls it, and never runs.
 """
 
 import importlib
@@ -213,5 +213,5 @@ def test_a_neighbours_pages_are_seen() -> None:
 
 
 def test_every_use_is_listed(root: Path) -> None:
-    page = (root / "docs" / "steps" / "layouts-and-kernels.md").read_text()
+    page = (root / "docs" / "tables" / "proof-tables.md").read_text()
     assert [name for name in USES if f"`{name.split(',')[0]}`" not in page] == []

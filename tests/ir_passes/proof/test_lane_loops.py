@@ -318,6 +318,72 @@ def test_a_loop_that_writes_slots_of_idle_lanes_is_refused(name: str) -> None:
     assert any(changes_an_idle_row(BESIDE_SLOTS[name], each) for each in args)
 
 
+def steps_of_rows(role: str, body: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+    """Return a step that advances rows behind a slot map, its arguments and its contract."""
+    work = jnp.array([True, False, True]) if role == "active" else jnp.array([2, 0, 1], jnp.int32)
+    args = jnp.ones((7, WIDTH)), jnp.array([4, 2, 5], jnp.int32), jnp.ones((LANES, WIDTH)), work
+    return body, args, LaneContract((Pool("s"), SlotMap("s", 7), Lane(), Lane(role=role)), Pool("s"))
+
+
+def one_by_one(old: Callable[..., Any]) -> Callable[..., Any]:
+    def step(pool, slots, x, active):
+        def lane(pool, of):
+            slot, x, active = of
+            return pool.at[slot].set(jnp.where(active, x, old(pool, slot))), None
+
+        return lax.scan(lane, pool, (slots, x, active))[0]
+
+    return step
+
+
+def turns_of_each(turns: Callable[..., Any]) -> Callable[..., Any]:
+    def step(pool, slots, x, lengths):
+        row = lambda h, x, n: lax.fori_loop(0, turns(n), lambda i, h: h * 0.9 + x, h)
+        return pool.at[slots].set(jax.vmap(row)(pool[slots], x, lengths))
+
+    return step
+
+
+IDLE_ROWS = {
+    "a row put back by its slot": (steps_of_rows("active", one_by_one(lambda pool, slot: pool[slot])), True),
+    "a changed row": (steps_of_rows("active", one_by_one(lambda pool, slot: pool[slot][::-1])), False),
+    "a loop of no turns": (steps_of_rows("length", turns_of_each(lambda n: n)), True),
+    "a loop of one turn more": (steps_of_rows("length", turns_of_each(lambda n: n + 1)), False),
+}
+
+
+@pytest.mark.parametrize("name", IDLE_ROWS)
+def test_loops_keep_the_rows_of_idle_lanes(name: str) -> None:
+    (step, args, contract), keeps = IDLE_ROWS[name]
+    if keeps:
+        prove_isolation(step, args, contract)
+    else:
+        with pytest.raises(IsolationError) as error:
+            prove_isolation(step, args, contract)
+        assert error.value.violations[0].kind == ViolationKind.IDLE
+
+
+@pytest.mark.parametrize("by", [lambda active: active, lambda active: ~active])
+def test_a_count_of_each_lane_grows_by_its_flag(by: Callable[..., Any]) -> None:
+    """`count + flag` of a stopped lane is `count`."""
+    ends = by(jnp.array(True))
+
+    def step(x, turns):
+        def turn(state):
+            active, count, x = state
+            x = jnp.where(active[:, None], jnp.tanh(x), x)
+            return active & (count < turns), count + by(active).astype(jnp.int32), x
+
+        return lax.while_loop(lambda state: state[0].any(), turn, (turns > 0, jnp.zeros(LANES, jnp.int32), x))[1:]
+
+    contract = LaneContract((Lane(), Lane()), (Lane(), Lane()))
+    if ends:
+        prove_isolation(step, ARGS, contract)
+    else:
+        with pytest.raises(IsolationError):
+            prove_isolation(step, ARGS, contract)
+
+
 def test_branches_by_platform_are_proved_if_all_are() -> None:
     contract = LaneContract((Lane(),), Lane())
     by_platform = lambda other: lambda x: lax.platform_dependent(x, cpu=lambda x: 2 * x, default=other)

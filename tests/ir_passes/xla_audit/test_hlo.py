@@ -44,7 +44,7 @@ def test_canary_module(canary: Executable) -> None:
     assert root.arrays == {(): Array("tuple", (2,), (0,), 64), (0,): f32, (1,): Array("f32", (4,), (0,), 32)}
     written = module.instructions[root.operands[0]]
     assert main.parameters[0].id in written.operands
-    assert [user.id for user in module.users[written.id]] == [root.id]
+    assert [user.id for user in main.users[written.id]] == [root.id]
     order = [module.instructions[id] for id in module.schedule[main.id]]
     assert {certificate.id for certificate in order} == {instruction.id for instruction in main.instructions}
     assert order[-1] is root

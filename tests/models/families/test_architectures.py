@@ -38,11 +38,11 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"architectures": "Lfm2BidirectionalModel"}, "Lfm2BidirectionalModel"),
     ("lfm2", {"architectures": [["Lfm2ForCausalLM"]]}, "Lfm2ForCausalLM"),
     ("lfm2", {"auto_map": "modeling.Lfm2ForCausalLM"}, "auto_map"),
-    ("bailing_hybrid", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "BailingMoeV2_5ForCausalLM"),
+    ("bailing_hybrid", {"architectures": ["BailingMoeV2ForCausalLM"]}, "BailingMoeV2ForCausalLM"),
     (
         "bailing_hybrid",
-        {"auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2_5.BailingMoeV2_5ForCausalLM"}},
-        "BailingMoeV2_5ForCausalLM",
+        {"auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2.BailingMoeV2ForCausalLM"}},
+        "BailingMoeV2ForCausalLM",
     ),
     ("qwen3_5", {"text_config": {"architectures": ["Qwen3_5BidirectionalModel"]}}, "text_config.architectures"),
     ("qwen3_5_text", {"architectures": ["GLiNextQwen3_5TextModel"]}, "GLiNextQwen3_5TextModel"),
@@ -102,6 +102,16 @@ def test_a_class_of_another_family_names_that_family() -> None:
 def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nearest: str) -> None:
     message = refused(fields)
     assert fields["architectures"][0] in message and message.endswith(f"nearest supported family is {nearest}")
+
+
+@pytest.mark.parametrize(("fields", "part"), [
+    ({"model_type": "gigachat3_5", "architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
+    ({"architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
+    ({"model_type": "alice_ai", "architectures": ["AliceAIForCausalLM"]}, "Block Attention Residuals"),
+    ({"model_type": "qwen4_exp_text"}, "attention over indexed positions"),
+], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
+def test_missing_parts_of_known_families_are_named(fields: dict[str, Any], part: str) -> None:
+    assert part in refused(fields) and "this is not implemented; supported are" in refused(fields)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)

@@ -120,6 +120,22 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         75_980_800,
         8_064,
     ),
+    "Ling-2.6-Flash": (
+        [
+            "28 x LightningAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            "4 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        58_720_256,
+        4_608,
+    ),
+    "MiniMax-Text-01": (
+        [
+            "70 x LightningAttention recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
+            *attention(10, 8, 128),
+        ],
+        293_601_280,
+        40_960,
+    ),
     "OLMo-Hybrid-7B": (
         [
             "24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",

@@ -16,6 +16,8 @@ from tiny_variants import variant
 from models import FAMILIES, Family, FamilyError, UnsupportedModel, families, family_of, register_family
 from models.decoder.parallel import Parallel
 from models.families import registry
+from models.families.registry import family_named
+from models.state.state import Stateful
 
 OUTSIDE = replace(FAMILIES[0], name="outside", model_types=("outside",), architectures=("OutsideForCausalLM",))
 MODULE = """
@@ -90,11 +92,17 @@ def test_a_broken_entry_point_names_its_distribution(tmp_path: Path, monkeypatch
     sys.modules.pop("outside_family", None)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_state_formulas_are_those_of_models(name: str) -> None:
+def stateful(name: str) -> list[Stateful]:
+    """Layers of a checkpoint's model."""
     fields = {"model_type": variant(name).family, **variant(name).text, **CHECKPOINTS[name]}
     family = family_of(fields)
-    layers = family.abstract(family.read_config(fields)).stateful()
+    return family.abstract(family.read_config(fields)).stateful()
+
+
+@pytest.mark.parametrize("family", sorted({variant(name).family for name in CHECKPOINTS}))
+def test_state_formulas_are_those_of_models(family: str) -> None:
+    """The checkpoints of a family have all its kinds of layers together."""
+    layers = [layer for name in CHECKPOINTS if variant(name).family == family for layer in stateful(name)]
     arrays = {
         f"{type(node).__name__} {jax.tree_util.keystr(path, simple=True, separator='.')}": array.formula(
             jnp.bfloat16
@@ -103,7 +111,8 @@ def test_state_formulas_are_those_of_models(name: str) -> None:
         for node in (layer.layers if isinstance(layer, Parallel) else [layer])
         for path, array in jax.tree_util.tree_leaves_with_path(node.state_arrays())
     }
-    assert dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas()) == arrays
+    formulas = family_named(family)[0].state_formulas()
+    assert dict(line.removesuffix(" per token").split(": ") for line in formulas) == arrays
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -15,7 +15,7 @@ from models.ops.packed_product import KINDS, ProductForm, packed_expert_product,
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.row_product import MAX_ROWS, fastest, row_product
+from models.ops.row_product import MAX_ROWS, UNLIMITED, fastest, row_product
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -157,7 +157,7 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
         return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(rows(count, 32), weight))
 
     assert calls(1, HERE) and calls(MAX_ROWS, HERE, "float32")
-    assert calls(MAX_ROWS + 1, HERE) == (fastest() == "amx")
+    assert calls(MAX_ROWS + 1, HERE) == ((fastest(), "bfloat16") in UNLIMITED)
     assert not calls(MAX_ROWS + 1, HERE, "float32") and not calls(1, HERE, "float16")
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(1, other)

@@ -14,7 +14,7 @@ from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.linear import dot, linear
-from models.ops.row_product import KERNEL, MAX_ROWS, fastest, row_product, unsupported_rows
+from models.ops.row_product import KERNEL, MAX_ROWS, UNLIMITED, fastest, row_product, unsupported_rows
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -97,7 +97,7 @@ def test_linear_calls_the_kernel_where_it_is_chosen():
         return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
 
     assert calls(1, "bfloat16", HERE) and calls(MAX_ROWS, "float32", HERE)
-    assert calls(MAX_ROWS + 1, "bfloat16", HERE) == (fastest() == "amx")
+    assert calls(MAX_ROWS + 1, "bfloat16", HERE) == ((fastest(), "bfloat16") in UNLIMITED)
     assert not calls(MAX_ROWS + 1, "float32", HERE) and not calls(1, "float16", HERE)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(1, "bfloat16", other)
@@ -107,7 +107,7 @@ def test_linear_calls_the_kernel_where_it_is_chosen():
 def test_the_limit_of_rows_depends_on_instructions_and_dtype(instructions: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for dtype in ("bfloat16", "float32"):
-        largest = 4096 if (instructions, dtype) == ("amx", "bfloat16") else MAX_ROWS
+        largest = 4096 if instructions in ("avx512bf16", "amx") and dtype == "bfloat16" else MAX_ROWS
         for rows in (0, 1, MAX_ROWS, MAX_ROWS + 1, 4096):
             accepted = 1 <= rows <= largest
             assert (unsupported_rows(rows, dtype) is None) == accepted, (rows, dtype)

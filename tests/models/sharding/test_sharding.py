@@ -56,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "kimi_base": {},
     "ling_base": {},
     "ling_query_rank": {},
+    "ling_lightning": {"num_attention_heads": 8},
+    "minimax_base": {},
     "olmo_base": {},
     "olmo_grouped": {},
     "zamba2_base": {},
@@ -74,6 +76,8 @@ MESHES: list[tuple[str, Axes]] = [
             "olmo_grouped",
             "lfm3_base",
             "lara_base",
+            "ling_lightning",
+            "minimax_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

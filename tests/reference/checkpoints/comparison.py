@@ -16,6 +16,7 @@ TOLERANCES = {
     "lara_mini": QWEN_TOLERANCE,
     "kimi_linear": 3e-4,
     "bailing_hybrid": 3e-4,
+    "minimax": 1e-4,
     "olmo_hybrid": 3e-4,
     "mamba": 5e-5,
     "falcon_mamba": 5e-5,

@@ -32,6 +32,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "zamba2_base": {},
     "lfm3_base": {},
     "lara_base": {},
+    "minimax_base": {},
+    "ling_lightning": {"num_attention_heads": 8},
 }
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

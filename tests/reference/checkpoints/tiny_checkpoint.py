@@ -20,6 +20,7 @@ _STEM = {
     "lara_mini": "LaraMini",
     "kimi_linear": "KimiLinear",
     "bailing_hybrid": "BailingHybrid",
+    "minimax": "MiniMax",
     "olmo_hybrid": "OlmoHybrid",
     "mamba": "Mamba",
     "falcon_mamba": "FalconMamba",
@@ -31,6 +32,8 @@ _STEM = {
     "falcon_h1": "FalconH1",
     "zamba2": "Zamba2",
 }
+DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Tables of lightning attention, which transformers saves."""
 _VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -86,7 +89,8 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked
     state would not show. Here A is log-uniform in [0.005, 4]. The time steps of Mamba2, which start near 0.01, are near
     0.7: smaller ones would leave its recurrence without a say. Tied embeddings are scaled like an untied head: at unit
-    scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router.
+    scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router, and
+    fixed decays, which stay.
     """
     hidden = variant.text["hidden_size"]
     normal = lambda shape, std: torch.randn(shape, generator=generator) * std
@@ -112,7 +116,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
             weight.copy_(value)
         stored = model.state_dict()
         for name, buffer in model.named_buffers():
-            if name in stored:
+            if name in stored and not name.endswith(DECAYS):
                 buffer.copy_(normal(buffer.shape, 0.1))
 
 
@@ -129,11 +133,9 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
     if variant.fused_experts:
         tensors = _fuse_experts(tensors)
     if variant.stored == "bfloat16":
-        # As in some releases, these two stay in float32.
-        tensors = {
-            name: value if name.endswith(("A_log", "linear_attn.norm.weight")) else value.to(torch.bfloat16)
-            for name, value in tensors.items()
-        }
+        # As in some releases, these stay in float32.
+        kept = ("A_log", "linear_attn.norm.weight", *DECAYS)
+        tensors = {name: v if name.endswith(kept) else v.to(torch.bfloat16) for name, v in tensors.items()}
     names = sorted(tensors)
     if variant.shards == 1:
         safetensors_torch.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

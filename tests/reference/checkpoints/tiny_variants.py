@@ -421,6 +421,73 @@ LING = (
     Variant("ling_query_rank", "bailing_hybrid", LING_BASE | {"q_lora_rank": 24}),
 )
 
+LING_LIGHTNING = Variant(
+    "ling_lightning",
+    "bailing_hybrid",
+    SMALL
+    | LATENT
+    | {
+        "architectures": ["BailingMoeV2_5ForCausalLM"],
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "q_lora_rank": 24,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "group_norm_size": 2,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "num_hidden_layers": 6,
+        "layer_group_size": 3,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    },
+)
+"""Ling 2.5, without a class in transformers; tests compare it with `float64_delta`."""
+
+MINIMAX_BASE = SMALL | {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+    "full_attn_alpha_factor": 1.7,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 1.3,
+    "linear_attn_beta_factor": 1.1,
+    "mlp_alpha_factor": 0.9,
+    "mlp_beta_factor": 1.2,
+}
+MINIMAX = (
+    Variant("minimax_base", "minimax", MINIMAX_BASE),
+    Variant(
+        "minimax_window",
+        "minimax",
+        MINIMAX_BASE
+        | {
+            "head_dim": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "layer_types": None,
+            "sliding_window": 17,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+        rewritten={"layer_types": None},
+        stored="bfloat16",
+        shards=2,
+    ),
+    Variant("minimax_fused", "minimax", MINIMAX_BASE, fused_experts=True),
+)
+
 OLMO_BASE = SMALL | {
     "num_key_value_heads": 4,
     "num_hidden_layers": 3,
@@ -450,7 +517,7 @@ OLMO = (
     ),
 )
 
-VARIANTS = QWEN + LFM + WINDOWED + MAMBA + KIMI + LING + OLMO
+VARIANTS = QWEN + LFM + WINDOWED + MAMBA + KIMI + LING + MINIMAX + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -472,7 +539,7 @@ def shrunk(variant: Variant) -> Variant:
 
 def variant(name: str) -> Variant:
     """The variant of that name."""
-    return {each.name: each for each in VARIANTS}[name]
+    return {each.name: each for each in (*VARIANTS, LING_LIGHTNING)}[name]
 
 
 GOLDEN = tuple(
@@ -500,6 +567,7 @@ GOLDEN = tuple(
         "kimi_base",
         "ling_base",
         "ling_query_rank",
+        "minimax_base",
         "olmo_base",
     )
 )

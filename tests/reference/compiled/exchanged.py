@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
-from models.decoder.decoder import BranchConfig, PostNorm
+from models.decoder.decoder import BranchConfig, NormedResidual, PostNorm
 from models.decoder.parallel import ParallelConfig
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig
+from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 
 Exchanged = Counter[tuple[str, int]]
@@ -92,13 +93,15 @@ def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int
 
 def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
     """Numbers per row in the sums of norms over several devices."""
-    if isinstance(branch, PostNorm):
+    if isinstance(branch, PostNorm | NormedResidual):
         return _norms(branch.inner, devices)
     if isinstance(branch, ParallelConfig):
         return sum((_norms(inner, devices) for inner in branch.layers), ())
     if isinstance(branch, AttentionConfig) and branch.qk_norm is not None and branch.qk_norm.all_heads:
         return 1, 1  # of the queries and of the keys
     if isinstance(branch, Mamba2Config) and branch.norm != "none" and branch.groups < devices:
+        return (branch.groups,)
+    if isinstance(branch, LightningAttentionConfig) and branch.groups < devices:
         return (branch.groups,)
     return ()
 

@@ -1,9 +1,11 @@
-"""Float64 NumPy forward of Ling 3.0 and OLMo Hybrid: slow, obvious, one sequence.
+"""Float64 NumPy forward of Ling 3.0, Ling 2.5 and OLMo Hybrid: slow, obvious, one sequence.
 
 Written from arXiv:2510.26692 and arXiv:2405.04434 and, where a family departs from them, from what its transformers
-module does. It shares no code with `models` or `hybridlm`.
+module does; Ling 2.5 from arXiv:2401.04658 and the code that its authors released. It shares no code with `models` or
+`hybridlm`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,23 +93,58 @@ def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any])
     array = (latent @ weights["kv_b_proj.weight"].T).reshape(tokens, heads, local + value)
     k_shared = np.broadcast_to(turned(row[:, None, rank:]), (tokens, heads, shared))
     out = attend(q, np.concatenate([array[..., :local], k_shared], axis=-1), array[..., local:])
-    out = out * sigmoid(x @ weights["g_proj.weight"].T)[..., None]
+    if "g_proj.weight" in weights:
+        out = out * sigmoid(x @ weights["g_proj.weight"].T)[..., None]
     return out.reshape(tokens, -1) @ weights["dense.weight"].T
+
+
+def decay_rates(heads: int) -> list[float]:
+    """Rates of the heads before the factor of the layer, in a geometric series."""
+    exponent = math.log2(heads)
+    if exponent.is_integer():
+        start = 2 ** -(2 ** -(exponent - 3))
+        return [start * start**head for head in range(heads)]
+    below = 2 ** math.floor(exponent)
+    return decay_rates(below) + decay_rates(2 * below)[0::2][: heads - below]
+
+
+def lightning_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], layer: int) -> np.ndarray:
+    """Compute one lightning attention layer of Ling 2.5 (arXiv:2401.04658) on the normalised x [T, H]."""
+    tokens, heads, size, eps = len(x), config["num_attention_heads"], config["head_dim"], config["rms_norm_eps"]
+    q, k, v = np.split((x @ weights["query_key_value.weight"].T).reshape(tokens, 3 * heads, size), 3, axis=1)
+    turned = int(size * config["partial_rotary_factor"]), config["rope_theta"]
+    q = rotate(rms_norm(q, weights["query_layernorm.weight"], eps), *turned)
+    k = rotate(rms_norm(k, weights["key_layernorm.weight"], eps), *turned)
+    decay = np.exp(-np.array(decay_rates(heads)) * (1 - (layer - 1) / (config["num_hidden_layers"] - 1) + 1e-5))
+    out = np.zeros_like(v)
+    for head in range(heads):
+        state = np.zeros((size, size))
+        for t in range(tokens):
+            state = decay[head] * state + np.outer(k[t, head], v[t, head])
+            out[t, head] = q[t, head] @ state / np.sqrt(size)
+    groups = out.reshape(tokens, config["group_norm_size"], -1)
+    normed = rms_norm(groups, np.ones(1), eps).reshape(tokens, -1) * weights["g_norm.weight"]
+    return (normed * sigmoid(x @ weights["g_proj.weight"].T)) @ weights["dense.weight"].T
 
 
 def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
     """Sigmoid-routed experts and the shared layer on x [T, H], token by token."""
     out = swiglu(x, *(weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")))
     scores = sigmoid(x @ weights["gate.weight"].T)
-    groups, saved, count = config["num_expert_group"], config["topk_group"], config["num_experts_per_token"]
+    saved, published = config["topk_group"], "n_group" in config
+    groups = config["n_group" if published else "num_expert_group"]
+    count = config["num_experts_per_tok" if published else "num_experts_per_token"]
     for t in range(len(x)):
         preference = (scores[t] + weights["gate.expert_bias"]).reshape(groups, -1)
         best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:saved]
         preference[[group for group in range(groups) if group not in best]] = -np.inf
         chosen = np.argsort(-preference.reshape(-1), kind="stable")[:count]
-        total = scores[t, chosen].sum() + 1e-20 if config["moe_renormalize"] else 1.0
+        total = scores[t, chosen].sum() + 1e-20 if config.get("moe_renormalize", True) else 1.0
         for e in chosen:
-            gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            if "experts.gate_up_proj" in weights:
+                gate, up, down = *np.split(weights["experts.gate_up_proj"][e], 2), weights["experts.down_proj"][e]
+            else:
+                gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
             out[t] += config["routed_scaling_factor"] * scores[t, e] / total * swiglu(x[t], gate, up, down)
     return out
 
@@ -165,8 +202,11 @@ class Float64DeltaModel(Float64Checkpoint):
 
     def _ling_layer(self, layer: str, x: np.ndarray) -> np.ndarray:
         weights, inputs = self.below(f"{layer}.attention"), self._norm(x, f"{layer}.input_layernorm")
-        mixer = kimi_delta_attention if "A_log" in weights else latent_attention
-        x = x + mixer(inputs, weights, self.config)
+        if "query_key_value.weight" in weights:
+            mixed = lightning_attention(inputs, weights, self.config, int(layer.rpartition(".")[2]))
+        else:
+            mixed = (kimi_delta_attention if "A_log" in weights else latent_attention)(inputs, weights, self.config)
+        x = x + mixed
         return x + self._forward(self._norm(x, f"{layer}.post_attention_layernorm"), layer)
 
     def _olmo_layer(self, layer: str, x: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from tiny_variants import variant
 
 from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, ShardedDim, family_of
 from models.sharding.sharded_dim import Segment
+from models.state.state import StateArray
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3
 PREFILL, VERIFIED = 9, 3
@@ -89,6 +90,23 @@ def joined(array: np.ndarray, cut: ShardedDim | None, devices: Devices) -> np.nd
     full = np.zeros(array.shape[: cut.dim] + (cut.size,) + array.shape[cut.dim + 1 :], array.dtype)
     np.moveaxis(full, cut.dim, 0)[index] = np.moveaxis(array, cut.dim, 0)
     return full
+
+
+def with_null_pages(leaf: np.ndarray, array: StateArray, data: int) -> np.ndarray:
+    """Give the pages of each part of the lanes a null page of their own, of the whole pool; other rows stay."""
+    if not array.grows:
+        return leaf
+    return np.concatenate([page for part in np.split(leaf[1:], data) for page in (leaf[:1], part)])
+
+
+def without_null_pages(leaf: np.ndarray, array: StateArray, data: int) -> np.ndarray:
+    """Invert `with_null_pages`; every null page has kept its bits."""
+    if not array.grows:
+        return leaf
+    parts = np.split(leaf, data)
+    for part in parts:
+        np.testing.assert_array_equal(part[0], parts[0][0])
+    return np.concatenate([parts[0][:1], *(part[1:] for part in parts)])
 
 
 def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
@@ -193,7 +211,8 @@ def on_devices(
     lanes = P("data") if data > 1 else P()
     tree = jax.tree.structure(model.state_arrays())
     state_specs = [spec(cuts, devices, data) for cuts in state_cuts]
-    rows = jax.tree.leaves(used_rows(model))
+    leaves = zip(jax.tree.leaves(used_rows(model)), arrays, strict=True)
+    rows = [with_null_pages(leaf, array, data) for leaf, array in leaves]
     state = [spread(leaf, cuts, devices) for leaf, cuts in zip(rows, state_cuts, strict=True)]
     vocabulary = spec((ShardedDim(2, "model", ()),), devices, data)
     run = lambda params, *operands: steps(nnx.merge(graph, params), *operands)
@@ -209,7 +228,10 @@ def on_devices(
         jax.jit(stepped)(params, jax.tree.unflatten(tree, state), operands(tiny.config.vocab_size), jnp.int32(BLOCKS))
     )
     states = [
-        [joined(leaf, array.sharded_dim, devices) for leaf, array in zip(leaves, arrays, strict=True)]
+        [
+            joined(without_null_pages(leaf, array, data), array.sharded_dim, devices)
+            for leaf, array in zip(leaves, arrays, strict=True)
+        ]
         for leaves in result.states
     ]
     return result._replace(states=states)

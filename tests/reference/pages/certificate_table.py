@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
     "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base",
-    "falcon_base", "olmo_base", "zamba2_base", "lfm3_base", "lara_base",
+    "falcon_base", "olmo_base", "zamba2_base", "lfm3_base", "lara_base", "minimax_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 
@@ -86,7 +86,8 @@ and audited. A copy of a pool is listed in {totals.total() - totals["none"]} of 
 jax {jax.__version__} on {jax.default_backend()}, float32 but where a column says otherwise, {LANES} lanes,
 chunks of {TOKENS} tokens, context 64. Of a row the prefix cache keeps the arrays of fixed size and spans of those that
 grow: a step takes each out of a pool, and one puts it back.
-Written by scripts/write_certificates.py; the steps of published models are in [verification.md](verification.md).
+Written by scripts/write_certificates.py; the steps of published models are in
+[proof-tables.md](tables/proof-tables.md).
 
 | family | checkpoint | {" | ".join(STEPS)} |
 |{"---|" * (2 + len(STEPS))}

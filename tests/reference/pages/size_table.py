@@ -1,4 +1,4 @@
-"""The table of docs/quantised.md: weight memory, and lanes that GPUs can hold."""
+"""A table of docs/tables/packed-weights.md: weight memory, and lanes that GPUs can hold."""
 
 import json
 import tempfile

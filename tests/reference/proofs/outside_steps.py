@@ -542,6 +542,72 @@ def lane_loop_from_the_first(x, c, pool):
     return lax.fori_loop(0, N, lane, pool)
 
 
+@case(PACKED, OF_TOKENS)
+def segmented_scan_by_kept_tokens(x, c):
+    def op(left, right):
+        return left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1])
+
+    return lax.associative_scan(op, (t > c[own(c)], x))[1]
+
+
+@case(PACKED, OF_TOKENS, leaks=True)
+def segmented_scan_that_keeps_starts(x, c):
+    def op(left, right):
+        return left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1])
+
+    return lax.associative_scan(op, (t >= c[own(c)], x))[1]
+
+
+def recurrence_by_number(first, reverse=False):
+    """Return a step that reads the tokens, and their ids, by the number of the iteration."""
+
+    def run(x, c, states):
+        i = own(c)
+
+        def tok(h, k):
+            h = jnp.where(first(c, i, k), states[i[k]], h) * 0.9 + x[k]
+            return h, h
+
+        return lax.scan(tok, jnp.zeros(D), t, reverse=reverse)[1]
+
+    return run
+
+
+def states_by_number(keeps, lane):
+    """Return a step with the state of each lane as carry; padding keeps it."""
+
+    def run(x, c, states):
+        i = own(c)
+
+        def tok(states, k):
+            h = states[i[k]] * 0.9 + x[k]
+            return jnp.where(keeps(c, k), states.at[lane(i, k)].set(h), states), h
+
+        return lax.scan(tok, states, t)[::-1]
+
+    return run
+
+
+BY_NUMBER = {
+    "recurrence by number": (recurrence_by_number(lambda c, i, k: k == c[i[k]]), False),
+    "recurrence by number and position": (recurrence_by_number(lambda c, i, k: k - c[i[k]] == 0), False),
+    "recurrence by number, reset late": (recurrence_by_number(lambda c, i, k: k - c[i[k]] == 1), True),
+    "recurrence by number, start of the previous id": (
+        recurrence_by_number(lambda c, i, k: k == c[i[jnp.maximum(k - 1, 0)]]),
+        True,
+    ),
+    "recurrence by number, in reverse": (recurrence_by_number(lambda c, i, k: k == c[i[k]], reverse=True), True),
+}
+STATES_BY_NUMBER = {
+    "states by number": (states_by_number(lambda c, k: k < c[-1], lambda i, k: i[k]), False),
+    "states by number, with padding": (states_by_number(lambda c, k: k <= c[-1], lambda i, k: i[k]), True),
+    "states by number, of the next lane": (
+        states_by_number(lambda c, k: k < c[-1], lambda i, k: jnp.minimum(i[k] + 1, N - 1)),
+        True,
+    ),
+}
+
+
 def each_lane(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, turns: jax.vmap(run)(x, turns)
 
@@ -578,13 +644,22 @@ OF_MATRICES: dict[str, Any] = {
     "jax.scipy.sparse.linalg.gmres": lambda a, b: jax.vmap(
         lambda a, b: jax.scipy.sparse.linalg.gmres(lambda v: a @ v, b, maxiter=2)[0]
     )(a, b),
+    "jax.scipy.linalg.expm": lambda a, b: jax.scipy.linalg.expm(a * 0.1),
+    "jnp.searchsorted": lambda a, b: jax.vmap(lambda a, b: jnp.searchsorted(jnp.sort(b), a))(a, b),
+    "jnp.interp": lambda a, b: jnp.interp(b, jnp.arange(3.0), jnp.ones(3)),
     "lax.map": lambda a, b: lax.map(lambda v: v / v.sum(), b, batch_size=2),
     "lax.platform_dependent": lambda a, b: lax.platform_dependent(b, cpu=lambda v: v * 2, default=lambda v: v + v),
 }
-if jax.__version_info__ < (0, 12):  # later versions trace a loop of expm as `call_hi_primitive`, which is refused
-    OF_MATRICES["jax.scipy.linalg.expm"] = lambda a, b: jax.scipy.linalg.expm(a * 0.1)
 STEPS += [OutsideStep(name, run, LANES[0], LaneContract(*LANES[1:]), False) for name, run in OF_LANES.items()]
 STEPS += [OutsideStep(name, run, MATRICES[0], LaneContract(*MATRICES[1:]), False) for name, run in OF_MATRICES.items()]
+STEPS += [
+    OutsideStep(name, run, STATES[0], LaneContract(STATES[1], TOKENS), leaks)
+    for name, (run, leaks) in BY_NUMBER.items()
+]
+STEPS += [
+    OutsideStep(name, run, STATES[0], LaneContract(STATES[1], (TOKENS, Lane())), leaks)
+    for name, (run, leaks) in STATES_BY_NUMBER.items()
+]
 NOT_PROVED = {
     "tiles_scattered_flat_and_guarded": "places are the lane times a constant, and sums have no products",
     "tiles_added_back": "zeros are added to tokens of other lanes, and an addition of zero counts as a write",

@@ -1,7 +1,7 @@
 """An engine without a model: the real scheduler and pool, and steps that compute nothing."""
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +47,7 @@ class ReadingEngine:
         self.placement = SimpleNamespace(data=1)
         self.pool = RowPool(Rows((), np.zeros((lanes, 1), np.int32)))
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.given_up: deque[Any] = deque()
         self.stats, self.decisions = Counter[str](), Decisions()
         self.moves, self.runner = self, SimpleNamespace(forget=lambda owner: None)
         self.tokens = self.places = self.computed = 0

@@ -1,6 +1,7 @@
 """Runs with drafts: every row is compared after every step with single tokens."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -136,13 +137,17 @@ class Run:
     Args:
         replayed: the texts.
         session: with drafts.
+
+    Attributes:
+        checked: rows that were compared.
+        events: counts of cancelled requests and of pages that several have, each in each step.
     """
 
     def __init__(self, replayed: Replayed, session: hybridlm.Session):
         self._replayed, self._session = replayed, session
         self._numbers: list[int] = []
         self._ended: set[int] = set()
-        self.checked = 0
+        self.checked, self.events = 0, Counter[str]()
 
     def join(self, number: int, limit: int, **settings: Any) -> None:
         """Ask for a text."""
@@ -154,6 +159,7 @@ class Run:
         alive = sorted(self._session._alive)
         if alive:
             self._session.cancel(alive[number % len(alive)])
+            self.events["cancelled"] += 1
             self.step()
 
     def resize(self) -> None:
@@ -173,6 +179,8 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         pool = self._session._scheduler._pool
+        if pool is not None and pool.row_pages.owner is not None:
+            self.events["shared pages"] += int((pool.row_pages.owner.counts() > 1).sum())
         for sequence in self._session._scheduler.joined:
             assert pool is not None and sequence.slot is not None
             self._check(pool, sequence, pool.rows_of([sequence.slot])[0])

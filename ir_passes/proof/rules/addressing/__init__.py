@@ -1,6 +1,5 @@
-"""The rows and tokens that an index selects.
+"""The rows and tokens that an index selects, by slots, page tables or tokens.
 
-Indices are slots, entries of slot maps or page tables, and numbers of packed tokens. `proof.rules` imports this
-package; the package imports nothing from it except `rules.survival`. Begin with `access`, the common form of gather,
-scatter and dynamic slices. `pool_rows` checks reads and writes of pools.
+Begin with `access`, the common form of gather, scatter and dynamic slices; `pool_rows` checks reads and writes of
+pools.
 """

@@ -14,7 +14,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
-from ir_passes.proof.views import View, block, entered, left, reshaped
+from ir_passes.proof.views import View, block, entered, reshaped
 from ir_passes.proof.violations import ViolationKind
 
 Shape = tuple[int, ...]
@@ -94,13 +94,18 @@ class Access:
         kept_dims = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
 
-    def taken(self, view: View, dim: int) -> View:
-        """Return the view after this read, without the index along `dim`."""
+    def taken(self, view: View, dim: int, row: View = ()) -> View:
+        """Return the view after this read.
+
+        Args:
+            row: step for the index along `dim`; () without it.
+        """
         fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
         if self.is_block:
-            view = reshaped(block(view, dim, self.full, self.sizes, self._places(dim)), self.sizes, self.window_shape)
+            part = block(view, dim, self.full, self.sizes, self._places(dim))
+            view = reshaped((*part, *row), self.sizes, self.window_shape)
         else:
-            view = entered(view, self.step(dim))
+            view = (*view, self.step(dim), *row)
         return entered(view, _FILLED) if fills else view
 
     @property
@@ -119,7 +124,7 @@ class Access:
             if dim != excluded_dim and not (start == 0 and self.sizes[dim] == self.full[dim]):
                 yield dim, ("value", value.number) if start is None else start
 
-    def put(self, view: View, dim: int) -> View | None:
+    def put(self, view: View, dim: int, row: View = ()) -> View | None:
         """Return the view after this write puts a part back.
 
         None if the part was read at another place. Elements that were read out of bounds hold a fill value. Only a
@@ -127,10 +132,12 @@ class Access:
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
+        steps = (self.step(dim), *row)
         if self.is_block:
-            (step,) = block((), dim, self.full, self.sizes, self._places(dim))
-            return left(reshaped(view, self.window_shape, self.sizes), step)
-        return left(view, self.step(dim))
+            view = reshaped(view, self.window_shape, self.sizes)
+            steps = (*block((), dim, self.full, self.sizes, self._places(dim)), *row)
+        before = len(view) - len(steps)
+        return view[:before] if before >= 0 and view[before:] == steps else None
 
     def inside(self, dim: int) -> bool:
         """True if the range of the index along a dimension is in bounds."""

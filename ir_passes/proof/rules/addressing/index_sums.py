@@ -21,7 +21,7 @@ NON_NEGATIVE = 1 << 62
 
 
 def total(terms: Iterable[tuple[Term, int]], by: int = 0, below: int | None = None) -> IndexSum:
-    """Return a sum of terms with factors, and of a constant; equal terms are united."""
+    """Return a sum of terms with factors and a constant; equal terms are merged."""
     factors = Counter[Term]()
     for term, factor in terms:
         factors[term] += factor
@@ -29,7 +29,6 @@ def total(terms: Iterable[tuple[Term, int]], by: int = 0, below: int | None = No
 
 
 def single(term: Term, by: int = 0) -> IndexSum:
-    """Return a term plus a constant."""
     return IndexSum(frozenset({(term, 1)}), by)
 
 
@@ -39,7 +38,7 @@ def difference(x: IndexSum, y: IndexSum, by: int = 0) -> IndexSum:
 
 
 def sum_of(value: Value) -> IndexSum | None:
-    """Return an array as a sum; None for other arrays."""
+    """Return an array as a sum, or None."""
     fact, constant = value.fact, constant_of(value)
     if isinstance(fact, IndexSum):
         return fact
@@ -49,7 +48,7 @@ def sum_of(value: Value) -> IndexSum | None:
 
 
 def as_fact(value: IndexSum) -> Fact | None:
-    """Return the simplest fact about elements of a sum; None for a constant."""
+    """Return the simplest fact about a sum; None for a constant."""
     ((term, _),) = value.terms if len(value.terms) == 1 else ((None, 0),)
     if isinstance(term, Iota | SegmentIds) and value == single(term):
         return term
@@ -57,7 +56,7 @@ def as_fact(value: IndexSum) -> Fact | None:
 
 
 def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
-    """Return an array as an entry of cu_seqlens plus a constant; None for other arrays."""
+    """Return an array as an entry of cu_seqlens plus a constant, or None."""
     if not isinstance(fact, IndexSum) or fact.below is not None or len(fact.terms) != 1:
         return None
     ((term, factor),) = fact.terms
@@ -65,7 +64,6 @@ def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
 
 
 def axes_of(value: IndexSum) -> set[int]:
-    """Return the axes of all terms."""
     return {axis for term, _ in value.terms if (axis := getattr(term, "axis", None)) is not None}
 
 
@@ -78,7 +76,7 @@ def is_full(site: Site, operand: int, axes: Iterable[int]) -> bool:
 
 
 def is_representable(site: Site, value: IndexSum) -> bool:
-    """True if the dtype of the result holds the sum, whatever the layout is."""
+    """True if the dtype of the result holds the sum in every layout."""
     low = high = value.by
     for term, factor in value.terms:
         match term:
@@ -97,7 +95,7 @@ def is_representable(site: Site, value: IndexSum) -> bool:
 
 
 def mapped(fact: IndexSum | Mask, change: Callable[[IndexSum], IndexSum | None]) -> IndexSum | Mask | None:
-    """Change a sum, or the sums of a mask's conditions; drop conditions without a new sum."""
+    """Change a sum, or the sums of a mask's conditions; drop lost conditions."""
     if isinstance(fact, IndexSum):
         return change(fact)
     sides = []
@@ -140,7 +138,6 @@ def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], 
 
 
 def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum by a slice with this shape and these starts."""
 
     def term_of(term: Term) -> tuple[Term | None, int] | None:
         axis = getattr(term, "axis", None)
@@ -186,7 +183,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
 
 
 def _least_difference(x: Term, y: Term) -> int | None:
-    """Return a lower bound of x - y for real tokens; None if unknown."""
+    """Return a lower bound of x - y for real tokens, or None."""
     match x, y:
         case OffsetEntry(), OffsetEntry() if replace(x, first=y.first) == y and x.first >= y.first:
             return int(x.of_token == x.layout and x.first > 0 >= y.first)
@@ -203,7 +200,7 @@ def token_of(bound: OffsetEntry) -> Term:
 
 
 def is_never_negative(value: IndexSum) -> bool:
-    """True if a sum is 0 or greater in every layout; elements of padding are unspecified."""
+    """True if a sum is 0 or greater in every layout, except at padding."""
     for x, positive in value.terms:
         for y, negative in value.terms:
             least = _least_difference(x, y) if positive > 0 > negative else None
@@ -232,7 +229,6 @@ def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> boo
 
 
 def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
-    """Yield the lanes with a bound in some conditions."""
     entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
     firsts = {
         replace(entry, first=entry.first - before if entry.axis is None and entry.symbol is None else 0)
@@ -245,14 +241,14 @@ def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
 
 
 def lane_number(start: OffsetEntry) -> int | Symbol | None:
-    """Return the lane that begins at an entry, as in `OneLane`; None for the lanes of an axis or of tokens."""
+    """Return the lane that begins at an entry, as in `OneLane`, or None."""
     if start.axis is not None or start.of_token or (start.symbol is not None and start.first):
         return None
     return start.first if start.symbol is None else start.symbol
 
 
 def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
-    """Return the conditions of elements with a truth value."""
+    """Return the conditions of elements with truth value `when`."""
     if not isinstance(fact, Mask):
         return frozenset()
     return fact.if_true if when else fact.if_false

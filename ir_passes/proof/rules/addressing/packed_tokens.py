@@ -29,7 +29,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.index_sums import is_full
@@ -297,6 +297,8 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     ]
     if len(results) != 1:
         return results
+    if 0 in site.shape and not isinstance(results[0].owner, PoolRows):
+        return [results[0].replace(owner=COMMON)]  # no element, as in a remainder of an associative scan
     result = token_layout.refined(site, operands, results[0])
     for rule in _REFINED.get(site.name, (_computed, token_windows.computed) if site.name in ELEMENTWISE else ()):
         result = rule(site, operands, result)

@@ -1,15 +1,15 @@
 """Page tables: arithmetic on their entries, and reads and writes of pages by them.
 
-The proof accepts an index into a pool by page table if its fact is a `PageEntry`: the quotient by the number of indices
-per page is some entry of the lane's own table. So a read of a table at any position keeps the fact. The expression
-`entry * page_size + offset` and a division of it by `page_size` keep the fact, too.
+An index into a pool by page table must have the fact `PageEntry`: its quotient by the number of indices per page is
+some entry of the lane's own table. So a read of a table at any position keeps the fact. A division by `page_size`
+keeps it, too, as does `entry * page_size + offset`.
 
-Why a read stays within the lane: a page that the lane's table names is the lane's own page, a page without writers, or
-out of bounds. Pages without writers are a shared prefix and the null page; other lanes cannot change them. A read out
-of bounds is filled, or clamped to the null page.
+A read stays within the lane: a page in the lane's table is the lane's own page, a page without writers, or out of
+bounds. Pages without writers are a shared prefix and the null page; other lanes cannot change them. A read out of
+bounds is filled, or clamped to the null page.
 
-Why a write stays within the lane: the host promises (`PageTable`) that no other lane names the pages that a lane writes
-to, and that they are not the null page. A write out of bounds is dropped.
+A write stays within the lane: the host promises (`PageTable`) that no other lane names the pages that a lane writes to,
+and that they are not the null page. A write out of bounds is dropped.
 """
 
 from dataclasses import replace
@@ -34,10 +34,10 @@ _BY_PAGE = (
 
 
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
-    """Return the fact of an entry times a constant.
+    """Return the fact of an entry times a constant; None if the product may wrap.
 
     (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. An index past every pool stays past it. A negative
-    index stays negative. None if the product may wrap.
+    index stays negative.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
@@ -75,11 +75,11 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     """Return the fact of a select between entries of a lane and unowned rows.
 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
-    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate, `entry
-    + size` is past every pool.
+    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate,
+    `entry + size` is past every pool.
 
     Args:
-        cases: values, first the value for false.
+        cases: first the value for false.
     """
     facts = [case.fact for case in cases]
     for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
@@ -105,7 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`; else None."""
+    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`, or None."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -120,7 +120,7 @@ def _size(site: Site, fact: PageEntry) -> int:
 
 
 def below(bounds: Range) -> str | None:
-    """Return the kind of negative numbers; None for other numbers."""
+    """Return the kind of negative numbers, or None."""
     return "lowest" if bounds[1] <= LOWEST else "below" if bounds[1] < 0 else None
 
 
@@ -133,13 +133,12 @@ def page_fault(
     drops: bool,
     write: bool,
 ) -> Mixed | None:
-    """Return the fault of a pool access by page table; None without a fault.
+    """Return the fault of a pool access by page table, or None.
 
     Args:
-        split: axes of the mesh that split the lanes of the entries.
+        split: mesh axes that split the lanes of the entries.
         shape: of the pool.
-        drops: True if a write skips rows outside of the pool, or a read fills them.
-        write: True for a write, False for a read.
+        drops: a write skips rows outside of the pool, or a read fills them.
     """
     path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
     entry, pages = table.entry, table.path
@@ -193,6 +192,6 @@ def page_fault(
 
 
 def no_entry(site: Site, path: str) -> Mixed:
-    """Return the owner of rows that are not selected by entries of a page table."""
+    """Return the owner of rows that are not selected by page table entries."""
     message = f"pages of {path} are picked by an index that is not an entry of the lane's row in its page table"
     return site.mixed(message, _BY_PAGE, ViolationKind.WRONG_ROW)

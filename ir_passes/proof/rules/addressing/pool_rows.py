@@ -13,7 +13,7 @@ from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fau
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
-from ir_passes.proof.views import View, entered, left
+from ir_passes.proof.views import View
 from ir_passes.proof.violations import ViolationKind
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
@@ -43,9 +43,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     intact = None
     if operand.intact is not None:
         row_key = _row_key(access.columns[axis])
-        intact = UnchangedRows(
-            operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", row_key))
-        )
+        intact = UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, axis, (("by slot", row_key),)))
     if access.reveals_places(rows, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(rows, access.owners(site, without=axis))
@@ -138,11 +136,8 @@ def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
     forms = [_row_key(index)]
     if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
         forms.append((replace(index.fact, guard=None, alternatives=frozenset()),))
-    for by in forms:
-        rows = left(view, ("by slot", by))
-        if rows is not None:
-            return access.put(rows, axis)
-    return None
+    views = (access.put(view, axis, (("by slot", by),)) for by in forms)
+    return next((pool_view for pool_view in views if pool_view is not None), None)
 
 
 def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> Value:

@@ -13,12 +13,11 @@ from ir_passes.proof.violations import ViolationKind
 def map_fault(
     site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
 ) -> Mixed | None:
-    """Return the fault of a pool access by slot map; None without a fault.
+    """Return the fault of a pool access by slot map, or None.
 
     Args:
         shape: of the pool on one device.
-        drops: True if a row past the end of the pool is skipped.
-        write: True for a write, False for a read.
+        drops: a row past the end of the pool is skipped.
     """
     path = site.prover.bound.inputs[pool.leaf].path
     rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
@@ -91,17 +90,13 @@ def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis of a slot map with row numbers local to each device.
-
-    None if the row numbers are global.
-    """
+    """Return the mesh axis of a slot map with device-local row numbers, or None."""
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     return entry.local
 
 
 def counts_within(site: Site, index: Value) -> bool:
-    """True if an index has row or page numbers local to a device."""
     fact = index.fact
     if not isinstance(fact, SlotEntry | PageEntry):
         return False
@@ -109,7 +104,7 @@ def counts_within(site: Site, index: Value) -> bool:
 
 
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool; None without a fault.
+    """Return the fault of row numbers of a split pool, or None.
 
     Each device must subtract the number of rows on the previous devices from global row numbers. Local row numbers are
     used unchanged, by the lanes of the device.

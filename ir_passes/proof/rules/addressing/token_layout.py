@@ -110,13 +110,21 @@ def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
     return terms
 
 
+def _operands(site: Site, operands: list[Value]) -> tuple[IndexSum | None, IndexSum | None]:
+    """Return two operands as sums; a token index follows from a sum about this token."""
+    x, y = (_operand(site, k, value) for k, value in enumerate(operands))
+    if site.shape == ():
+        x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
+    return x, y
+
+
 def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a sum or difference."""
     for x, y in (operands, operands[::-1]) if site.name == "add" else ():
         token = token_tiles.token_at(x, y)
         if token is not None:
             return token, None
-    x, y = (_operand(site, k, value) for k, value in enumerate(operands))
+    x, y = _operands(site, operands)
     if x is None or y is None:
         return None
     for constant in (x, y):
@@ -128,9 +136,7 @@ def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the mask of a comparison."""
-    x, y = (_operand(site, k, value) for k, value in enumerate(operands))
-    if site.shape == ():
-        x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
+    x, y = _operands(site, operands)
     ids = [value.fact for value in operands if isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken)]
     if ids:
         mask = _same_ids(site, ids) or _real_lanes(site, operands)
@@ -160,15 +166,14 @@ def _conditions(name: str, value: IndexSum) -> Mask:
 
 
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
-    """Return a shared token index, compared with the number of real tokens, as a sum."""
-    ((term, _),) = bound.terms if bound is not None and len(bound.terms) == 1 else ((None, 0),)
-    if not isinstance(term, OffsetEntry) or (term.first, term.axis, term.symbol) != (
-        site.prover.bound.lanes,
-        None,
-        None,
-    ):
-        return None
-    tokens = site.prover.bound.layouts[term.layout]
+    """Return a shared token index as a sum, next to a bound of its lane or the number of real tokens."""
+    end, layouts = site.prover.bound.lanes, set[str]()
+    for term, _ in bound.terms if bound is not None else ():
+        if isinstance(term, OffsetEntry) and (term.first, term.axis, term.symbol) == (end, None, None):
+            layouts.add(term.layout)
+        elif isinstance(term, OffsetEntry) and term.symbol is not None and term.symbol.number == x.number:
+            layouts.add(term.of_token)
+    tokens = site.prover.bound.layouts.get(layouts.pop()) if len(layouts) == 1 else None
     # an index out of bounds is clamped to another token
     in_bounds = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
     return single(Turn(Symbol(x.number, tokens))) if tokens is not None and in_bounds else None
@@ -298,9 +303,9 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         return (replace(index, below=below or index_sums.NON_NEGATIVE), None) if index is not None and is_sum else None
     for when in (False, True):
         ids, filler = operands[1 + when].fact, operands[2 - when]
-        if isinstance(ids, SegmentIds) and constant_of(filler) == site.prover.bound.lanes:
-            real = padding_of(site, mask.fact, when, ids.layout, Iota(ids.axis))
-            if real == "exact":
+        if isinstance(ids, SegmentIds | LaneOfToken) and constant_of(filler) == site.prover.bound.lanes:
+            token = Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token)
+            if padding_of(site, mask.fact, when, ids.layout, token) == "exact":
                 return (replace(ids, padding="past"), (0, site.prover.bound.lanes))
     return None
 
@@ -524,7 +529,9 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
     entry, by = entry_of(fact) or (None, 0)
     if entry is None or entry.axis != 0 or entry.of_token:
         return None
-    number = constant_of(index)
+    number, ids = constant_of(index), index.fact
+    if isinstance(ids, LaneOfToken) and entry.first in (0, 1) and site.prover.bound.lanes <= length:
+        return _as_result(site, single(OffsetEntry(entry.layout, entry.first, None, ids.token, ids.layout), by))
     if number is not None:
         inside = 0 <= number < length
         return _as_result(site, single(replace(entry, axis=None, first=entry.first + number), by)) if inside else None

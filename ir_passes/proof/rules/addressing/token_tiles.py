@@ -1,7 +1,7 @@
 """Rows with the tokens of each lane, and loops over the tokens of one lane.
 
 An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes an element only if its
-token belongs to lane i: so the rows of the result are rows of lanes. The same mask in the index, with a number past the
+token belongs to lane i, so the rows of the result are rows of lanes. The same mask in the index, with a number past the
 last token elsewhere, reads and writes tokens of lane i only, if indices out of bounds are dropped.
 
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
@@ -69,7 +69,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    """Return the token, and its layout, whose lane alone an element depends on; None for other arrays."""
+    """Return token and layout of the only lane that an element depends on, or None."""
     owner, span = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed
@@ -120,7 +120,7 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:
-    """Return the owner of tokens after lanes write their own tokens; None for other writes.
+    """Return the owner of tokens after lanes write their own tokens, or None.
 
     Args:
         owner: joint owner of the updates and the indices.
@@ -143,7 +143,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
-    """Return the lane of a token in a loop over tokens of one lane, or None."""
+    """Return a token's lane in a loop over tokens of one lane, or None."""
     fact = index.fact
     if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
         return None
@@ -151,12 +151,11 @@ def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
 
 
 def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
-    """Return the entry of cu_seqlens at a lane of a loop, or at the lane after it.
+    """Return the entry of cu_seqlens at a loop's lane, or at the next lane.
 
     Args:
         entries: along axis 0.
-        index: of one of them.
-        length: their number.
+        length: number of entries.
     """
     lanes, number, by = site.prover.bound.lanes, index.number, 0
     if isinstance(index.fact, PlusConstant):
@@ -179,7 +178,7 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
 
 
 def counted(start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a counter of a loop over the tokens of one lane.
+    """Return the fact about a loop's counter of one lane's tokens.
 
     Args:
         start: the counter before the loop.

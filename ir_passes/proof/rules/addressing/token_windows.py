@@ -4,10 +4,9 @@ An array that is shifted by k tokens, or the carry of a loop, may hold another l
 `WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
 times nan is nan.
 
-`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. The facts
-`TokenSpan` and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element
-the lane of its last token. In reverse it gives the lane of the first token. The flag is false only if no lane begins in
-between.
+`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. The facts `TokenSpan`
+and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element the lane of
+its last token, in reverse of its first token. The flag is false only if no lane begins in between.
 
 More than 300 lines: one rule for each operation on neighbouring tokens.
 """
@@ -25,7 +24,11 @@ from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, Token
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
-    """Return the token of the previous iteration of a loop over tokens; if `reverse`, it begins with the last one."""
+    """Return the token of the previous iteration of a loop over tokens.
+
+    Args:
+        reverse: the loop begins with the last token.
+    """
     number: Number = site.prover.number(("previous iteration", reverse), token.number)
     return Symbol(number, token.size)
 
@@ -34,7 +37,7 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
     """Return a carry as the next iteration sees it, if it depends on one token.
 
     Args:
-        tokens: the token of this iteration in each layout, as an element of `xs` or by its number.
+        tokens: this iteration's token in each layout, as an element of `xs` or by its number.
     """
     owner = value.owner
     if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
@@ -62,14 +65,16 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _joined(site: Site, mask: Value, owners: list[Owner], result: Value) -> Value:
-    """Return the result of a select with better owners of its cases."""
     owner = site.join(mask.owner, *owners)
     changed = not isinstance(owner, Mixed) and owner != result.owner
     return result.replace(owner=owner, fact=None) if changed else result
 
 
 def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Return the result of a select by a padding mask: elements of padding are unspecified, or shared."""
+    """Return the result of a select by a padding mask.
+
+    Elements of padding are unspecified, or shared.
+    """
     for when, case in enumerate(cases):
         owner = case.owner
         if not isinstance(owner, LaneRows | OneLane) or not owner.packed:
@@ -119,7 +124,11 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return the tokens of an array of this length along the axis (None: any axis) as a fact; None for other arrays."""
+    """Return the tokens of an array of this length along an axis, or None.
+
+    Args:
+        axis: None for any axis.
+    """
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -238,7 +247,7 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
-    """Return the tokens of single rows at equal distances; None for other parts."""
+    """Return the tokens of single rows at equal distances, or None."""
     first, second = (*spans, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
         return None
@@ -248,7 +257,7 @@ def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | 
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
-    """Return the tokens of parts at one stride; None for other parts."""
+    """Return the tokens of parts at one stride, or None."""
     known_spans = [span for span in spans if span is not None]
     if len(known_spans) < len(spans) or len(known_spans) < 2:
         return None
@@ -269,7 +278,6 @@ def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: lis
 
 
 def computed(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return an elementwise result of tokens and shared arrays."""
     pairs = zip(operands, site.shapes, strict=True)
     values = [(value, shape) for value, shape in pairs if not isinstance(value.owner, Common)]
     if site.name not in ELEMENTWISE or not isinstance(result.owner, Mixed) or not values:
@@ -314,7 +322,6 @@ def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: li
 
 
 def sliced(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the tokens of a slice, also with a stride."""
     span = _span(site, operands[0], None, 0)
     if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
         return result
@@ -325,7 +332,6 @@ def sliced(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens in the reverse order."""
     span = _span(site, operands[0], None, 0)
     if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
         return result

@@ -19,7 +19,6 @@ struct Bfloat16 : WidenedScales {
   static constexpr int STEP = 32, SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return _mm512_setzero_ps(); }
-  static uint16_t prepared(float x) { return static_cast<uint16_t>(rounded_bits(bits_of(x)) >> 16); }
   static Numbers load(const uint16_t* from) { return reinterpret_cast<Numbers>(_mm512_loadu_si512(from)); }
   static Numbers load_first(const uint16_t* from, int64_t count) {
     return reinterpret_cast<Numbers>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << count) - 1u), from));

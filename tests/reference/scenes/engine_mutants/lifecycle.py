@@ -55,11 +55,11 @@ def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:
     consumed: dict[ActiveSequence, int] = {}
     right = Scheduler._prefill
 
-    def prefill(self: Scheduler) -> object:
+    def prefill(self: Scheduler, leader: ActiveSequence) -> object:
         for sequence in self.prefilling:
             if sequence.consumed and sequence not in consumed:
                 consumed[sequence], sequence.consumed = sequence.consumed, 0
-        return right(self)
+        return right(self, leader)
 
     def feed(tokens: tuple[int, ...], position: int) -> Feed:
         return Feed(tokens, next(reversed(consumed.values())) if consumed and position == 0 else position)

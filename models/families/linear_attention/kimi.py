@@ -1,4 +1,4 @@
-"""Config fields and tensors common to Kimi-Linear and Ling: KDA, latent attention (MLA), sigmoid-routed MoE.
+"""Config fields and tensors common to Kimi-Linear and Ling: KDA, MLA, sigmoid-routed MoE.
 
 Not shared with other families: the tensors of these two mixers. Three convolutions become one, rows of latent
 attention are split into compressed and shared entries, and rotated pairs are de-interleaved.

@@ -1,31 +1,36 @@
-"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, MLA with RoPE and output gate, MoE.
+"""Ling (`bailing_hybrid`): MLA with RoPE, MoE, and KDA with bounded decay (3.0) or lightning attention (2.5 and 2.6).
 
-Not shared with other families: the layer pattern by groups, and an MTP head whose layer follows the last one.
+Not shared with other families: the layer pattern by groups, an MTP head whose layer follows the last one, and a class
+that chooses between two linear mixers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
+from models.families.architectures import named_classes, text_classes
 from models.families.family import Family
-from models.families.kimi import (
+from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
     read_feed_forward,
     read_latent_attention,
 )
+from models.families.linear_attention.lightning import lightning_weights, slopes
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
+from models.layers.rope import Rope
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
+from models.mixers.lightning_attention import LightningAttentionConfig
+from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION, LIGHTNING_ATTENTION
 from models.weights.layer_weights import Path, decoder_weights, head_weights, layer_weights, mlp_weights, moe_weights
-from models.weights.sources import Weight
+from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
 """`max_position_embeddings` of transformers."""
@@ -35,17 +40,13 @@ UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling
 
 # Fields of published files for the mathematics that transformers does not read, with the implemented value.
 IMPLEMENTED: dict[str, Any] = {
-    "no_kda_lora": True,
-    "use_kda_lora": False,
-    "linear_silu": True,
-    "use_qk_norm": True,
-    "group_norm_size": 1,
     "num_kv_heads_for_linear_attn": 0,
     "use_mla_nope": False,
-    "gated_attention_proj_granularity_type": "head_wise",
     "use_bias": False,
     "use_qkv_bias": False,
     "moe_router_enable_expert_bias": True,
+    "moe_router_enable_routed_scaling": True,
+    "moe_router_enable_shared_expert": True,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "router_dtype": "fp32",
@@ -56,24 +57,39 @@ IMPLEMENTED: dict[str, Any] = {
     "up_proj_norm": False,
     "value_norm": False,
 }
+IMPLEMENTED_KDA: dict[str, Any] = {
+    "no_kda_lora": True,
+    "use_kda_lora": False,
+    "linear_silu": True,
+    "use_qk_norm": True,
+    "group_norm_size": 1,
+    "gated_attention_proj_granularity_type": "head_wise",
+}
 
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
 """Numbers of MTP layers; the first that is present counts."""
 # transformers reads both names and saves the first.
 OUTPUTS = ("dense", "o_proj")
+LIGHTNING_STEM = "BailingMoeV2_5"
+LIGHTNING = {
+    "q_norm": "query_layernorm",
+    "k_norm": "key_layernorm",
+    "gate": "g_proj",
+    "norm": "g_norm",
+    "out_proj": "dense",
+}
+"""Tensors of lightning attention by parameter."""
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
-    reader = ConfigReader("bailing_hybrid", config)
-    layers = reader.integer("num_hidden_layers")
-    eps = reader.number("rms_norm_eps", 1e-6)
+def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttentionConfig:
+    """Read the linear mixer of Ling 3.0."""
     bounded = reader.flag("kda_safe_gate", True)
     lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
     if lower_bound >= 0:
         reader.fault("kda_lower_bound", "a negative number, the lower bound of the log-decay")
-    size = reader.integer("linear_head_dim" if "linear_head_dim" in reader else "head_dim")
-    mixer = KimiDeltaAttentionConfig(
+    for name, value in IMPLEMENTED_KDA.items():
+        reader.choice(name, [value], value)
+    return KimiDeltaAttentionConfig(
         reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
         size,
         reader.integer("short_conv_kernel_size", 4, minimum=2),
@@ -81,20 +97,51 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         bottleneck=None,
         lower_bound=lower_bound if bounded else None,
     )
+
+
+def _read_lightning(reader: ConfigReader, size: int, eps: float, rope: Rope) -> LightningAttentionConfig:
+    """Read the linear mixer of Ling 2.5; all its heads have keys and values, whatever `num_key_value_heads`."""
+    heads, groups = reader.integer("num_attention_heads"), reader.integer("group_norm_size", 4)
+    if heads % groups:
+        reader.fault("group_norm_size", f"a divisor of num_attention_heads ({heads})")
+        groups = 1
+    reader.choice("linear_silu", [False], False)
+    norms = eps if reader.flag("use_qk_norm", True) else None
+    return LightningAttentionConfig(heads, size, groups, eps, qk_eps=norms, rope=rope, scale=size**-0.5)
+
+
+def _is_lightning(config: Mapping[str, Any]) -> bool:
+    """Whether a class of the checkpoint is of Ling 2.5; the `model_type` is the same."""
+    return any(str(name).startswith(LIGHTNING_STEM) for _, name in named_classes(config))
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
+    lightning = _is_lightning(config)
+    # Ling 2.5 has latent attention in all heads, whatever `num_key_value_heads`.
+    ignored = {"num_key_value_heads": config.get("num_attention_heads")} if lightning else {}
+    reader = ConfigReader("bailing_hybrid", {**config, **ignored})
+    layers = reader.integer("num_hidden_layers")
+    eps = reader.number("rms_norm_eps", 1e-6)
+    size = reader.integer("linear_head_dim" if "linear_head_dim" in reader else "head_dim")
     reader.choice("rope_interleave", [True], True)
     shared = reader.integer("qk_rope_head_dim")
     # A fraction is relative to the whole head; the rotated entries must be the shared entries.
-    fraction = reader.number("partial_rotary_factor", 1.0)
-    rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0, DEFAULT_POSITIONS)
+    fraction = reader.number("partial_rotary_factor", 0.5 if lightning else 1.0)
+    whole = shared if fraction == 1.0 and not lightning else size
+    rope = read_rope(reader, whole, 6e5 if lightning else 6e6, fraction, DEFAULT_POSITIONS)
     if rope.size != shared:
         reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
+    mixer = _read_lightning(reader, size, eps, rope) if lightning else _read_kda(reader, size, eps)
     attention = replace(
-        read_latent_attention(reader, rope, head_gate=True),
+        read_latent_attention(reader, rope, head_gate=not lightning),
         score_factor=yarn_score_factor(reader.get("rope_scaling") or reader.get("rope_parameters")),
     )
-    types = read_attending(reader, layers, "layer_group_size", 6)
-    feed_forward = read_feed_forward(reader, layers, dense=2, groups=(8, 4), scale=2.5)
-    if layers % reader.integer("layer_group_size", 6) and "layer_types" not in reader:
+    group = 5 if lightning else 6
+    types = read_attending(reader, layers, "layer_group_size", group)
+    dense, scale = (1, 1.0) if lightning else (2, 2.5)
+    feed_forward = read_feed_forward(reader, layers, dense, groups=(8, 4), scale=scale)
+    if layers % reader.integer("layer_group_size", group) and "layer_types" not in reader:
         reader.fault("layer_group_size", f"a divisor of num_hidden_layers ({layers}) where there are no layer_types")
     reader.choice("rotary_dim", [shared], shared)
     for moe in {forward for forward in feed_forward if isinstance(forward, MoeConfig)}:
@@ -115,9 +162,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head.
-
-    The head is a layer of latent attention and experts.
+    """Read config.json with the MTP head, a layer of latent attention and experts.
 
     Raises:
         ConfigError: the head is absent or not implemented.
@@ -136,7 +181,22 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     return replace(config, head=(attention, experts))
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, position: float) -> list[Weight]:
+    """List the parameters of a lightning attention layer.
+
+    Args:
+        c, hidden, path, name: as for `latent_attention_weights`.
+        position: number of the layer over the number of the last.
+    """
+    names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}
+    inputs = WeightSource({f"{name}.query_key_value.weight": (3 * c.width, hidden)})
+    return lightning_weights(c, hidden, path, names, inputs, slopes(c.heads) * (1 - position + 1e-5))
+
+
+def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    if isinstance(c, LightningAttentionConfig):
+        # The released code counts this layer from -1.
+        return _lightning(c, hidden, path, f"{layer}.attention", (int(path[1]) - 1) / max(layers - 1, 1))
     if isinstance(c, LatentAttentionConfig):
         return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
     if isinstance(c, KimiDeltaAttentionConfig):
@@ -148,8 +208,8 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the published tensor names."""
-    decoder = decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
+    describe = partial(_describe, config.num_layers)
+    decoder = decoder_weights(config, describe, embedding="model.word_embeddings.weight")
     if config.head is None:
         return decoder
     layer = f"model.layers.{config.num_layers}"
@@ -160,17 +220,17 @@ def weights(config: DecoderConfig) -> list[Weight]:
         "norm": "final_layernorm",
     }
     head = head_weights(config.hidden_size, {name: f"{layer}.{stored}" for name, stored in names.items()})
-    return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, _describe)]
+    return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, describe)]
 
 
-SKIPPED = (r"model\.mtp_layers\..*", r"mtp\..*")
+# Decay rates of lightning attention follow from the number of the layer.
+SKIPPED = (r"model\.mtp_layers\..*", r"mtp\..*", r"model\.layers\.\d+\.attention\.slope")
 MODULES = (
     (r"^model\.embed_tokens\.", "model.word_embeddings."),
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-CLASSES = text_classes("BailingMoeV3", "BailingHybrid")
-"""Ling 2.5 and 2.6 (BailingMoeV2_5ForCausalLM) have the same model_type, with lightning attention."""
+CLASSES = text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM)
 BAILING_HYBRID = Family(
     "bailing_hybrid",
     ("bailing_hybrid",),
@@ -183,6 +243,6 @@ BAILING_HYBRID = Family(
     ),
     modules=MODULES,
     architectures=CLASSES,
-    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
+    mixers=(KIMI_DELTA_ATTENTION, LIGHTNING_ATTENTION, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
 )

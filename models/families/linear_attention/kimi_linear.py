@@ -9,7 +9,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.kimi import (
+from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
     read_feed_forward,
@@ -85,7 +85,6 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter with the published tensor names."""
     return decoder_weights(config, _describe)
 
 

@@ -1,0 +1,150 @@
+"""Lightning attention (arXiv:2401.04658): linear attention with one fixed decay per head.
+
+Query q_t, key k_t, value v_t and decay rate r of a head make SSD without a time step (`ops/recurrences/ssd`):
+
+    S_t = exp(-r) S_{t-1} + v_t k_t^T        y_t = S_t q_t
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.initial import matrix, parameter
+from models.layers.norms import RMSNorm, rms_norm
+from models.layers.rope import Rope
+from models.mixers.recurrent import Recurrent
+from models.ops.float32 import silu
+from models.ops.linear import linear
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.ssd import ssd
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
+from models.state.shapes import Activations, LaneInfo, RecurrentState, over_last
+from models.state.state import state_array
+
+
+@dataclass(frozen=True)
+class LightningAttentionConfig:
+    """Sizes and variants of a layer.
+
+    Attributes:
+        heads, head_size: of queries, keys and values alike.
+        groups: groups of heads with one norm over their outputs.
+        eps: of this norm.
+        activated: SiLU of queries, keys and values.
+        qk_eps: of the norms of each query and key; None without norms.
+        rope: of queries and keys; None without positions.
+        scale: of queries.
+        devices: of the sharded layer; heads and groups are local.
+        group_devices: number of devices with heads of the same group.
+    """
+
+    heads: int
+    head_size: int
+    groups: int
+    eps: float
+    activated: bool = False
+    qk_eps: float | None = None
+    rope: Rope | None = None
+    scale: float = 1.0
+    devices: Devices = SINGLE_DEVICE
+    group_devices: int = 1
+
+    @property
+    def width(self) -> int:
+        """Numbers of all heads of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def segment(self) -> Segment:
+        """Segment of the queries, keys, values or gate, by heads."""
+        return Segment(self.width, self.heads)
+
+    def shard(self, devices: Devices) -> "LightningAttentionConfig":
+        """Return the config of one device: its heads and their groups."""
+        local = shard_config(self, devices, "heads", repeated=("groups",))
+        return replace(local, group_devices=max(devices.model // self.groups, 1))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "LightningAttention":
+        """Build the mixer, for a residual stream of width `hidden`."""
+        return LightningAttention(self, hidden, rngs)
+
+
+class LightningState(NamedTuple):
+    """State of a layer: S [value, key] of each head, float32."""
+
+    recurrent: RecurrentState
+
+
+class LightningAttention(Recurrent):
+    """Mixer: x -> projection -> recurrence with fixed decay -> gated norm -> projection."""
+
+    def __init__(self, config: LightningAttentionConfig, hidden: int, rngs: nnx.Rngs):
+        c = config
+        self.config = config
+        heads, inner = shard_outputs(Segment(c.heads, c.heads)), shard_outputs(c.segment)
+        self.in_proj = matrix(rngs, 3 * c.width, hidden, sharded=(shard_outputs(*[c.segment] * 3),))
+        self.q_norm, self.k_norm = (None if c.qk_eps is None else RMSNorm(c.head_size, c.qk_eps) for _ in range(2))
+        # A parameter, though fixed: layers with different rates share one trace, and a shard has those of its heads.
+        self.rate = parameter(jnp.ones((c.heads,), jnp.float32), heads)
+        self.gate = matrix(rngs, c.width, hidden, sharded=(inner,))
+        self.norm = parameter(jnp.ones((c.width,), jnp.float32), inner)
+        self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
+
+    def state_arrays(self) -> LightningState:
+        """Return the matrices [value_head, value, key]."""
+        c = self.config
+        heads = (Segment(c.heads, c.heads),)
+        return LightningState(state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size))
+
+    def sites(self) -> dict[str, int]:
+        """Return the number of heads, each with a recurrence."""
+        return {"recurrent": self.config.heads}
+
+    def project_in(
+        self, x: Activations
+    ) -> tuple[Float32[Array, "lane token channel"], Float32[Array, "lane token inner"]]:
+        """Return the channels [q | k | v] and the output gate of each token."""
+        mixed, gate = (linear(x, weight[...], self.config.devices) for weight in (self.in_proj, self.gate))
+        return silu(mixed) if self.config.activated else mixed, gate
+
+    def recur(
+        self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: LightningState
+    ) -> tuple[Float32[Array, "lane token value_head value"], LightningState]:
+        """Run the recurrence over the tokens; return the outputs and the new state."""
+        c = self.config
+        lanes, length, _ = tokens.shape
+        q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if c.rope is not None:
+            indices = info.positions[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+            q, k = c.rope(q, indices), c.rope(k, indices)
+        decay = jnp.broadcast_to(-self.rate[...][None, None], (lanes, length, c.heads))
+        inputs = RecurrenceInputs(
+            q * c.scale, k, v, decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
+        )
+        out, recurrent = ssd(inputs, keep_state=info.verifying)
+        return out, LightningState(recurrent)
+
+    def project_out(
+        self,
+        mixed: Float32[Array, "lane token value_head value"],
+        gate: Float32[Array, "lane token inner"],
+        info: LaneInfo,
+    ) -> Activations:
+        """Norm the outputs of each group of heads, gate them, and project them to the residual stream."""
+        c = self.config
+        grouped = mixed.reshape((*gate.shape[:-1], c.groups, c.width // c.groups))
+        ones = jnp.ones((c.width // c.groups,), jnp.float32)
+        normed = rms_norm(grouped, ones, c.eps, c.devices, c.group_devices).reshape(gate.shape)
+        y = normed * over_last(self.norm[...], gate) * jax.nn.sigmoid(gate)
+        if info.hooks is not None:
+            y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
+        return linear(y, self.out_proj[...], c.devices)

@@ -82,11 +82,11 @@ def test_published_ling() -> None:
     assert isinstance(read(LING).layers[0][0], KimiDeltaAttentionConfig)
     skipped = ["model.layers.3.attention.slope", "model.layers.32.attention.dense.weight"]
     assert all(map(family_of(LING_2_6).skips, skipped))
-    # Six heads: rates of four heads, then every second one of eight; the layer counts from -1.
+    # Six heads: rates of four heads, then every second one of eight; layers count from 0.
     four, eight = 2.0 ** (-2.0 * np.arange(1, 5)), 2.0 ** -np.arange(1.0, 9)
     expected = np.concatenate([four, eight[[0, 2]]])
     for layer, array in rates(TINY_LING).items():
-        np.testing.assert_allclose(array, expected * (1 - (layer - 1) / 5 + 1e-5), rtol=1e-6)
+        np.testing.assert_allclose(array, expected * (1 - layer / 5 + 1e-5), rtol=1e-6)
     assert sorted(rates(TINY_LING)) == [0, 1, 3, 4]
 
 

@@ -1,6 +1,8 @@
 """One form for gather, scatter and dynamic slices.
 
 It holds the index along each operand dimension, and the matching dimension of the window array.
+
+More than 300 lines: the form, its readers and the places that it names.
 """
 
 import math

@@ -79,7 +79,7 @@ class Soak:
         lm = self.sanitized if sanitize else self.cached if count % 2 == 1 else self.few
         todo = rng.randint(1, 60)
         pending: dict[int, int] = {}
-        before = lm.stats
+        stats = lm.stats
         with lm.session(speculate=self if count % 4 < 2 else None) as session:
             while todo or session.busy:
                 if todo and rng.random() < 0.5:
@@ -102,7 +102,7 @@ class Soak:
         if pending:
             self.wrong.append(f"requests {sorted(pending)} never ended")
         self._look_for_nan(lm)
-        self.seen.update({name: lm.stats[name] - before.get(name, 0) for name in EVENTS if name in lm.stats})
+        self.seen.update({name: lm.stats[name] - stats.get(name, 0) for name in EVENTS if name in lm.stats})
         self._look_for_holders(lm)
         self.seen["sessions"] += 1
         self.seen["sanitized sessions"] += sanitize

@@ -86,10 +86,10 @@ class OwnMixedSide:
 
     def late_token(self, requests: Sequence[MixedRequest]) -> LateToken:
         """Measure one more request, greedy, with a prompt of median length, while all other lanes decode."""
-        others = min(self._lm.engine.lanes - 1, len(requests))
+        count = min(self._lm.engine.lanes - 1, len(requests))
         late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
         with self._lm.session() as session:
-            waiting = {session.submit(late[:SHORTEST_PROMPT], ignore_eos=True) for _ in range(others)}
+            waiting = {session.submit(late[:SHORTEST_PROMPT], ignore_eos=True) for _ in range(count)}
             while waiting:
                 waiting -= {event.index for event in session.step()}
             start, steps = time.perf_counter(), 0

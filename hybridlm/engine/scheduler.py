@@ -314,18 +314,18 @@ class Scheduler:
         their reading has no lane. None overtakes a sequence or text that waits for a row or pages, or for its tokens of
         a step in flight after a preemption.
         """
-        engine, pool, delayed, held = self._engine, self._pool, list[ActiveSequence](), set[Any]()
+        engine, pool, delayed, full_readings = self._engine, self._pool, list[ActiveSequence](), set[Any]()
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
         while pool is not None and len(self.joined) + len(delayed) < engine.lanes:
-            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in held]
+            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in full_readings]
             if not heads:
                 break
             _, sequence, kind = min(heads, key=lambda head: head[0])
             if isinstance(sequence, QueuedText):
                 reading = sequence.reading
                 if reading in narrow or not reading.has_lane(sequence, self.reading):
-                    held.add(reading)
+                    full_readings.add(reading)
                     continue
                 device = self._device_for(sequence)
                 if device is None:

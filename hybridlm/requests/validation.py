@@ -91,7 +91,7 @@ def check_settings(params: SamplingParams) -> None:
 
 def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
     p, stops = params, _stops(params.stop)
-    most = p.max_tokens if _is_whole_in(p.max_tokens, 1) else sys.maxsize
+    limit = p.max_tokens if _is_whole_in(p.max_tokens, 1) else sys.maxsize
     count, top = "a whole number of at least", f"0..{limit_logprobs} or None"
     checks = (
         ("max_tokens", _is_whole_in(p.max_tokens, 1), f"{count} 1"),
@@ -115,7 +115,7 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
         ),
         ("presence_penalty", _is_number(p.presence_penalty), "a number"),
         ("frequency_penalty", _is_number(p.frequency_penalty), "a number"),
-        ("min_tokens", _is_whole_in(p.min_tokens, 0, most), "a whole number in 0..max_tokens"),
+        ("min_tokens", _is_whole_in(p.min_tokens, 0, limit), "a whole number in 0..max_tokens"),
         ("skip_special_tokens", isinstance(p.skip_special_tokens, bool), "True or False"),
         ("keep_tool_markers", isinstance(p.keep_tool_markers, bool), "True or False"),
         ("thinking_budget", p.thinking_budget is None or _is_whole_in(p.thinking_budget, 1), f"{count} 1, or None"),
@@ -269,8 +269,8 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _is_whole_in(value: Any, least: int, most: float = math.inf) -> bool:
-    return is_whole(value) and least <= value <= most
+def _is_whole_in(value: Any, low: int, high: float = math.inf) -> bool:
+    return is_whole(value) and low <= value <= high
 
 
 def check_count(value: Any, name: str) -> None:

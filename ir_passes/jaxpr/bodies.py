@@ -18,15 +18,15 @@ def map_equations(
         change: equation -> replacements.
         keep: predicate of equations with unchanged bodies.
     """
-    done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}  # id of a body -> the body, kept alive for its id, and the new body
+    bodies: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}  # id of a body -> the body, kept alive, and the new body
     same: dict[int, Any] = {}  # id of unchanged parameters -> parameters, shared by many layers
 
     def body(jaxpr: ir.Jaxpr) -> ir.Jaxpr:
-        if id(jaxpr) not in done:
+        if id(jaxpr) not in bodies:
             eqns = [new for eqn in jaxpr.eqns for new in equation(eqn)]
             unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-            done[id(jaxpr)] = jaxpr, jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
-        return done[id(jaxpr)][1]
+            bodies[id(jaxpr)] = jaxpr, jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
+        return bodies[id(jaxpr)][1]
 
     def equation(eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
         replacements = change(eqn)

@@ -41,12 +41,12 @@ def padded_gather(
     update = _source(_Value(operand, computation), module)
     if update.instruction.opcode != "dynamic-update-slice":
         return None
-    whole, part, *starts = update.operands
-    dims, sizes = whole.instruction.array.dims, part.instruction.array.dims
+    padded, part, *starts = update.operands
+    dims, sizes = padded.instruction.array.dims, part.instruction.array.dims
     split = [dim for dim, (full, size) in enumerate(zip(dims, sizes, strict=True)) if full != size]
     # Bits of numbers in integers are disjoint, so nothing is carried.
     exact = operand.array.dtype in (*_INTEGERS, part.instruction.array.dtype)
-    if len(split) != 1 or not exact or not _is_zero(_source(whole, module)):
+    if len(split) != 1 or not exact or not _is_zero(_source(padded, module)):
         return None
     size, ordered = sizes[split[0]], set[tuple[int, ...]]()
     for members in (members or tuple(range(devices)) for members in groups):

@@ -142,8 +142,8 @@ class LightningAttention(Recurrent):
         """Norm the outputs of each group of heads, gate them, and project them to the residual stream."""
         c = self.config
         grouped = mixed.reshape((*gate.shape[:-1], c.groups, c.width // c.groups))
-        ones = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, ones, c.eps, c.devices, c.group_devices).reshape(gate.shape)
+        scale = jnp.ones((c.width // c.groups,), jnp.float32)
+        normed = rms_norm(grouped, scale, c.eps, c.devices, c.group_devices).reshape(gate.shape)
         y = normed * over_last(self.norm[...], gate) * jax.nn.sigmoid(gate)
         if info.hooks is not None:
             y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)

@@ -37,10 +37,10 @@ def unsupported_rows(rows: int, dtype: str, more_rows: Mapping[tuple[str, str], 
     """Return the reason to reject this number of rows, or None."""
     if library() is None:
         return "the library of kernels is not there"
-    most = more_rows.get((fastest(), dtype), MAX_ROWS)
-    if 1 <= rows <= most:
+    limit = more_rows.get((fastest(), dtype), MAX_ROWS)
+    if 1 <= rows <= limit:
         return None
-    return f"{rows} rows, weight of {dtype}: expected 1 to {most} rows with the instructions {fastest()}"
+    return f"{rows} rows, weight of {dtype}: expected 1 to {limit} rows with the instructions {fastest()}"
 
 
 KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)

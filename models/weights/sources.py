@@ -94,10 +94,10 @@ def tensor(
     return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
-def computed(path: tuple[str | int, ...], values: np.ndarray, beside: str, shape: tuple[int, ...]) -> Weight:
-    """Return a float32 parameter whose values no tensor holds; the tensor `beside` it, of `shape`, stands in."""
+def computed(path: tuple[str | int, ...], values: np.ndarray, neighbour: str, shape: tuple[int, ...]) -> Weight:
+    """Return a float32 parameter without a tensor of its values; tensor `neighbour`, of `shape`, stands in."""
     numbers = values.astype(np.float32)
-    return Weight(path, values.shape, (WeightSource({beside: shape}, take=lambda _, window: numbers[window]),), True)
+    return Weight(path, values.shape, (WeightSource({neighbour: shape}, take=lambda _, window: numbers[window]),), True)
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:

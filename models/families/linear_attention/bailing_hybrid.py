@@ -128,8 +128,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     shared = reader.integer("qk_rope_head_dim")
     # A fraction is relative to the whole head; the rotated entries must be the shared entries.
     fraction = reader.number("partial_rotary_factor", 0.5 if lightning else 1.0)
-    whole = shared if fraction == 1.0 and not lightning else size
-    rope = read_rope(reader, whole, 6e5 if lightning else 6e6, fraction, DEFAULT_POSITIONS)
+    head_size = shared if fraction == 1.0 and not lightning else size
+    rope = read_rope(reader, head_size, 6e5 if lightning else 6e6, fraction, DEFAULT_POSITIONS)
     if rope.size != shared:
         reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
     mixer = _read_lightning(reader, size, eps, rope) if lightning else _read_kda(reader, size, eps)

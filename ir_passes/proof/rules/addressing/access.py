@@ -138,8 +138,8 @@ class Access:
         if self.is_block:
             view = reshaped(view, self.window_shape, self.sizes)
             steps = (*block((), dim, self.full, self.sizes, self._places(dim)), *row)
-        before = len(view) - len(steps)
-        return view[:before] if before >= 0 and view[before:] == steps else None
+        length = len(view) - len(steps)
+        return view[:length] if length >= 0 and view[length:] == steps else None
 
     def inside(self, dim: int) -> bool:
         """True if the range of the index along a dimension is in bounds."""

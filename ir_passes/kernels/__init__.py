@@ -1,9 +1,8 @@
-"""Pallas kernels as plain programs, so the lane proof can read them.
+"""Pallas kernels as plain programs for the lane proof.
 
-Imports `jaxpr`. Begin with `expanded`, then `program`, the loops over a kernel's grid; `blocks` reads block mappings,
-`body` runs a kernel's program on arrays: `machine` its loads and stores, at `places` of `references` to memory;
-`copies` has asynchronous copies and compares their places as terms (`index_terms`), `memory` the primitives that plain
-programs need besides.
+Imports `jaxpr`. Begin with `program`, the loops over a kernel's grid; `blocks` reads block mappings, `body` runs a
+kernel's program on arrays: `machine` its loads and stores, at `places` of `references` to memory; `copies` has
+asynchronous copies and compares their places as terms (`index_terms`), `memory` further primitives.
 """
 
 from ir_passes.kernels.expanded import ReadKernels, read_kernels

@@ -1,4 +1,4 @@
-"""Blocks of a kernel's arrays: sizes, grid steps, and guesses for arrays that a kernel takes whole.
+"""Blocks of a kernel's arrays: sizes, grid steps, and guesses for arrays taken whole.
 
 Triton's kernels often use `program_id` as an index in the body, not in a block's index map. Such an array is read as if
 it were cut into blocks. A guess comes from sizes alone; the body confirms or refutes it.
@@ -20,9 +20,9 @@ class Component:
     """The index of a block along one dimension of an array.
 
     Attributes:
-        block: elements of the block along the dimension.
+        block: elements of the block.
         axis: the grid axis with this index, if the steps of the axis cover the dimension; else None.
-        axes: the grid axes that it depends on.
+        axes: grid axes that it depends on.
         moves: False for a block of the whole dimension.
     """
 
@@ -43,10 +43,10 @@ class Blocks:
 
     Attributes:
         shape, dtype: of the array, rounded up to whole blocks.
-        components: one for each dimension.
+        components: for each dimension.
         squeezed: dimensions that the kernel does not see.
         index_map: jaxpr from grid indices and prefetched scalars to the block's indices.
-        in_device_memory: True if the array stays there, and no block is copied to a core.
+        in_device_memory: True if no block is copied to a core.
         unpadded: shape of the array, without the foreign memory in its last blocks.
         guess: dimension -> grid axis, for dimensions that the kernel takes whole (`guesses`).
     """
@@ -66,8 +66,7 @@ class Blocks:
 
         Args:
             grid: lengths of its axes.
-            pads: True if the last block along a dimension may reach beyond the array: a TPU loads anything there and
-                drops stores.
+            pads: True if the last block may reach beyond the array: a TPU loads anything there and drops stores.
 
         Raises:
             UnreadableKernel: blocks without a regular size.
@@ -117,7 +116,7 @@ class Blocks:
 
     @property
     def axes(self) -> frozenset[int]:
-        """The grid axes that pick the block."""
+        """Grid axes that pick the block."""
         return frozenset().union(*(component.axes for component in self.components))
 
     @property
@@ -126,11 +125,11 @@ class Blocks:
         return max(self.axes, default=-1)
 
     def along(self, axis: int) -> int | None:
-        """Return the dimension that the steps of a grid axis cover in order."""
+        """Return the dimension that a grid axis covers in order."""
         return next((dim for dim, component in enumerate(self.components) if component.axis == axis), None)
 
     def computed_dims(self, axis: int) -> list[int]:
-        """Return the dimensions with a computed index that is known from this grid axis on."""
+        """Return dimensions with a computed index, known from this grid axis on."""
         parts = enumerate(self.components)
         return [dim for dim, part in parts if part.axis is None and part.moves and part.level == axis]
 
@@ -141,7 +140,6 @@ class Blocks:
 
 
 def _rounded(full: int, block: int, steps: int) -> int:
-    """Return a length, rounded up if the last block reaches beyond it."""
     return steps * block if full < steps * block < full + block else full
 
 
@@ -150,7 +148,7 @@ def _is_literal_zero(out: Any) -> bool:
 
 
 def _dependencies(jaxpr: Any, axes: int) -> Any:
-    """Return a function from a variable of an index map to its grid axes."""
+    """Map a variable of an index map to its grid axes."""
     axes_of: dict[Any, frozenset[int]] = {var: frozenset({k}) for k, var in enumerate(jaxpr.invars[:axes])}
 
     def of(atom: Any) -> frozenset[int]:
@@ -176,8 +174,8 @@ class StepPart:
 
     Attributes:
         array: key of the array.
-        steps: dimension, as the kernel sees it -> grid axis that picks the part, as the kernel counts axes.
-        sizes: dimension -> elements of the part.
+        steps: dimension, as the kernel sees it -> grid axis, as the kernel counts axes.
+        sizes: dimension -> elements.
     """
 
     array: Any
@@ -194,7 +192,7 @@ class BlockGuessFailed(Exception):
 
 
 def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Blocks]:
-    """Return guesses of `Blocks` with whole dimensions cut by some grid axes."""
+    """Return guesses of `Blocks` with whole dimensions cut by grid axes."""
     dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
     axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]
     cuts = [
@@ -204,7 +202,7 @@ def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Bl
         for chosen_axes in permutations(axes, count)
     ]
     cuts = [cut for cut in cuts if all(blocks.shape[d] % grid[axis] == 0 for d, axis in cut)]
-    # a part of one element is the likeliest
+    # parts of one element are the likeliest
     cuts.sort(key=lambda cut: sum(blocks.shape[d] != grid[axis] for d, axis in cut))
     return [_cut(blocks, cut, grid) for cut in cuts[:MAX_GUESSES]]
 

@@ -23,11 +23,10 @@ COPYING = ("dma_start", "dma_wait")
 def run_body(
     jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None
 ) -> list[Any]:
-    """Run a kernel's body, or an index map; return its results, and change its references.
+    """Run a kernel's body, or an index map; change its references.
 
     Args:
-        jaxpr: the program.
-        args: an array or `Ref` for each of its inputs.
+        args: an array or `Ref` for each input.
         ids: number of the step along each grid axis.
         grid: length of each grid axis; an array for a computed length.
         copies: running copies, if the machine has them; empty before and after.
@@ -46,8 +45,6 @@ def run_body(
 
 
 class _Body(KernelRun):
-    """A run of a kernel's program, with control flow."""
-
     def _dma_start(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
         if eqn.params.get("add"):
@@ -74,7 +71,7 @@ class _Body(KernelRun):
         return []
 
     def _copied(self, eqn: ir.JaxprEqn, args: list[Any]) -> tuple[Copies, Any, Any, Any]:
-        """Return copies, source, target and semaphore; source and target with indexers."""
+        """Return copies, source, target and semaphore."""
         source, target, semaphore, other, device = jax.tree.unflatten(eqn.params["tree"], args)
         if self.copies is None or other is not None or device is not None:
             place = "another device" if device is not None else "a machine that is not said to be a TPU"
@@ -132,7 +129,7 @@ class _Body(KernelRun):
         return results
 
     def _before_last(self, operands: Sequence[Any], fact: Any) -> list[Any]:
-        """State the bounds of a counter in a branch for all iterations but the last."""
+        """State a counter's bounds in a branch for all iterations but the last."""
         (pair, branch, branches), stated = fact, list(operands)
         for counter, (end, begin, last) in self.counted.items():
             if (pair, branch, branches) != ((counter, end, 1), 1, 2):
@@ -149,7 +146,6 @@ class _Body(KernelRun):
         return stated
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        """Run a scan; references of its body are carried as arrays."""
         params, line = eqn.params, ir.source_of(eqn)
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
@@ -180,16 +176,14 @@ class _Body(KernelRun):
         return [*values, *ys]
 
     def _running(self, eqn: ir.JaxprEqn) -> list[Copy]:
-        """Return the copies that run around a loop."""
         return [] if self.copies is None else list(self.copies.running)
 
     def _check_running(self, running: list[Copy], eqn: ir.JaxprEqn) -> None:
-        """Raise UnreadableKernel if an iteration has started or waited for a copy."""
+        """Raise UnreadableKernel if an iteration starts or waits for a copy."""
         if self.copies is not None and self.copies.running != running:
             raise UnreadableKernel(f"a copy is under way at the end of an iteration at {ir.source_of(eqn)}")
 
     def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        """Run a while loop; references of its body are carried as arrays."""
         params = eqn.params
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -269,5 +263,5 @@ class _Body(KernelRun):
 
 
 def arrays_of(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return values as arrays of the dtypes of a program's inputs."""
+    """Return arrays with the dtypes of a program's inputs."""
     return [jnp.asarray(value, var.aval.dtype) for value, var in zip(values, variables, strict=False)]

@@ -1,16 +1,14 @@
-"""Asynchronous copies (DMA) between memories of one TPU core, from their start to a wait.
+"""Asynchronous copies (DMA) between memories of one TPU core.
 
 A running copy may write its target at any time, and signals its end at a semaphore. A copy has the plain form of a
 write at the wait for it if three things are shown:
 
-* The wait is for this copy: only one copy that runs has its semaphore, and the wait names the same place of the target.
-* In between, nothing touches the target's place, and nothing writes to the source's place. So the source holds at the
-  wait what it held at the start.
-* The copy runs whenever the wait is reached: it was started under the same conditions.
+* The wait is for this copy: no other running copy has its semaphore, and the wait names the same place of the target.
+* In between, nothing touches the target's place, and nothing writes to the source's place, so the source is unchanged.
+* The copy was started under the conditions of the wait, so it runs whenever the wait is reached.
 
 Places and semaphores are compared as terms (`index_terms`). A loop that waits for copies of the iteration before is
-read by induction: each iteration begins with the copies that it waits for, as terms of the values that the loop carries
-(`Loop`). Copies to other devices are not read.
+read by induction (`Loop`). Copies to other devices are not read.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,7 +22,7 @@ from ir_passes.kernels.index_terms import Term, comparison, equal, numbers_of, w
 from ir_passes.kernels.memory import UnreadableKernel
 
 Key = tuple[tuple[tuple[Term, int | None, int], ...], ...]
-"""Indexers of a place: start, size and stride along each dimension."""
+"""Indexers of a place: start, size, stride per dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +51,6 @@ class Copy:
     Attributes:
         source, target: references.
         read, written: places in the source and in the target.
-        semaphore: signals the end.
         value: the copied array; None if the copy was started in another iteration or branch.
         conditions: it runs only if all of these hold, as in `Copies.facts`.
     """
@@ -67,7 +64,7 @@ class Copy:
     conditions: frozenset[Hashable] = frozenset()
 
     def substituted(self, terms: Mapping[Term, Term]) -> "Copy":
-        """Return the copy with terms instead of unknown numbers."""
+        """Replace unknown numbers by terms."""
         index = tuple(term.substituted(terms) for term in self.semaphore.index)
         read, written = (
             tuple(tuple((start.substituted(terms), *rest) for start, *rest in indexer) for indexer in key)
@@ -81,10 +78,9 @@ class Copies:
     """The running copies of a program.
 
     Attributes:
-        running: the copies.
         domains: unknown number -> all of its values.
-        facts: what holds here: the conditions of the branches and loops around.
-        missing: while a loop is looked through, copies that it waits for and does not start; else None.
+        facts: the conditions of the surrounding branches and loops.
+        missing: copies that an examined loop waits for and does not start; None outside the examination.
     """
 
     running: list[Copy] = field(default_factory=list)
@@ -106,7 +102,7 @@ class Copies:
         return not self._meet(*first.semaphore.place(), *second.semaphore.place())
 
     def wait(self, copy: Copy) -> Copy:
-        """End the copy that a wait describes, and return it.
+        """End the copy of a wait, and return it.
 
         Raises:
             UnreadableKernel: no such copy is known to run, or another copy may have its semaphore.
@@ -123,7 +119,6 @@ class Copies:
         return copies[0]
 
     def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
-        """True if two copies have the same places."""
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),
@@ -138,7 +133,6 @@ class Copies:
         return all(equal(a, b, self.domains) for a, b in starts)
 
     def _meet(self, ref: Any, key: Key, other: Any, other_key: Key) -> bool:
-        """True if two places may have an element in common."""
         if ref is not other:
             return False
         for (start, size, stride), (other_start, other_size, other_stride) in zip(
@@ -173,7 +167,7 @@ class Copies:
     def fact(self, condition: Term, branch: int = 1, branches: int = 2) -> Hashable:
         """Return the fact of a taken branch, or of a true loop condition.
 
-        Conditions x + 1 < y and x < y - 1 are one fact where x < y is known, as neither sum wraps there.
+        Conditions x + 1 < y and x < y - 1 are one fact if x < y is known, as neither sum wraps then.
         """
         pair = comparison(condition)
         if pair is None:
@@ -195,9 +189,9 @@ class Copies:
         """Set the copies that run after branches.
 
         Args:
-            entry_copies: the copies before the branches.
-            ends: the copies at the end of each branch.
-            facts: the fact that each branch is taken.
+            entry_copies: copies before the branches.
+            ends: copies at the end of each branch.
+            facts: the fact of each taken branch.
 
         Raises:
             UnreadableKernel: only some branches wait for a copy.
@@ -245,7 +239,7 @@ class Loop:
 
     @contextmanager
     def looked_through(self) -> Iterator[None]:
-        """Run a block with one iteration, to find the copies that it needs."""
+        """Run a block with one iteration, to find its needed copies."""
         copies, running, missing = self.copies, self.copies.running, self.copies.missing
         copies.running, copies.missing = [], []
         yield
@@ -269,7 +263,7 @@ class Loop:
         self.copies.running = list(self.outer_copies)
 
     def _rest(self, running: Sequence[Copy], values: Sequence[Term]) -> list[Copy]:
-        """Return running copies without those that an iteration with these carried values needs.
+        """Return running copies without those needed by an iteration with these carried values.
 
         Raises:
             UnreadableKernel: a needed copy is not running, or runs without a following iteration.

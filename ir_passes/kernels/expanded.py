@@ -14,7 +14,6 @@ class ReadKernels:
     """A program with plain operations instead of readable kernels.
 
     Attributes:
-        program: the program.
         read: calls of the replaced kernels.
         unread: id of the body of another kernel -> the reason.
     """
@@ -28,7 +27,6 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
     """Replace each kernel by plain operations.
 
     Args:
-        program: any.
         keep: predicate of the equations to leave unchanged, with their bodies.
     """
     read: list[ir.JaxprEqn] = []

@@ -2,7 +2,7 @@
 
 A term is a constant, an unknown number, or an elementwise operation on terms. Operations are pure, so equal terms are
 equal numbers. Terms are evaluated for all cases if each unknown number has few values (`domains`), or if the terms
-depend on its remainders alone, as `number % 2`, `(number + 1) % 2` and `number & 1` do.
+depend on its remainders alone, as `number % 2` and `number & 1` do.
 """
 
 import math
@@ -17,7 +17,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 
 MAX_CASES = 1024
-"""Cases of the unknown numbers that are evaluated."""
+"""Limit on evaluated cases of the unknown numbers."""
 Domains = Mapping["Term", Sequence[int]]
 """Unknown number -> all of its values, as a range if they are many."""
 
@@ -27,9 +27,8 @@ class Term:
     """An index expression: a scalar, int or bool.
 
     Attributes:
-        name: name of the operation; "" for a constant or an unknown number.
+        name: of the operation; "" for a constant or an unknown number.
         key: the constant, the key of the unknown number, or the parameters of the operation.
-        operands: terms of the operands.
         eqn: an equation with the operation; None for a constant or an unknown number.
     """
 
@@ -43,7 +42,7 @@ class Term:
         return self.key if isinstance(self.key, int) else None
 
     def substituted(self, terms: "Mapping[Term, Term]") -> "Term":
-        """Return the term with terms instead of unknown numbers."""
+        """Replace unknown numbers by terms."""
         if self in terms:
             return terms[self]
         operands = [operand.substituted(terms) for operand in self.operands]
@@ -94,11 +93,11 @@ def _numbers(term: Term, cases: Mapping[Term, np.ndarray]) -> Any:
 
 
 def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | None:
-    """Return the numbers of terms in all cases; None if they cannot be listed.
+    """Return the numbers of terms in all cases; None if these cannot be listed.
 
-    Let terms depend on a number n by remainders of n + c by k alone, for some c and k, and let K be the least common
-    multiple of all k. Then n and n + K give the same numbers if no n + c changes its sign or wraps in between. So every
-    number gives what some number within K + max |c| of 0 or of an end of its domain gives.
+    Let terms depend on a number n by remainders of n + c by k alone, and let K be the least common multiple of all k.
+    Then n and n + K give the same numbers if no n + c changes its sign or wraps in between. So every number gives the
+    result of some number within K + max |c| of 0 or of an end of its domain.
     """
     remainders: dict[Term, list[tuple[int, int, Any]]] = {}
     listed: dict[Term, Sequence[int]] = {}
@@ -124,7 +123,7 @@ def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | No
 def _can_be_listed(
     term: Term, domains: Domains, listed: dict[Term, Sequence[int]], remainders: dict[Term, list[tuple[int, int, Any]]]
 ) -> bool:
-    """True if unknown numbers have domains, or occur in remainders alone; collects both."""
+    """Whether unknown numbers have domains or occur in remainders only; collects both."""
     if term.constant is not None:
         return True
     if term in domains and len(domains[term]) <= MAX_CASES:
@@ -153,7 +152,7 @@ def without_constant(term: Term) -> tuple[Term, int]:
 
 
 def equal(first: Term, second: Term, domains: Domains) -> bool:
-    """True if two terms are the same number in all cases."""
+    """True if two terms are equal in all cases."""
     if first == second:
         return True
     cases = numbers_of((first, second), domains)
@@ -170,7 +169,7 @@ def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
     """Return all values of a carried number, None for many values.
 
     Args:
-        number: the unknown number at the start of an iteration.
+        number: at the start of an iteration.
         first: its value before the loop.
         following: its value after an iteration.
     """

@@ -26,7 +26,7 @@ class KernelRun:
     Attributes:
         ids, grid: as in `run_body`.
         producers: id of an array -> the array, its equation, the operands and the number of the result.
-        copies: the running copies; None on a machine without them.
+        copies: running copies; None on a machine without them.
         dead: unused variables.
         terms: id of a value -> the value and its term.
         counted: term of a loop's counter -> term of its end, the first counter and the last one.
@@ -72,7 +72,7 @@ class KernelRun:
                 return jax.tree.map(np.asarray, results if eqn.primitive.multiple_results else [results])
         bound = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
         results = bound if eqn.primitive.multiple_results else [bound]
-        # JAX returns an operand itself if there is nothing to do, as in a conversion to its dtype
+        # JAX returns the operand itself, as in a conversion to its own dtype
         new = [(k, value) for k, value in enumerate(results) if not any(value is arg for arg in args)]
         self.producers.update({id(value): (value, eqn, args, k) for k, value in new})
         return results
@@ -215,7 +215,7 @@ class KernelRun:
         return [Indexer(tuple(places), tuple(shape)), *rest]
 
     def _begins(self, start: Any, axis: int, size: int) -> bool:
-        """Whether an index is the number of a step along a grid axis, times `size`."""
+        """Whether an index is a step's number along a grid axis, times `size`."""
         number = self.ids[axis]
         if is_constant(start) and is_constant(number):
             return np.ndim(start) == 0 and int(start) == int(number) * size
@@ -232,7 +232,7 @@ class KernelRun:
         return False
 
     def _box(self, indexers: Sequence[Any], mask: Any, shape: tuple[int, ...]) -> SelectedBox | None:
-        """Return the selected part of a known mask if it is a box, else None."""
+        """Return the selected part of a known mask; None if it is no box."""
         constant = self.constant(mask)
         if not is_constant(constant) or len(indexers) > 1:
             return None

@@ -1,4 +1,4 @@
-"""Primitives for the semantics of kernels: unwritten memory, and indices that nothing clamps."""
+"""Primitives for the semantics of kernels: unwritten memory and unclamped indices."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from ir_passes.jaxpr import ir
 
 UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING = "uninitialized", "kernel_index", "kernel_padding"
 MAX_UNROLLED = 32
-"""Steps of a grid axis, or iterations of a loop, that are unrolled where a loop would lose facts."""
+"""Limit on unrolled steps or iterations, where a loop would lose facts."""
 MAX_CONSTANT = 1 << 20
-"""Elements of the largest mask, or array of indices, that is evaluated."""
+"""Elements of the largest evaluated mask or index array."""
 
 
 class UnreadableKernel(ValueError):
@@ -33,7 +33,7 @@ def within(index: Any, bound: int) -> Any:
 
 
 def padded(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array extended with foreign memory to a shape."""
+    """Extend an array with foreign memory."""
     for dim, size in enumerate(shape):
         if size > array.shape[dim]:
             array = _padding_p.bind(array, dim=dim, size=size)

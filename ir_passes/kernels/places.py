@@ -1,4 +1,4 @@
-"""Places in a kernel's memory: reads and writes by several indexers, one after the other."""
+"""Places in a kernel's memory: reads and writes by successive indexers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class SelectedBox:
         return lax.slice(value, [begin for begin, _ in self.bounds], [end for _, end in self.bounds])
 
     def padded(self, part: Any, mask: Any, other: Any) -> Any:
-        """Return a value with this selected part, and `other` (None: anything) elsewhere."""
+        """Return `other` (None: anything) with this selected part."""
         if part.shape == self.shape:
             return part
         if other is None:
@@ -74,7 +74,7 @@ class SelectedBox:
 
 
 def varying_along(numbers: Any, dim: int) -> Any:
-    """Return an array that varies along one dimension only as 1-D; None for another array."""
+    """Return an array that varies along `dim` only as 1-D, else None."""
     rest = tuple(size for d, size in enumerate(numbers.shape) if d != dim)
     return numbers.reshape(-1) if np.prod(rest) == 1 and numbers.ndim > dim else None
 
@@ -98,7 +98,7 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
 
 
 def _covers(place: "IndexRange", full: int, is_array: bool) -> bool:
-    """Whether an index is the whole dimension, or an array of indices."""
+    """Whether an index is the whole dimension or an array."""
     return is_array or (isinstance(place.start, int) and (place.start, place.size, place.stride) == (0, full, 1))
 
 
@@ -138,7 +138,6 @@ def _numpy(place: IndexRange) -> Any:
 
 
 def _numbers(indices: list[IndexRange]) -> tuple[Any, ...]:
-    """Return arrays of indices, and slices for whole dimensions."""
     return tuple(place.start if place.size is None else slice(None) for place in indices)
 
 

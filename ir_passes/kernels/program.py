@@ -1,6 +1,6 @@
 """A Pallas kernel as a plain program: loops over its grid around its body.
 
-The program has the operands and results of the `pallas_call`. It has the semantics of the kernel's machine, not of
+The program has the operands and results of the `pallas_call`, and the semantics of the kernel's machine, not of
 interpret mode:
 
 * Unwritten memory holds anything: scratch, blocks of results, masked elements of a load.
@@ -8,15 +8,14 @@ interpret mode:
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
   stays in place, carry over. Elsewhere steps run in parallel: scratch is new in each step, two steps may not write one
   block, and writes of other steps to a result are unknown.
-* A result that is aliased to an operand has the operand's memory. Triton's kernels work in it, as do a TPU's copies to
-  a result in device memory. Otherwise a block is assembled in other memory and written as a whole, with its unwritten
-  elements.
+* A result that is aliased to an operand has the operand's memory: Triton's kernels work in it, as do a TPU's copies to
+  device memory. Otherwise a block is assembled in other memory and written as a whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; step n and later steps
   change nothing. This is correct if 0 <= n <= M, which has to be shown. A length that differs between lanes makes all
   memory depend on them.
-* On a TPU the last block along a dimension may reach beyond the array: loads there give foreign memory
-  (`memory.padded`), stores are dropped.
-* Each step of a kernel may work on one part of an array that the kernel takes whole (`guesses`).
+* On a TPU the last block along a dimension may reach beyond the array: loads there give foreign memory, stores are
+  dropped.
+* Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
 More than 300 lines: the loops are one recursion.
 """
@@ -41,7 +40,7 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
     """Return a `pallas_call` as a function of its operands, made of plain operations.
 
     Raises:
-        UnreadableKernel: no plain form, here or when the function is traced; names the operation and its line.
+        UnreadableKernel: no plain form, here or at tracing; names the operation and its line.
     """
     kernel = _Kernel.of(eqn)
     return lambda *operands: _with_guesses(kernel, operands)
@@ -50,7 +49,7 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
 def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
     """Run a kernel with the first guess of its blocks that the body confirms.
 
-    The first guess for scratch: each step writes before it reads.
+    First, each step is guessed to write scratch before it reads.
     """
     aliased = {operand: result for result, operand in kernel.aliases.items()}
     arrays = [("result", k) for k in range(len(kernel.outputs))]
@@ -87,7 +86,7 @@ class _Kernel:
     Attributes:
         jaxpr: its body, of references to prefetched scalars, operands, results and scratch.
         grid: lengths of its axes; the maximum for a computed length.
-        body_axes: the axes that the body counts; `jax.vmap` adds others.
+        body_axes: axes that the body counts; `jax.vmap` adds others.
         sequential: for each grid axis whether its steps run in order.
         in_place: True if it works in the memory of its results, False if blocks are written as a whole.
         copies: True if the machine has asynchronous copies: a TPU.
@@ -96,7 +95,7 @@ class _Kernel:
         aliases: result -> index in `inputs` of the operand with the same memory.
         scratch: shapes and dtypes.
         new_scratch: True if each step writes scratch before it reads it.
-        computed: the grid axes with an operand as length, in the order of these operands, which come first.
+        computed: grid axes with an operand as length, in the order of these operands, which come first.
         lengths: of the grid axes, once the operands are known.
     """
 
@@ -142,10 +141,10 @@ class _Kernel:
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
 
     def guesses(self, kind: str, number: int) -> list[Blocks]:
-        """Return guesses for one array that fit the order of the steps."""
+        """Return guesses that fit the order of the steps."""
         if kind == "operand":
             return guesses(self.inputs[number], self.grid, self.body_axes)
-        # blocks that are written as a whole are assembled by one step after the other
+        # blocks written as a whole are assembled by successive steps
         axes = [axis for axis in self.body_axes if self._in_place(number) or self.sequential[axis]]
         return [cut for cut in guesses(self.outputs[number], self.grid, axes) if self.cut(kind, number, cut)._fits()]
 
@@ -157,7 +156,7 @@ class _Kernel:
         return True
 
     def cut(self, kind: str, number: int, blocks: Blocks) -> "_Kernel":
-        """Return the kernel with other blocks of an array and its alias."""
+        """Replace the blocks of an array and its alias."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         if kind == "operand":
             inputs[number] = blocks
@@ -179,10 +178,10 @@ class _Kernel:
                     )
 
     def run(self, *operands: Any) -> list[Any]:
-        """Run all steps.
+        """Run all steps; return the results.
 
         Raises:
-            BlockGuessFailed: a step works on another part of an array than guessed.
+            BlockGuessFailed: a step works on another part than guessed.
         """
         self._check_order()
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
@@ -239,7 +238,7 @@ class _Kernel:
         return self.in_place or self._copies_only(result)
 
     def _copies_only(self, result: int) -> bool:
-        """Whether a result stays in device memory, so that only copies reach it."""
+        """Whether only copies reach a result, in device memory."""
         return self.copies and self.outputs[result].in_device_memory
 
     def _parallel_writes(self, result: int) -> bool:
@@ -276,7 +275,7 @@ class _Kernel:
         return self._scanned(axis, step, inputs, state)
 
     def _carries_over(self, axis: int) -> bool:
-        """Whether a step reads memory of the step before, unlike the first step."""
+        """Whether later steps read memory of the step before."""
         stays = any(axis > blocks.level for blocks in self.outputs)
         innermost = max((k for k, size in enumerate(self.grid) if size > 1), default=-1) == axis
         has_scratch = any(dtype is not None for _, dtype in self.scratch) and not self.new_scratch
@@ -301,7 +300,7 @@ class _Kernel:
         return _State(results, state.scratch)
 
     def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        """Run the steps along a grid axis as a scan that carries the passed memory."""
+        """Run the steps along a grid axis as a scan that carries memory."""
         size = self.grid[axis]
         covered = {
             k: dim
@@ -368,7 +367,7 @@ class _Kernel:
         return _State(outputs, scratch)
 
     def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Any]) -> dict[int, Any]:
-        """Return the start of a block along the dimensions that this grid axis picks."""
+        """Return the block's start along dimensions picked by this grid axis."""
         dims = blocks.computed_dims(axis)
         if not dims:
             return {}
@@ -413,8 +412,7 @@ def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[
     """Return properties of a kernel's machine.
 
     Returns:
-        For each grid axis whether its steps run in order; whether the kernel works in the memory of its results;
-        whether the machine is a TPU.
+        For each grid axis whether its steps run in order; as in `_Kernel.in_place`; whether it is a TPU.
     """
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
@@ -457,7 +455,6 @@ def _all_starts(array: Any, starts: dict[int, Any]) -> list[Any]:
 
 
 def _cut(array: Any, dim: int | None, k: int, size: int) -> Any:
-    """Return block `k` of `size` blocks along a dimension."""
     if array is None or dim is None:
         return array
     block = array.shape[dim] // size
@@ -465,7 +462,7 @@ def _cut(array: Any, dim: int | None, k: int, size: int) -> Any:
 
 
 def _split(array: Any, dim: int, size: int) -> Any:
-    """Return blocks along a dimension on a new axis 0, squeezed if of one element."""
+    """Return blocks on a new axis 0, squeezed if of one element."""
     block = array.shape[dim] // size
     if block > 1:
         array = lax.reshape(array, (*array.shape[:dim], size, block, *array.shape[dim + 1 :]))

@@ -1,9 +1,8 @@
 """Bytes read and written by kernels of a step, counted for given lengths.
 
 A kernel's loads and stores have fixed sizes; how often they run follows from loop counts. These are computed from known
-operands: lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or
-over a context's limit, or writes all rows of a pool, is counted with all its reads and writes, whatever its metadata
-declares.
+operands: lengths, positions, and experts that are drawn uniformly. So all reads and writes of a kernel count, whatever
+its metadata declares.
 
 More than 300 lines: one interpreter of kernels with its operations.
 """
@@ -23,11 +22,11 @@ from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.memory import UnreadableKernel
 
 MAX_KNOWN = 1 << 16
-"""Numbers of a value outside kernels that is computed."""
+"""Numbers of the largest computed value outside kernels."""
 MAX_KNOWN_INSIDE = 1 << 14
-"""Numbers of a value inside a kernel that is computed: the mask of a tile."""
+"""Numbers of the largest computed value inside a kernel: the mask of a tile."""
 MAX_TURNS = 1 << 12
-"""Iterations of a loop that are run one by one."""
+"""Limit on iterations that are run one by one."""
 UNKNOWN = None
 SEED = 11
 """Seed of the experts that rows choose."""
@@ -42,11 +41,10 @@ class KernelReads:
     """Reads and writes of one kernel.
 
     Attributes:
-        name: of the kernel.
         shapes: of its operands.
-        loaded: bytes that all its program instances load of each operand.
+        loaded: bytes that all program instances load of each operand.
         sizes: bytes of each operand.
-        stored: bytes that all its program instances store to each result.
+        stored: bytes that all program instances store to each result.
     """
 
     name: str
@@ -58,7 +56,7 @@ class KernelReads:
     def read(self, cache: int) -> int:
         """Return the bytes read from memory.
 
-        Further loads of an operand that fits into the cache are free.
+        Further loads of an operand that fits into `cache` bytes are free.
         """
         pairs = zip(self.loaded, self.sizes, strict=True)
         return sum(min(loaded, size) if size <= cache else loaded for loaded, size in pairs)
@@ -70,11 +68,10 @@ class KernelReads:
 
 
 def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelReads]:
-    """Return the reads and writes of each kernel that can be counted, in program order.
+    """Return the reads and writes of each countable kernel, in program order.
 
     Args:
-        program: of a step.
-        values: for each of its inputs a value, or None for an unknown value.
+        values: for each input of the step a value, or None for an unknown value.
     """
     reads: list[KernelReads] = []
     _Step(reads, {}).run(program.jaxpr, program.consts, values)
@@ -82,7 +79,7 @@ def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelR
 
 
 def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
-    """Return the results of an equation, unknown if an operand is unknown or large."""
+    """Compute results, unknown if an operand is unknown or large."""
     unknowns = [UNKNOWN] * len(eqn.outvars)
     if any(arg is UNKNOWN for arg in args) or any(prod(ir.shape_of(var)) > limit for var in eqn.outvars):
         return unknowns
@@ -126,8 +123,7 @@ class _Step(_Values):
     """The program of a step; `reads` receives the reads of its kernels.
 
     Args:
-        reads: list to append to.
-        counted: kernel and known operands -> bytes loaded of each operand, and stored to each result.
+        counted: kernel and known operands -> bytes loaded per operand, and stored per result.
     """
 
     def __init__(self, reads: list[KernelReads], counted: "dict[Any, tuple[tuple[int, ...], tuple[int, ...]]]"):
@@ -174,7 +170,7 @@ class _CountedMemory:
     """Memory of a kernel: an operand with its known block, a result, or uncounted memory.
 
     Attributes:
-        number: of the operand, also of the one that shares its memory with a result.
+        number: of the operand, also if a result shares its memory.
         content: the known block of an operand.
         result: number of a result.
     """
@@ -195,7 +191,6 @@ class _Instance(_Values):
     Attributes:
         ids, grid: of the instance.
         exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
-        moved: bytes by operand and result.
         used: variables with a use.
     """
 
@@ -224,7 +219,7 @@ class _Instance(_Values):
     _max_contiguous = _multiple_of
 
     def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
-        """Count the bytes of a load or a store, at the true places of a known mask."""
+        """Count the bytes of a load or store where a known mask is true."""
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
             raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
@@ -260,7 +255,7 @@ class _Instance(_Values):
         return self._exchanged(eqn, memory, mask)
 
     def _exchanged(self, eqn: ir.JaxprEqn, memory: _CountedMemory, mask: Any) -> Sequence[Any]:
-        """Count a store, and a load where the old value has a use."""
+        """Count a store, and a load of a used old value."""
         self._charge("store", memory, eqn.outvars[0], mask)
         if eqn.outvars[0] in self.used:
             self._charge("load", memory, eqn.outvars[0], mask)
@@ -333,7 +328,7 @@ class _Instance(_Values):
         raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
 
     def _repeat(self, turn: Callable[[list[Any]], tuple[_Moved, list[Any]]], carry: list[Any], times: int):
-        """Add loads and stores of all iterations; equal ones are counted once."""
+        """Add loads and stores of all iterations; equal iterations run once."""
         try:
             moved, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
         except UncountedKernel:
@@ -347,7 +342,7 @@ class _Instance(_Values):
 
 
 def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
-    """Return the iterations of a loop over a known range; None for another loop."""
+    """Return the iterations of a loop over a known range, else None."""
     counting = counting_loop(eqn)
     if counting is None:
         return None
@@ -358,7 +353,7 @@ def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]
 
 
 def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return the elements of a known block at a place, unknown for an unknown place."""
+    """Return elements of a known block, unknown for an unknown place."""
     transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
     transforms = [transform for transform in transforms if hasattr(transform, "indices")]
     if not transforms:
@@ -390,7 +385,7 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     others = [_CountedMemory(operand_of.get(k), result=k) for k in range(mapping.num_outputs)]
     others += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(others))]
     arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
-    # Instances that differ along another axis have the same known operands, and mostly the same loops.
+    # instances along another axis have the same known operands, and mostly the same loops
     known = [block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN]
     axes = frozenset[int]().union(*known)
     all_axes = frozenset(range(len(grid)))
@@ -419,7 +414,7 @@ def _sum_moved(
     """Return the bytes that all instances load and store.
 
     Args:
-        axes: the grid axes whose instances are run one by one; one stands for all along another axis.
+        axes: grid axes with instances run one by one; one instance stands for all along another axis.
         numbered: the instances know their numbers along these axes.
         exact: as in `_Instance`.
     """

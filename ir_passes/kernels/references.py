@@ -21,12 +21,12 @@ class Ref:
     Attributes:
         value: the content; anything at unwritten places.
         holes: bool, of the shape of the memory: unwritten places; None for no such place.
-        private: False if other steps may write meanwhile, so that the content of a read is unknown.
-        part: the part of an array that this memory is, if the kernel indexes the whole array.
+        private: False if other steps may write meanwhile, so a read has unknown content.
+        part: of an array, if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
-        assumed_new: True if it is unwritten in each step by assumption, because every step writes before it reads.
+        assumed_new: True if it is assumed unwritten in each step, because every step writes before it reads.
         operand: True for an operand without an aliased result: it is not written.
-        written: places with computed indices that have been written.
+        written: written places with computed indices.
     """
 
     def __init__(
@@ -55,10 +55,8 @@ class Ref:
         """Return unwritten memory.
 
         Args:
-            shape, dtype: of the memory.
-            private: as in `Ref`.
-            like: an array for the unwritten places, never read: memory that is written piece by piece then has its
-                order of dimensions. None: zeros.
+            like: an array for the unwritten places, never read, so memory that is written piece by piece has its order
+                of dimensions. None: zeros.
         """
         return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
 
@@ -83,7 +81,6 @@ class Ref:
         return uninitialized(elements.shape, elements.dtype)
 
     def _is_written(self, key: Key | None) -> bool:
-        """Whether a place is in one that has been written."""
         bounds = [(index_terms.constant(0), size, 1) for size in self.shape]
         return bool(key) and any(
             len(place) == 1
@@ -92,7 +89,7 @@ class Ref:
         )
 
     def store(self, places: Places, new: Any, mask: Any = None, key: Key | None = None) -> None:
-        """Write to a place, to the elements with a true mask."""
+        """Write the elements with a true mask."""
         if mask is not None:
             new = jnp.where(mask, new, read_at(self.value, places))
         elif key is not None and not all(map(is_static, places)):
@@ -154,7 +151,7 @@ def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
     """Return shape and dtype of memory; dtype None for semaphores of copies.
 
     Raises:
-        UnreadableKernel: no array of numbers, for example another semaphore or a barrier.
+        UnreadableKernel: no array of numbers, for example a barrier.
     """
     dtype = getattr(aval, "dtype", None)
     if str(dtype) == "dma_sem":
@@ -165,7 +162,6 @@ def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def memory_for(kind: tuple[tuple[int, ...], Any]) -> Any:
-    """Return new memory of a shape and dtype from `memory_of`."""
     shape, dtype = kind
     return Semaphores(shape) if dtype is None else Ref.fresh(shape, dtype)
 

@@ -1,5 +1,4 @@
 """The rows and tokens that an index selects, by slots, page tables or tokens.
 
-Begin with `access`, the common form of gather, scatter and dynamic slices; `pool_rows` checks reads and writes of
-pools.
+Begin with `access`; `pool_rows` checks reads and writes of pools.
 """

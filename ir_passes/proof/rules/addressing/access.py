@@ -1,7 +1,5 @@
 """One form for gather, scatter and dynamic slices.
 
-It holds the index along each operand dimension, and the matching dimension of the window array.
-
 More than 300 lines: the form, its readers and the places that it names.
 """
 
@@ -39,8 +37,7 @@ class Access:
         paired: operand dimension -> dimension of the window array that advances with it (a batching dimension).
         index_axes: dimension of the window array for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
-        index_shape: shape of the indices; the last axis has the components of one index.
-        window_shape: shape of the window array.
+        index_shape: of the indices; the last axis has the components of one index.
     """
 
     full: Shape
@@ -58,11 +55,7 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return the owner of an index, in dimensions of the window array.
-
-        Args:
-            dim: operand dimension of the index.
-        """
+        """Return the owner of the index along `dim`, in dimensions of the window array."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
@@ -72,7 +65,7 @@ class Access:
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
-        """True if a shared index reveals an order of rows that depends on all lanes."""
+        """True if a shared index reveals an order that depends on all lanes."""
         if not isinstance(owner, LaneRows) or owner.order is None:
             return False
         return any(
@@ -82,16 +75,15 @@ class Access:
         )
 
     def whole(self, dim: int) -> bool:
-        """True if the window covers all of a dimension, and is not the only row by its slot."""
+        """True if the window covers a dimension, and is not the only row by slot."""
         return dim in self.window and self.sizes[dim] == self.full[dim] and not self._only_row(dim)
 
     def _only_row(self, dim: int) -> bool:
-        """True for a row by slot or page of a pool with one row, as of an engine with one lane."""
         index = self.columns.get(dim)
         return self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
 
     def step(self, dim: int) -> tuple:
-        """Return this access as a step of a view, without the index along `dim`."""
+        """Return the access as a step of a view, without the index along `dim`."""
         indices = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         kept_dims = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
@@ -119,7 +111,7 @@ class Access:
     def _places(self, excluded_dim: int) -> Iterator[tuple[int, Hashable]]:
         """Yield the start of a block along each axis with more than one possible start.
 
-        A start is a constant or a value number.
+        It is a constant or a value number.
         """
         for dim, value in self.columns.items():
             start = constant_of(value)
@@ -127,10 +119,10 @@ class Access:
                 yield dim, ("value", value.number) if start is None else start
 
     def put(self, view: View, dim: int, row: View = ()) -> View | None:
-        """Return the view after this write puts a part back.
+        """Return the view after this write puts a part back; None for another place.
 
-        None if the part was read at another place. Elements that were read out of bounds hold a fill value. Only a
-        write that drops these elements keeps the fill value out of the pool.
+        Elements that were read out of bounds hold a fill value. Only a write that drops these elements keeps the fill
+        value out of the pool.
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
@@ -142,7 +134,7 @@ class Access:
         return view[:length] if length >= 0 and view[length:] == steps else None
 
     def inside(self, dim: int) -> bool:
-        """True if the range of the index along a dimension is in bounds."""
+        """True if the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
@@ -151,10 +143,7 @@ class Access:
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
-        """True if all values of an index are out of bounds.
-
-        Then nothing is read or written.
-        """
+        """True if all values of an index are out of bounds, so nothing is read or written."""
         return self.drops and any(
             value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
             for d, value in self.columns.items()
@@ -184,11 +173,7 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
 
 
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
-    """Split an index array into one array per dimension.
-
-    Args:
-        last: axis of the components.
-    """
+    """Split an index array into one array per dimension; `last` is the components' axis."""
     if axis_of(indices.owner) == last:
         mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
         indices = indices.replace(owner=mixed, fact=None)
@@ -221,11 +206,7 @@ def of_scatter(site: Site, indices: Value) -> Access:
 def _indexed(
     site: Site, indices: Value, dims: GatherDimensionNumbers, window_shape: Shape, sizes: Shape | None
 ) -> Access:
-    """Return the access by an array of indices.
-
-    Args:
-        sizes: of the window; None to take them from the window array.
-    """
+    """Return the access by an array of indices; `sizes` None: as the window array."""
     full, index_shape = site.shapes[:2]
     offset, indexed = tuple(map(int, dims.offset_dims)), tuple(map(int, dims.start_index_map))
     batch = tuple(d for d in range(len(window_shape)) if d not in offset)
@@ -242,7 +223,7 @@ def _indexed(
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     """Return the access of a dynamic slice or update.
 
-    It has one clamped index, and keeps every dimension. Starts of whole dimensions are ignored, but not slots.
+    The index is clamped, and every dimension stays. Starts of whole dimensions are ignored, but not slots.
     """
     full = site.shapes[0]
     identity = {d: d for d in range(len(full))}
@@ -273,9 +254,9 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """Return the owner of the result if indices of lanes are declared sorted; else None.
+    """Return the result's owner if indices of lanes are declared sorted; else None.
 
-    XLA may rely on the declaration. If the indices are not sorted, every element of the result is unspecified.
+    XLA may rely on the declaration: every element of the result is unspecified if it is wrong.
     """
     if not site.params.get("indices_are_sorted"):
         return None
@@ -298,7 +279,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """Note an index along another axis of a pool that may be out of bounds.
+    """Note an index along another axis of a pool, possibly out of bounds.
 
     Such an index stays inside its row.
     """

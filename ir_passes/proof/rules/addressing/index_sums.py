@@ -15,13 +15,13 @@ from ir_passes.proof.site import Site
 from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
 
 Lane = tuple[OffsetEntry, OffsetEntry]
-"""Entries with the first token of a lane, and with the token after its last one."""
+"""Entries with a lane's first token, and with the token after its last."""
 NON_NEGATIVE = 1 << 62
-"""`IndexSum.below` of elements that are unspecified where the sum is negative only."""
+"""`IndexSum.below` if only elements with a negative sum are unspecified."""
 
 
 def total(terms: Iterable[tuple[Term, int]], by: int = 0, below: int | None = None) -> IndexSum:
-    """Return a sum of terms with factors and a constant; equal terms are merged."""
+    """Return a sum of terms; equal terms are merged."""
     factors = Counter[Term]()
     for term, factor in terms:
         factors[term] += factor
@@ -68,7 +68,7 @@ def axes_of(value: IndexSum) -> set[int]:
 
 
 def is_full(site: Site, operand: int, axes: Iterable[int]) -> bool:
-    """True if an operand has the result's rank, and its length along some axes."""
+    """True if an operand has the result's rank, and its length along `axes`."""
     shape = site.shapes[operand]
     if shape == ():
         return not [*axes]
@@ -106,7 +106,7 @@ def mapped(fact: IndexSum | Mask, change: Callable[[IndexSum], IndexSum | None])
 
 
 def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum that replaces its terms.
+    """Return the change of a sum by replacement of its terms.
 
     Args:
         term_of: term -> the new term (None for 0) and a constant to add; None if the sum is lost.
@@ -158,8 +158,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
     """Return the change of a sum after one index along an axis is selected.
 
     Args:
-        axis: of the index; it is removed.
-        symbol_of: layout whose tokens are along the axis, "" for lanes -> the number of the index; None if unknown.
+        symbol_of: layout of the axis, "" for lanes -> the number of the index; None if unknown.
     """
 
     def change(value: IndexSum) -> IndexSum | None:
@@ -195,7 +194,6 @@ def _least_difference(x: Term, y: Term) -> int | None:
 
 
 def token_of(bound: OffsetEntry) -> Term:
-    """Return the token of a bound of its lane."""
     return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
 
 
@@ -218,12 +216,11 @@ def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
 
 
 def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
-    """Return the first tokens of the lanes of tokens in a sum."""
     return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
 
 
 def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> bool:
-    """True if conditions put a place between the bounds of a lane."""
+    """True if conditions imply that a place is in a lane."""
     start, stop = map(single, lane)
     return is_implied(difference(place, start), conditions) and is_implied(difference(stop, place, -1), conditions)
 
@@ -248,7 +245,7 @@ def lane_number(start: OffsetEntry) -> int | Symbol | None:
 
 
 def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
-    """Return the conditions of elements with truth value `when`."""
+    """Return the conditions of elements equal to `when`."""
     if not isinstance(fact, Mask):
         return frozenset()
     return fact.if_true if when else fact.if_false

@@ -1,18 +1,16 @@
 """Rules for packed tokens: indexing by token or by lane, and same-lane masks.
 
 Every rule for lanes also holds for tokens if each token counts as a separate lane. An owner with `packed` counts tokens
-and never joins an owner that counts lanes. The rules of this module know that several tokens belong to one lane. They
-use three facts about shared arrays: `SegmentIds` (the lane of each token), `TokenOfLane` (a token of each lane) and
-`SameLane` (false for tokens of different lanes).
+and never joins an owner that counts lanes. The rules of this module know that several tokens belong to one lane, from
+three facts about shared arrays: `SegmentIds`, `TokenOfLane` and `SameLane`.
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
-* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane without tokens belongs
-  to another lane; no claim covers a lane without tokens.
-* `where(same, pairs, c)`: an element other than `c` combines two tokens of one lane, so it depends on the row's lane
-  only.
-* `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Zero times
-  a finite value is zero. Values that may be nan or infinite are refused: zero times nan or infinity is nan.
+* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. No claim covers the row of a lane without
+  tokens, which belongs to another lane.
+* `where(same, pairs, c)`: an element other than `c` combines two tokens of one lane.
+* `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Values that
+  may be nan or infinite are refused, since zero times these is nan.
 
 Value numbers identify the `SegmentIds` arrays (`ir_passes.proof.packed_layout`).
 
@@ -74,22 +72,16 @@ _FINITE = (
 
 
 def tokens(axis: int, layout: str) -> LaneRows:
-    """Return the owner of an array with one index per token along an axis.
-
-    Args:
-        axis: axis of the tokens.
-        layout: name of the layout.
-    """
+    """Return the owner of an array with one index per token along an axis."""
     return LaneRows(axis, packed=layout)
 
 
 def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fact | None:
-    """Return a fact about axes after the axes moved; None if the fact is lost.
+    """Return a fact after its axes moved; None if the fact is lost.
 
     A fact is lost if it is not about axes of tokens, or if one of its axes is removed.
 
     Args:
-        fact: of the operand.
         new_axis_of: old axis -> new axis, None for a removed axis.
     """
     if isinstance(fact, Finite):
@@ -115,10 +107,7 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
 
 
 def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
-    """Return the owner of a gather of lanes by token, or of tokens by lane.
-
-    None for other indices.
-    """
+    """Return the owner of a gather of lanes by token, or of tokens by lane, else None."""
     lanes, axis = site.prover.bound.lanes, rows.axis
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
@@ -145,7 +134,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 
 
 def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
-    """Return the owner of rows of lanes after a scatter of tokens to their lanes.
+    """Return the owner of rows of lanes after tokens are scattered to their lanes.
 
     None for other indices. Padding may reach the last lane if everything that it writes is shared.
 
@@ -181,7 +170,7 @@ def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, di
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
     """Return the token of an iteration that writes the row of its lane.
 
-    None if the iteration may also write padding.
+    None if the iteration may write padding.
     """
     index = access.columns.get(dim)
     if index is None or not isinstance(index.fact, LaneOfToken) or rows != LaneRows(dim) or not access.scalar:
@@ -192,10 +181,7 @@ def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane 
 
 
 def entries_of_padding(access: Access) -> bool:
-    """True if padding reads the row of the last lane.
-
-    The index of padding is clamped to this lane.
-    """
+    """True if padding reads the last lane's row: its index is clamped."""
     facts = [value.fact for value in access.columns.values()]
     return any(
         isinstance(fact, SegmentIds | LaneOfToken)
@@ -210,7 +196,7 @@ def by_token(access: Access) -> bool:
 
 
 def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
-    """Return the fact about the element of a vector at one token; None for other indices."""
+    """Return the fact about a vector's element at one token, else None."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     if axis != 0 or len(access.full) != 1 or not access.scalar or access.sizes != (1,):
         return None
@@ -227,8 +213,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
     """Return the fact about one index along axis 0; None if it is lost.
 
     Args:
-        fact: about the array.
-        symbol_of: layout whose tokens are along the axis, "" for lanes -> the number of the index; None if unknown.
+        symbol_of: layout of the axis, "" for lanes -> the number of the index; None if unknown.
     """
     if isinstance(fact, IndexSum | Mask):
         return index_sums.mapped(fact, index_sums.at_number(0, symbol_of))
@@ -241,10 +226,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
 
 
 def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the cases of a select by a padding mask, with refined entries.
-
-    The refined case is an entry of a slot map or page table.
-    """
+    """Return the cases of a select, with slot map and page table entries refined by a padding mask."""
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] not in ((), site.shape):
         return cases
     return real_entry(site, mask.fact, False, cases[0]), real_entry(site, mask.fact, True, cases[1])
@@ -253,8 +235,8 @@ def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value,
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
     """Return the operands of a branch that is taken if a layout mask is `when`.
 
-    If the mask puts the tokens of the previous and of this iteration into one lane, both belong to this iteration's
-    lane. An entry of a slot map or page table belongs to a real token if the mask excludes padding.
+    If the mask puts the previous token and this iteration's token into one lane, both belong to this lane. An entry of
+    a slot map or page table belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, Mask):
@@ -267,7 +249,7 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
 
 
 def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
-    """Return the index of a token, or its lane, where a mask is `when` and excludes padding."""
+    """Return a token's index or lane under a mask that excludes padding."""
     fact = value.fact
     if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
         return value.replace(fact=replace(fact, padding="none"))
@@ -279,7 +261,7 @@ def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
 
 
 def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
-    """Return an entry of a slot map or page table where a mask is `when`, and excludes padding."""
+    """Return a slot map or page table entry under a mask that excludes padding."""
     fact, index = entry.fact, token_layout.token_of_owner(entry.owner)
     if not isinstance(fact, SlotEntry | PageEntry) or index is None:
         return entry
@@ -288,10 +270,9 @@ def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
-    """Return results with facts about packed tokens."""
     layout_facts = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
-        # The array depends on the layout alone. A reshaped array has the same number, but other axes.
+        # A reshaped array has the same number, but other axes.
         value if fact is None or len(shape) != 1 else value.replace(owner=COMMON, fact=fact, range=bounds)
         for value, (fact, bounds), shape in zip(results, layout_facts, ir.shapes(site.eqn.outvars), strict=True)
     ]
@@ -306,10 +287,7 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
-    """Return the token or lane axes of an array.
-
-    None if the array depends on anything else.
-    """
+    """Return the token or lane axes that an array depends on; None for other inputs."""
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
@@ -321,10 +299,7 @@ def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
 
 
 def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
-    """Return the fact that operands of one shape depend on tokens along two axes.
-
-    None if the fact does not hold.
-    """
+    """Return the fact that operands of one shape depend on tokens along two axes."""
     token_axes = [_tokens_of(value) for value in operands]
     axes = [tokens for tokens in token_axes if tokens is not None]
     if len(axes) < len(token_axes) or not all(
@@ -335,17 +310,13 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
 
 
 def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
-    """Return the fact for pairs of tokens, or pairs of lanes and tokens.
-
-    None unless there are two axes.
-    """
+    """Return the fact for pairs of tokens, or of lanes and tokens."""
     if len(axes) != 2 or len({owner.axis for owner in axes}) != 2 or not any(owner.packed for owner in axes):
         return None
     return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))
 
 
 def _computed(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return an elementwise result with facts about masks, token pairs and masked elements."""
     lanes, facts = site.prover.bound.lanes, [value.fact for value in operands]
     x = facts[0]
     if site.name in ("and", "or", "not"):
@@ -386,7 +357,7 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
-    """Return axis and layout of an elementwise result if its elements of padding are shared."""
+    """Return axis and layout of a result with shared elements of padding."""
     facts = {value.fact for value in operands if isinstance(value.fact, SharedPadding)}
     if len(facts) != 1:
         return None
@@ -399,7 +370,6 @@ def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None
 
 
 def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
-    """Return the fact about a test for nan and infinity; None for other results."""
     x = operands[0]
     if site.name == "is_finite":
         return IsFinite(x.number)
@@ -413,9 +383,9 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
 
 
 def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
-    """Return the numbers that limited elements are not; None without finite limits.
+    """Return numbers excluded by finite limits; None without such limits.
 
-    An element is one of the operands' elements, or nan if one of these is nan. It is at most the finite operand of a
+    An element is an element of an operand, or nan if one of these is nan. It is at most the finite operand of a
     minimum, and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
     """
     if site.name not in ("max", "min", "clamp"):
@@ -429,10 +399,7 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
-    """Return the owner of an array that holds each element's lane number.
-
-    None for other arrays.
-    """
+    """Return the owner of an array with each element's lane number, else None."""
     fact, lanes = value.fact, site.prover.bound.lanes
     if isinstance(fact, SegmentIds):
         return tokens(fact.axis, fact.layout)
@@ -442,17 +409,13 @@ def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
 
 
 def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
-    """Return the result of a logical operation on masks of pairs; None for other masks.
-
-    "and" is true only if both operands are true; "or" is false only if both operands are false.
-    """
+    """Return the result of a logical operation on masks of pairs; None for other masks."""
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "not":
         return result.replace(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
     when = site.name == "and"
     if any(fact.when != when for fact in same_lane):
-        # equal masks: "and" and "or" return the mask itself
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
         full_shape = all(is_full(site, k, (same_lane[0].rows.axis, same_lane[0].columns.axis)) for k in (0, 1))
         return result.replace(fact=same_lane[0]) if alike and full_shape else None
@@ -474,7 +437,7 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
 
 
 def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) -> SameLane | None:
-    """Return the mask of tokens between the bounds of the lanes, or of the lane of a token, along another axis."""
+    """Return the mask of tokens within the lanes, or a token's lane, along another axis."""
     indices = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, Iota)}
     for lane in index_sums.lanes_in(conditions):
         start, lanes = lane[0], site.prover.bound.lanes
@@ -491,7 +454,7 @@ def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) ->
 def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
     """True if a mask excludes padding along the columns of a same-lane mask.
 
-    Padding follows all real tokens. So a token that is not later than a real token is real.
+    Padding follows all real tokens, so a token that is not later than a real token is real.
     """
     if isinstance(fact, SameLane):
         return (fact.rows, fact.columns, fact.when, fact.padding) == (mask.rows, mask.columns, mask.when, False)
@@ -508,7 +471,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
 
 
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of `select_n` with its facts.
+    """Add facts to the result of `select_n`.
 
     A same-lane mask makes each row depend on its lane only. Replacing elements that are not finite by a finite number
     gives finite elements.
@@ -546,7 +509,7 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of `dot_general` with its facts.
+    """Add facts to the result of `dot_general`.
 
     A product of two arrays of tokens depends on token pairs. A sum over tokens with masked weights depends on the row's
     lane only.
@@ -589,10 +552,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _literal(site: Site, atom: Any) -> float | None:
-    """Return the literal of an operand with equal elements.
-
-    None if the operand is not a broadcast literal, or if a conversion changes the number.
-    """
+    """Return a broadcast literal; None for another operand, or if a conversion changes it."""
     producers = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
     dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):

@@ -1,15 +1,15 @@
 """Page tables: arithmetic on their entries, and reads and writes of pages by them.
 
 An index into a pool by page table must have the fact `PageEntry`: its quotient by the number of indices per page is
-some entry of the lane's own table. So a read of a table at any position keeps the fact. A division by `page_size`
-keeps it, too, as does `entry * page_size + offset`.
+some entry of the lane's own table. Reads of a table at any position, division by `page_size`, and
+`entry * page_size + offset` keep the fact.
 
 A read stays within the lane: a page in the lane's table is the lane's own page, a page without writers, or out of
-bounds. Pages without writers are a shared prefix and the null page; other lanes cannot change them. A read out of
-bounds is filled, or clamped to the null page.
+bounds. Other lanes cannot change pages without writers: a shared prefix and the null page. A read out of bounds is
+filled, or clamped to the null page.
 
-A write stays within the lane: the host promises (`PageTable`) that no other lane names the pages that a lane writes to,
-and that they are not the null page. A write out of bounds is dropped.
+A write stays within the lane: the host promises (`PageTable`) that no other lane names the written pages, and that they
+are not the null page. A write out of bounds is dropped.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Val
 from ir_passes.proof.violations import ViolationKind
 
 LOWEST = -(1 << 30)
-"""Numbers up to this one stay negative after the length of an axis is added."""
+"""Numbers up to this one plus the length of an axis are negative."""
 _MAX_RAISE = 1 << 29
 EACH_RANK = (
     "keep tokens, page tables and pages whole on every device, and split heads or channels; or compile a step for each "
@@ -36,8 +36,8 @@ _BY_PAGE = (
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
     """Return the fact of an entry times a constant; None if the product may wrap.
 
-    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. An index past every pool stays past it. A negative
-    index stays negative.
+    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. An index past every pool stays past it, a negative
+    index negative.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
@@ -48,7 +48,7 @@ def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | Non
 def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
     """Return the fact of an entry plus an offset that stays within the page.
 
-    A row past every pool stays past it. None if the entry may be below row 0: the sum may then be a row.
+    A row past every pool stays past it. None if the entry may be below row 0: the sum may be a row.
     """
     fact, by = x.fact, y.range
     if not isinstance(fact, PageEntry) or by is None or by[0] < 0:
@@ -105,7 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`, or None."""
+    """Return the kind of an unowned row, as in `PageEntry.alternatives`, or None."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -113,7 +113,7 @@ def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
 
 
 def _size(site: Site, fact: PageEntry) -> int:
-    """Return the first number past every pool, in units of the entries."""
+    """Return the first number past every pool, in entries."""
     table = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(table, PageTable)
     return table.size * fact.stride
@@ -192,6 +192,6 @@ def page_fault(
 
 
 def no_entry(site: Site, path: str) -> Mixed:
-    """Return the owner of rows that are not selected by page table entries."""
+    """Return the owner of rows without page table entries as index."""
     message = f"pages of {path} are picked by an index that is not an entry of the lane's row in its page table"
     return site.mixed(message, _BY_PAGE, ViolationKind.WRONG_ROW)

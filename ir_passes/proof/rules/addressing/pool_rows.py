@@ -56,7 +56,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     """Write rows of a pool; return its next version.
 
     Args:
-        replaces: True if the updates replace the rows; False if they are combined with them.
+        replaces: False if updates are combined with the rows.
     """
     pool = operand.owner
     assert isinstance(pool, PoolRows)
@@ -107,7 +107,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
 
 
 def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
-    """True if an idle lane writes to the null row, not to the lane's row."""
+    """True if an idle lane writes to the null row instead of its row."""
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
     entries = [bound_input.entry for bound_input in site.prover.bound.inputs]
@@ -119,8 +119,8 @@ def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
 def _row_key(index: Value) -> tuple:
     """Return a key of the rows that an index selects.
 
-    A lane has one entry in a slot map, so its fact identifies the rows. A lane has several elements within a row and
-    several pages, so these need the number of the index, too.
+    A lane has one entry in a slot map, so its fact identifies the rows. Elements within a row, and pages, also need the
+    number of the index.
     """
     fact = index.fact
     has_several_rows = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
@@ -130,7 +130,7 @@ def _row_key(index: Value) -> tuple:
 def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
     """Return the view after rows are written back by the slot map of their read.
 
-    The read may lack the guard of the write. Elements within rows, and pages, need the same index for read and write.
+    The read may lack the guard of the write. Elements within rows, and pages, need the same index for both.
     """
     index = access.columns[axis]
     forms = [_row_key(index)]
@@ -141,7 +141,6 @@ def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
 
 
 def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> Value:
-    """Write a part of every row back to its place."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)
     if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
@@ -158,7 +157,7 @@ def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> V
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
-    """Return the owner of the rows, in dimensions of the window array."""
+    """Return the rows' owner, in dimensions of the window array."""
     axis = pool.axis
     path = site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
@@ -205,10 +204,10 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
 
 
 def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
-    """Record the rows that an access reads or writes, for comparison within the pool's group.
+    """Record the rows of an access, for comparison within the pool's group.
 
     Args:
-        index: index of the rows.
+        index: of the rows.
         owner: of the entries.
         shape: of the window array; along the owner's axis one row for each entry.
     """
@@ -223,9 +222,9 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
 
 
 def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
-    """Return the key of all lanes that a scan over lanes visits, as of rows of all; else of the lane alone.
+    """Return the key of all lanes that a scan over lanes visits, else of the lane alone.
 
-    An iteration that may skip its access, in a branch or a loop of its own, stands for its lane alone.
+    An iteration that may skip its access, in a branch or an inner loop, stands for its lane alone.
     """
     depth, key = site.prover.scanned.get(owner.lane, (0, None))
     skips = any(eqn.primitive.name in ("cond", "while") for eqn in site.prover.callers[depth:])

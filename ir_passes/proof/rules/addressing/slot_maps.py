@@ -78,7 +78,7 @@ def map_fault(
 def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
     """True for a slot map of optional second rows.
 
-    An active lane without a second row has the null row there.
+    An active lane without a second row has the null row.
     """
     entry = bound.inputs[leaf].entry
     maps = [
@@ -90,7 +90,7 @@ def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis of a slot map with device-local row numbers, or None."""
+    """Return the mesh axis of a slot map with local row numbers, or None."""
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     return entry.local
@@ -106,8 +106,8 @@ def counts_within(site: Site, index: Value) -> bool:
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
     """Return the fault of row numbers of a split pool, or None.
 
-    Each device must subtract the number of rows on the previous devices from global row numbers. Local row numbers are
-    used unchanged, by the lanes of the device.
+    Each device must subtract the number of rows on previous devices from global row numbers. Local row numbers are used
+    unchanged, by the lanes of the device.
     """
     local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
     if local is not None and isinstance(owner, LaneRows | OneLane):

@@ -4,9 +4,8 @@ All facts follow from one promise of the contract: cu_seqlens begins with 0, nev
 of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
 unspecified unless a fact names them.
 
-Sums and differences are sums of terms (`IndexSum`). A comparison gives conditions of such sums (`Mask`). A comparison
-of a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens t - 2, t - 1 and t
-into one lane.
+A comparison of a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens t -
+2, t - 1 and t into one lane.
 
 More than 300 lines: one rule for each operation on a layout.
 """
@@ -60,11 +59,8 @@ def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) ->
     """Return the fact about `sum(cu_seqlens <= t)`; None if the sum misses lanes.
 
     Args:
-        layout: of the tokens.
-        first: first entry that is counted.
-        count: number of entries that are counted.
-        axis: axis of the tokens.
-        lanes: N.
+        first, count: the counted entries.
+        axis: of the tokens.
     """
     missing = lanes + 1 - first - count
     if first not in (0, 1) or missing not in (0, 1):
@@ -75,7 +71,6 @@ def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) ->
 
 
 def refined(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of an operation on layouts with its fact."""
     rule = _RULES.get(site.name)
     unchanged = result.fact is not None and any(value.number == result.number for value in operands)
     is_mask = site.name in ("and", "or") and not isinstance(result.owner, Mixed)
@@ -91,7 +86,7 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
     """Return the fact about a sum, with bounds of the lane of a token.
 
-    None if the dtype of the result does not hold the sum.
+    None if the result's dtype does not hold the sum.
     """
     fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
     if value is None or fact is None:
@@ -103,7 +98,7 @@ def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
 
 
 def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
-    """Return an operand as a sum for all elements of the result; None without one."""
+    """Return an operand as a sum for all elements of the result."""
     terms = sum_of(value)
     if terms is None or terms.below is not None or not is_full(site, operand, index_sums.axes_of(terms)):
         return None
@@ -119,7 +114,6 @@ def _operands(site: Site, operands: list[Value]) -> tuple[IndexSum | None, Index
 
 
 def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a sum or difference."""
     for x, y in (operands, operands[::-1]) if site.name == "add" else ():
         token = token_tiles.token_at(x, y)
         if token is not None:
@@ -135,7 +129,6 @@ def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of a comparison."""
     x, y = _operands(site, operands)
     ids = [value.fact for value in operands if isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken)]
     if ids:
@@ -166,7 +159,7 @@ def _conditions(name: str, value: IndexSum) -> Mask:
 
 
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
-    """Return a token index as a sum, compared with a bound of its lane or of all tokens."""
+    """Return a token index, compared with a bound of its lane or all tokens."""
     end, layouts = site.prover.bound.lanes, set[str]()
     for term, _ in bound.terms if bound is not None else ():
         if isinstance(term, OffsetEntry) and (term.first, term.axis, term.symbol) == (end, None, None):
@@ -180,7 +173,7 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
 
 
 def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
-    """Return the mask of the tokens in a token's lane by a condition; None for others."""
+    """Return the mask of a token's lane by a condition, or None."""
     factors = dict(condition.sum.terms)
     bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
     if len(bounds) != 1 or condition.differs:
@@ -220,7 +213,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
 
 
 def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
-    """Return the mask of equal lanes for two tokens at a distance along one axis."""
+    """Return the mask of equal lanes for tokens at a distance along one axis."""
     x, y = (*ids, None, None)[:2]
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
         return None
@@ -233,7 +226,6 @@ def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
 
 
 def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a value within limits."""
     if site.name == "clamp":
         low, x, high = operands
         limits, is_full = (constant_of(low), constant_of(high)), site.shapes[1] == site.shape
@@ -251,7 +243,7 @@ def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAndBounds | None:
-    """Return the fact about ids, tokens or indices within constant limits."""
+    """Return the fact about a value within constant limits."""
     fact, lanes = x.fact, site.prover.bound.lanes
     if low is not None and low > 0:
         return None
@@ -282,9 +274,9 @@ def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
 
 
 def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a select by the sign, or by a padding mask.
+    """Return the fact about a select by sign, or by a padding mask.
 
-    By the sign: `where(x < 0, x + length, x)`. By a padding mask: ids, and the number of lanes at padding.
+    By sign: `where(x < 0, x + length, x)`. By a padding mask: ids, and the number of lanes at padding.
     """
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
@@ -311,7 +303,7 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def token_of_owner(owner: Owner) -> Iota | Turn | None:
-    """Return the token that each element of an array depends on; None for other owners."""
+    """Return the token that each element depends on; None for other owners."""
     if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
         return Iota(owner.axis)
     if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
@@ -323,7 +315,7 @@ def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Io
     """Return how a mask that is `when` tells real tokens from padding.
 
     Returns:
-        "excluded" if the token is no padding; "exact" if it is padding, too, where the mask is not `when`; else "".
+        "excluded" if the token is no padding; "exact" if it is padding where the mask is not `when`; else "".
     """
     condition = real_tokens(site, layout, index)
     if not index_sums.is_implied(condition.sum, index_sums.conditions_of(fact, when)):
@@ -333,7 +325,6 @@ def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Io
 
 
 def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a conjunction or disjunction of masks."""
     when, masks = site.name == "and", [value.fact for value in operands]
     lane_masks = [
         fact
@@ -383,7 +374,6 @@ def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
 
 
 def _negated(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of a negation."""
     fact = operands[0].fact
     if site.eqn.outvars[0].aval.dtype != bool:
         return None
@@ -446,7 +436,7 @@ def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _places_of_entries(index: Value | None) -> OffsetEntry | None:
-    """Return the first entry of an index with entries of cu_seqlens along axis 0."""
+    """Return the first entry of an index with cu_seqlens along axis 0."""
     entry, by = entry_of(None if index is None else index.fact) or (None, 0)
     return entry if entry is not None and entry.axis == 0 and not by and not entry.of_token else None
 
@@ -469,7 +459,6 @@ def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _dtype_holds(site: Site, count: int) -> bool:
-    """True if the dtype of the result holds a count."""
     return fits(site.eqn.outvars[0].aval, 0, count)
 
 
@@ -519,7 +508,7 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:
-    """Return the fact about an entry of cu_seqlens at a constant, or at a loop's lane or the next one.
+    """Return the fact about an entry of cu_seqlens at a constant, or at a loop's lane or the next.
 
     Args:
         fact: about the entries along axis 0.
@@ -540,7 +529,7 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
 
 
 def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a slice; only masks of neighbours may have a stride."""
+    """Only masks of neighbours may have a stride."""
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
@@ -562,7 +551,6 @@ def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of tokens in reverse order."""
     fact = operands[0].fact
     if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
         return None
@@ -573,7 +561,6 @@ def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about an entry of cu_seqlens at a constant or a loop's lane."""
     if len(operands) != 2 or site.shape != (1,):
         return None
     index, length = operands[1], site.shapes[0][0]
@@ -583,7 +570,6 @@ def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _padded(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about ids or a mask after filler elements."""
     x, filler = operands
     config = [tuple(map(int, amounts)) for amounts in site.params["padding_config"]]
     axis = getattr(x.fact, "axis", None)
@@ -594,7 +580,6 @@ def _padded(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _joined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about ids or a mask concatenated after other elements."""
     axis = site.params["dimension"]
     last = operands[-1].fact
     if getattr(last, "axis", None) != axis or len(operands) < 2:
@@ -603,7 +588,7 @@ def _joined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: int) -> _FactAndBounds | None:
-    """Return the fact about ids or a mask after fillers outside all lanes."""
+    """Return the fact about ids or a mask after elements outside all lanes."""
     ranges = [value.range for value in fillers]
     if isinstance(fact, SegmentIds | ShiftedIds):
         shift = getattr(fact, "shift", 0) - length

@@ -1,8 +1,8 @@
 """Rows with the tokens of each lane, and loops over the tokens of one lane.
 
 An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes an element only if its
-token belongs to lane i, so the rows of the result are rows of lanes. The same mask in the index, with a number past the
-last token elsewhere, reads and writes tokens of lane i only, if indices out of bounds are dropped.
+token belongs to lane i. The same mask in the index, with a number past the last token elsewhere, reads and writes
+tokens of lane i only, if indices out of bounds are dropped.
 
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
@@ -27,7 +27,7 @@ from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens,
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
-    """Return the fact about places of lanes, past the last token under a mask."""
+    """Return the fact about lanes' places, past the last token under a mask."""
     for when in (False, True):
         place, filler, conditions = cases[when].fact, cases[not when], conditions_of(mask.fact, when)
         if not conditions or not isinstance(place, IndexSum) or place.below is not None or filler.range is None:
@@ -46,7 +46,7 @@ def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of a select: tokens of each row's lane, or of one lane."""
+    """Return a select's result: tokens of each row's lane, or of one lane."""
     mask, *cases = operands
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] != site.shape:
         return result
@@ -69,7 +69,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    """Return token and layout of the only lane that an element depends on, or None."""
+    """Return token and layout of the only lane of an element."""
     owner, span = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed
@@ -82,7 +82,7 @@ def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
 
 
 def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value:
-    """Return the tokens of lanes that an index with places of lanes selects."""
+    """Return tokens selected by an index with places of lanes."""
     owner = operand.owner
     if not isinstance(owner, LaneRows) or owner.axis not in access.columns or access.paired:
         return result
@@ -182,7 +182,7 @@ def counted(start: Value, bound: Value) -> TokenOf | None:
 
     Args:
         start: the counter before the loop.
-        bound: the number that it stays below.
+        bound: exclusive.
     """
     stop = sum_of(bound)
     if stop is None or stop.below is not None:

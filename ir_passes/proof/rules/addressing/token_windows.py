@@ -4,9 +4,9 @@ An array that is shifted by k tokens, or the carry of a loop, may hold another l
 `WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
 times nan is nan.
 
-`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. The facts `TokenSpan`
-and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element the lane of
-its last token, in reverse of its first token. The flag is false only if no lane begins in between.
+`lax.associative_scan` takes every second token, combines neighbours and interleaves the results, which `TokenSpan` and
+`PlacedToken` follow. A select by the flag of the right part gives each element the lane of its last token, in reverse
+of its first token: the flag is false only if no lane begins in between.
 
 More than 300 lines: one rule for each operation on neighbouring tokens.
 """
@@ -46,7 +46,7 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of `select_n` by a layout mask, if rows depend on their lanes."""
+    """Return the result of `select_n` by a layout mask."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
@@ -119,16 +119,12 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
 
 
 def _gathered_windows(value: Value) -> bool:
-    """True if elements depend on tokens at a distance that changes along a second axis."""
+    """True if the tokens' distance changes along a second axis."""
     return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenSpan) and value.fact.window is not None
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return the tokens of an array of this length along an axis, or None.
-
-    Args:
-        axis: None for any axis.
-    """
+    """Return the tokens of an array of this length along an axis (None: any), or None."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -145,7 +141,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
-    """Return a result with its span, or with an owner for one token per element."""
+    """Return a result with its span, or the owner of single tokens."""
     if span is None:
         return result
     span = replace(span, stride=1) if length == 1 else span
@@ -160,7 +156,6 @@ def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -
 
 
 def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
-    """Return the union of spans; None for different axes."""
     first = spans[0]
     if any(replace(span, start=first.start, back=first.back, ahead=first.ahead) != first for span in spans):
         return None
@@ -204,7 +199,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
     """Return the tokens of a concatenation.
 
-    Either every part has its tokens in line, or the longest part alone has them, as for `jnp.roll`.
+    Either every part has its tokens in line, or the longest part alone, as for `jnp.roll`.
     """
     axis = site.params["dimension"]
     lengths = [shape[axis] for shape in site.shapes]
@@ -247,7 +242,6 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
-    """Return the tokens of single rows at equal distances, or None."""
     first, second = (*spans, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
         return None
@@ -257,7 +251,6 @@ def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | 
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
-    """Return the tokens of parts at one stride, or None."""
     known_spans = [span for span in spans if span is not None]
     if len(known_spans) < len(spans) or len(known_spans) < 2:
         return None
@@ -301,7 +294,7 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:
-    """Return the combination of tokens at single indices with tokens elsewhere."""
+    """Combine tokens at single indices with tokens elsewhere."""
     first = placed_facts[0]
     length = site.shape[first.axis]
     spans = [_span(site, value, first.axis, length) for value in other_operands]

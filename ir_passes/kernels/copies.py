@@ -119,6 +119,7 @@ class Copies:
         return copies[0]
 
     def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
+        """True if two copies have the same places."""
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),

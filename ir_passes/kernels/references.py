@@ -162,6 +162,7 @@ def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def memory_for(kind: tuple[tuple[int, ...], Any]) -> Any:
+    """Return new memory of a kind from `memory_of`."""
     shape, dtype = kind
     return Semaphores(shape) if dtype is None else Ref.fresh(shape, dtype)
 

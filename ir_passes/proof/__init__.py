@@ -1,17 +1,17 @@
 """The lane proof: no sequence of a step reaches another sequence's state or results (noninterference).
 
-The proof is an abstract interpretation of the step's jaxpr: it runs every equation in order, on abstract values instead
-of arrays. A `Value` describes one array:
+The proof is an abstract interpretation of the step's jaxpr: it runs every equation on abstract values instead of
+arrays. A `Value` describes one array:
 
 * The *owner* (`owners`) gives the lanes that the elements may depend on: no lane (`Common`), one lane (`OneLane`), one
   lane for each row (`LaneRows`), the rows of a pool (`PoolRows`) or several lanes (`Mixed`). The contract gives the
   owners of the inputs.
-* A *fact* (`values`) is another property of the elements, needed by a later equation: "element i is i" (`Iota`),
-  "element i is lane i's entry of a slot map" (`SlotEntry`).
+* A *fact* (`values`) is another property of the elements: "element i is i" (`Iota`), "element i is lane i's entry of a
+  slot map" (`SlotEntry`).
 
-A *rule* (`rules`) is the transfer function of one primitive: values of the operands -> values of the results. Adding
-two arrays with rows of lanes keeps the owner; reversing the rows, or a primitive without a rule, gives `Mixed`. Reading
-a pool with a `SlotEntry` as the index gives rows of lanes; any other index is a violation.
+A *rule* (`rules`) is the transfer function of one primitive. Adding two arrays with rows of lanes keeps the owner;
+reversing the rows, or a primitive without a rule, gives `Mixed`. Reading a pool with a `SlotEntry` as the index gives
+rows of lanes; any other index is a violation.
 
 In the end the owner of each output is compared with its contract entry (`output_claims`): a `Mixed` output is a
 violation, reported with the user's line (`violations`).

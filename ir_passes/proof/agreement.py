@@ -1,8 +1,7 @@
 """`devices_agree`: a check inside a step that devices have equal operands.
 
-`shard_map` assumes that a replicated argument is equal on all devices. No type and no compiler compares them, so a host
-that gives one device another value goes unnoticed. A step with this check can leave every row alone where devices
-differ, and report it.
+`shard_map` assumes that a replicated argument is equal on all devices; neither types nor the compiler check this. A
+step with this check can leave every row alone where devices differ, and report it.
 """
 
 import functools
@@ -24,15 +23,16 @@ def devices_agree(operands: Any) -> Array:
 
     Call it inside `jax.shard_map(.., check_vma=True)`: an operand ought to be equal along each mesh axis that its type
     does not name. It takes one collective for all operands that are split alike. A step that uses it is proved to
-    change no row where the result is false: `lengths = jnp.where(agree, lengths, 0)`, or `slots = jnp.where(agree,
-    slots, rows)` with `mode="drop"`.
+    change no row where the result is false: `lengths = jnp.where(agree, lengths, 0)`, or
+    `slots = jnp.where(agree, slots, rows)` with `mode="drop"`.
 
     Args:
-        operands: a pytree of arrays with 32-bit elements, such as slot maps, lengths and positions.
+        operands: a pytree of arrays with 32-bit elements.
 
     Returns:
-        bool [], equal on all devices of the mesh, so no device writes where two disagree. Return it as a `Shared`
-        output, for the host to raise an error. True if no operand is shared between devices.
+        bool [], equal on all devices of the mesh. Return it as a `Shared` output, for the host to raise an error. True
+            if
+        no operand is shared between devices.
 
     Raises:
         TypeError: an array with elements of another width.
@@ -57,12 +57,12 @@ def devices_agree(operands: Any) -> Array:
 
 
 def _differ(word: Array, over: tuple[str, ...]) -> Array:
-    """Return 1 if numbers differ along some axes of the mesh, else 0."""
+    """Return 1 if numbers differ along mesh axes, else 0."""
     # ~x reverses the order, so one collective finds the maximum and the minimum
     maximum, minimum = jnp.split(lax.pmax(jnp.concatenate([word, ~word]), over), 2)
     return jnp.any(maximum != ~minimum).astype(jnp.int32)
 
 
 def compares_devices(eqn: ir.JaxprEqn) -> bool:
-    """Whether the result of an equation is the result of `devices_agree`."""
+    """Whether an equation has the result of `devices_agree`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == CROSSING + _REASON

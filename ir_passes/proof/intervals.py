@@ -31,13 +31,11 @@ def fits(aval: Any, *numbers: int) -> bool:
 
 
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
-    """Return bounds of an elementwise result by interval arithmetic; None without a narrower bound.
+    """Return bounds of an elementwise result; None without a narrower bound than the dtype's.
 
     Args:
-        name: of the primitive.
         operands: bounds of the operands, None for unknown bounds.
-        result: aval of the result.
-        inputs: avals of the operands.
+        result, inputs: avals of the result and of the operands.
     """
     rule = _RULES.get(name)
     limits = dtype_range(result)
@@ -49,7 +47,7 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
 
 
 def hull(*intervals: Range | None) -> Range | None:
-    """Return the smallest interval around some intervals; None if one is unknown."""
+    """Return the hull of intervals; None if one is unknown."""
     if not intervals or None in intervals:
         return None
     lows, highs = zip(*filter(None, intervals), strict=True)

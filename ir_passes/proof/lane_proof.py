@@ -1,7 +1,7 @@
 """The lane proof of a step: walks over its jaxpr, then checks of the results.
 
-The package's docstring explains owners, facts and rules. One walk proves that lanes are apart. Further walks, each with
-one assumption, prove that idle lanes change no row, and that no row changes where devices disagree.
+One walk proves that lanes are apart. Further walks, each with one assumption, prove that idle lanes change no row, and
+that no row changes where devices disagree.
 """
 
 import time
@@ -45,7 +45,7 @@ from ir_passes.proof.values import ActiveCount, OffsetEntry, PageEntry, SegmentI
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once, violation_at
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
-"""Role of an input that makes lanes idle -> the claim about idle lanes, proved by a separate walk."""
+"""Role of an input that makes lanes idle -> the claim of a separate walk."""
 MAX_COUNT = int(np.iinfo(np.int32).max)
 
 
@@ -54,12 +54,11 @@ class Proof:
     """The result of a successful proof.
 
     Attributes:
-        lanes: number of lanes.
         equations: number of equations, with calls replaced by their bodies.
-        proved: the claims; ids of `Claim`.
+        proved: ids of `Claim`.
         assumed: declarations of the caller that the proof takes for granted; ids of `Assumption`.
         notes: remarks that are no faults; ids of `Note`.
-        seconds: time the proof took.
+        seconds: duration of the proof.
     """
 
     lanes: int
@@ -84,10 +83,9 @@ def prove_isolation(
     Args:
         fn: the step; it is traced, not run.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: the contract of the step.
+        contract: of the step.
         kwargs: arguments that are passed by name.
-        static_argnums: positions of static arguments, as for `compile_step`.
-        static_argnames: names of static arguments.
+        static_argnums, static_argnames: static arguments, as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit the function.
@@ -126,7 +124,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         if role in roles:
             running = results
             if role == "active_count":
-                # the count is shared, so the comparison with it must stay lane by lane in this walk
+                # the shared count is compared lane by lane in this walk
                 counted = Prover(bound, counted=True)
                 running = walk(counted, flat)
                 mixed = [*counted.violations, *outputs(counted, flat, running, pools=True)]
@@ -160,14 +158,14 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
 
 
 def _not_by_lane(violation: Violation) -> Violation:
-    """Return the violation of a comparison with the active count that other lanes use."""
+    """Return the violation of a comparison with the active count across lanes."""
     message = f"it is not shown that a lane behind the active ones keeps its rows: {violation.message}"
     remedy = "use arange(lanes) < active_count lane by lane: where(arange(lanes) < active_count, new, old)"
     return replace(violation, kind=ViolationKind.IDLE, message=message, remedy=remedy)
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """Interpret a flat program; return the values of its results."""
+    """Interpret a flat program; return its results' values."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, Leaf(leaf), array) for leaf, array in enumerate(prover.bound.inputs)]
@@ -182,7 +180,6 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
 
 
 def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
-    """Return the value of an argument by its contract entry."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match array.entry:
         case Unspecified():
@@ -210,7 +207,7 @@ def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
         case PageTable(_, size, _, role):
-            # `size` stands for no page, in tables of pages that are only written
+            # `size` means no page, in tables of pages that are only written
             written = role == "write"
             bounds, alternatives = (0, size - 1 + written), frozenset({"past"} if written else ())
             rows = OneLane(0) if lanes == 1 else LaneRows(0, array.shape[0] // lanes)
@@ -232,7 +229,7 @@ def _lanes(axis: int, lanes: int) -> Owner:
 def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
     """Find pools of one group that are written at different rows, or in another order.
 
-    Pools with a wrong write are skipped: the intended rows are unknown.
+    Pools with a wrong write are skipped: their intended rows are unknown.
     """
     violations = []
     groups: dict[str, list[int]] = {}

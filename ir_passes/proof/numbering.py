@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 
 class Number(int):
-    """A value number; a type, so that renaming tells numbers from sizes and indices."""
+    """A value number, as a type that renaming tells from sizes and indices."""
 
     __slots__ = ()
 
@@ -43,7 +43,6 @@ class Numbering:
 
         Args:
             form: the expression without the numbers of its operands.
-            operands: their numbers.
         """
         key = (self._forms.setdefault(form, len(self._forms)), operands)
         number = self._numbers.get(key)

@@ -18,9 +18,9 @@ IDLE_LANES = {
     "active": "a lane that is not active",
     "active_count": "a lane behind the active ones",
 }
-"""Role of an input that makes lanes idle -> an idle lane, in words."""
+"""Role of an input -> its idle lane, in words."""
 _BUSY = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < active_count"}
-"""Role of such an input -> the condition for active lanes; the array is named by its role."""
+"""Role of an input -> the condition for active lanes."""
 _DECLASSIFY = "; if all lanes may see this value, return declassify(value, reason)"
 
 
@@ -29,7 +29,6 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
 
     Args:
         prover: after its walk.
-        flat: the program.
         results: of the walk.
         pools: check pools only.
     """
@@ -66,13 +65,12 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
 def _at_output(
     prover: Prover, flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str, about: tuple[str, ...]
 ) -> Violation:
-    """Return a violation at the equation that makes output `k`."""
     place = Place(flat.jaxpr, ir.maker_of(flat.jaxpr, flat.jaxpr.outvars[k]), prover.values[flat.jaxpr])
     return violation_at(place, kind, message, remedy, about)
 
 
 def _output_fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Fault | None:
-    """Return the fault of an output's owner; None if the owner fits the contract entry."""
+    """Return the fault of an output's owner; None if it fits."""
     owner, lanes = value.owner, prover.bound.lanes
     kind, content = ViolationKind.CROSS_LANE, f"but holds {describe(owner)}"
     match output.entry:
@@ -134,7 +132,6 @@ def changed_rows(
 
     Args:
         prover: of a second walk, which assumes that a lane is idle, or that devices disagree.
-        flat: the program.
         results, restricted: of the first and of the second walk.
     """
     violations = []
@@ -181,7 +178,7 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
 def accepted(
     prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
 ) -> list[Violation]:
-    """Find counts of accepted tokens that are not shown to be within bounds."""
+    """Find counts of accepted tokens not shown to be within bounds."""
     present = {getattr(array.entry, "role", None) for array in prover.bound.inputs}
     roles = [prover.idle] if prover.idle else [role for role in _BUSY if role in present]
     guards = [f"end with where({_BUSY[role]}, accepted, 0)" for role in roles]

@@ -29,7 +29,7 @@ class Symbol:
 
 
 def mesh_axes(split: "tuple[str | Symbol, ...]") -> tuple[str, ...]:
-    """Return the mesh axes of a `split` of lanes, without tiles of loops."""
+    """Return the mesh axes of a `split`, without tiles of loops."""
     return tuple(axis for axis in split if isinstance(axis, str))
 
 
@@ -58,7 +58,6 @@ class Order:
 
     Attributes:
         number: value number of the sort.
-        inverse: True for the inverse.
     """
 
     number: Number
@@ -71,7 +70,6 @@ class LaneRows:
 
     Attributes:
         inner: rows per lane.
-        start: the lane of row 0.
         order: a permutation of the rows; None for the identity.
         split, unreduced, packed: as in `OneLane`; with `packed`, rows are tokens.
     """
@@ -91,7 +89,7 @@ class PoolRows:
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        group: its group.
+        group: of the pool.
         view: path of operations from the pool to this array.
         writers: indices of the slot maps of earlier writes.
         unframed: the operation that may have changed rows outside the slot map; None without one.

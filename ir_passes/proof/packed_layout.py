@@ -1,9 +1,9 @@
 """Uses of `searchsorted` and `repeat` on `cu_seqlens`, recognised as a whole.
 
-Other computations of the lane of each token follow from the rules (`ir_passes.proof.rules.addressing.token_layout`).
-These two are loops or sums of parts without a fact, so they are interpreted before the program. Equal value numbers
-mean equal elements: a value of the program with the number of a result here is the same array. Tests compare each with
-its definition, for all layouts of a few tokens.
+Other computations of the lane of each token follow from rules (`rules.addressing.token_layout`). These two are loops or
+sums of parts without a fact, so they are interpreted before the program. Equal value numbers mean equal elements: a
+value of the program with the number of a result here is the same array. Tests compare each with its definition, for all
+layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Fact, OffsetEntry, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
-"""(cu_seqlens, tokens of the packed axis) -> the array, once for each program that computes it."""
+"""(cu_seqlens, number of tokens) -> the array, once for each program."""
 
 
 def searched(entries: Callable[[Array], Array]) -> Ways:
@@ -46,7 +46,7 @@ def starts(cu: Array, tokens: int) -> Iterator[Array]:
 
 
 def starts_and_end(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the first token of each lane and of padding, as `jnp.repeat` computes it."""
+    """Yield the first token of each lane and of padding, as `starts`."""
     for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
         for padding in (tokens - cu[-1], tokens - cu[len(cu) - 1]):
             yield jnp.cumsum(jnp.roll(jnp.append(lengths, padding), shift=1).at[0].set(0))
@@ -85,8 +85,8 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
 
     Args:
         prover: before its walk.
-        cu: the value of `cu_seqlens`, int32 [lanes + 1].
-        layout: name of its layout.
+        cu: `cu_seqlens`, int32 [lanes + 1].
+        layout: its name.
         present: names of the program's operations; programs with other operations are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]

@@ -14,7 +14,6 @@ class PoolVersions:
         consumed: versions with a successor.
         parent: version of an unwritten part -> version of its pool.
         origin: version of any part -> version of its pool.
-        last: the last version.
     """
 
     leaf_of: dict[int, Leaf] = field(default_factory=dict)
@@ -31,7 +30,7 @@ class PoolVersions:
         return version
 
     def succeed(self, version: Version | None) -> Version | None:
-        """Return the version after a write; the old version may no longer be read."""
+        """Return the version after a write."""
         if version is None:
             return None
         self.consumed.add(version)
@@ -49,7 +48,7 @@ class PoolVersions:
         return part
 
     def put_together(self, version: Version | None) -> Version | None:
-        """Return the version of a pool after its parts are put together."""
+        """Return a pool's version after its parts are put together."""
         if version is None or version not in self.origin:
             return version
         pool = self.origin[version]

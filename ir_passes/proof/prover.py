@@ -20,9 +20,9 @@ from ir_passes.proof.violations import Violation
 
 Env = dict[Any, Value]
 MAX_IOTA_SIZE = 1 << 16
-"""Elements of the largest constant that may be an `Iota`."""
+"""Elements of the largest constant `Iota`."""
 _LOWER = Mask(frozenset({Condition(IndexSum(frozenset({(Iota(0), 1), (Iota(1), -1)})))}), frozenset())
-"""Mask of a lower triangle: the index of a true element along axis 1 is at most its index along axis 0."""
+"""Mask of a lower triangle: true elements have index 1 <= index 0."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class RowAccess:
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        write: True for a write.
         coordinate: key of the rows, equal for equal rows.
         lane: owner of a single row; None for rows of several lanes.
         site: the equation, a `Site`.
@@ -52,13 +51,12 @@ class Prover:
         bound: the contract.
         idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
         counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
-        stopped: site, value number -> bounds for the elements of a lane that has stopped, in a walk over the body of a
-            loop; None in other walks.
+        stopped: site, value number -> bounds for a stopped lane's elements, in a walk over the body of a loop; else
+            None.
         disagreeing: the comparison of devices' operands that is assumed to fail; otherwise None.
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
         accesses: to pools, in program order.
-        versions: of the pools.
         assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
         declared: name of a declaration of a custom call, kernel or callback -> its calls.
         notes: remarks that are no faults.
@@ -68,7 +66,7 @@ class Prover:
         device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
         devices: mesh axis -> devices, of the current program.
         invariance: True if JAX has checked along which axes each value of this program may differ.
-        comparisons: the equations that compare operands of devices, in program order.
+        comparisons: equations that compare operands of devices, in program order.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
         active: value numbers of lanes that are active where the current program runs.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
@@ -79,7 +77,6 @@ class Prover:
         unread: id of the body of an unreadable kernel -> the reason.
         scanned: lane of an iteration of a scan over lanes -> number of equations around an iteration, and the key of
             the rows of all iterations.
-        numbers: the value numbers.
         mapped: groups of pools with a slot map or page table.
     """
 
@@ -125,7 +122,7 @@ class Prover:
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        """Interpret a program that runs on each device of a mesh."""
+        """Interpret a program on each device of a mesh."""
         outer = self.devices, self.invariance
         self.devices, self.invariance = self.devices | devices, self.invariance and invariance
         yield
@@ -133,7 +130,7 @@ class Prover:
 
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
-        """Interpret a program that runs under a condition."""
+        """Interpret a program under a condition."""
         outer = self.diverging
         self.diverging = outer | self.varying(atom)
         yield
@@ -147,24 +144,24 @@ class Prover:
         self.callers.pop()
 
     def varying(self, atom: Any) -> frozenset[str]:
-        """Return the mesh axes with different values of an operand."""
+        """Return the mesh axes along which an operand varies."""
         if isinstance(atom, ir.Literal):
             return frozenset()
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
-        """Return the number of devices along some axes of the mesh."""
+        """Return the number of devices along mesh axes."""
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression, equal for equal forms of equal operands."""
+        """Return the value number of an expression; equal forms have equal numbers."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
         """Return the abstract value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
-        # a literal occurs in each call of its function; `values` keeps it alive, so its id stays unique
+        # `values` keeps the literal alive, so its id stays unique
         literal = self._literals.get(id(atom))
         if literal is None:
             number = np.asarray(atom.val, ir.dtype_of(atom)) if isinstance(atom.val, int) else atom.val
@@ -172,7 +169,7 @@ class Prover:
         return literal
 
     def constant(self, array: Any) -> Value:
-        """Return the abstract value of an array that is part of the program."""
+        """Return the abstract value of a constant array."""
         dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
         if not (is_integer(dtype) or dtype == np.bool_):
@@ -191,7 +188,7 @@ class Prover:
         return Value(fact=constant, range=span, number=self._constant_number(array))
 
     def index_number(self, dtype: Any, shape: Sequence[int], axis: int) -> Number:
-        """Return the value number of an array that counts up along an axis."""
+        """Return the number of an array that counts up along an axis."""
         return self.number(("index", str(dtype), tuple(shape), axis))
 
     def _constant_number(self, array: Any) -> Number:
@@ -215,7 +212,7 @@ class Prover:
         return self._makers[id(jaxpr)][1]
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that forgets later violations and accesses, for rounds towards a fixpoint."""
+        """Return a function that forgets later violations and accesses."""
         violations, accesses, consumed = len(self.violations), len(self.accesses), set(self.versions.consumed)
 
         def forget() -> None:

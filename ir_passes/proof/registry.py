@@ -15,10 +15,10 @@ class Parameters:
     """Parameters that a rule covers; an equation with another parameter is refused.
 
     Attributes:
-        reads: parameters that the rule uses, directly or through the shapes and dtypes of operands and results.
-        ignores: parameters that affect neither the owners nor any fact.
-        accepts: parameter -> the values that the rule covers.
-        everything: all parameters are covered, because the declaration of an opaque operation is trusted.
+        reads: used, directly or through the shapes and dtypes of operands and results.
+        ignores: without effect on owners and facts.
+        accepts: parameter -> the covered values.
+        everything: all are covered, because the declaration of an opaque operation is trusted.
     """
 
     reads: frozenset[str] = frozenset()
@@ -27,7 +27,7 @@ class Parameters:
     everything: bool = False
 
     def unknown(self, params: Mapping[str, Any]) -> str | None:
-        """Return the first parameter without a rule, as "name=value"; None if all are covered."""
+        """Return the first uncovered parameter, as "name=value"."""
         for name, value in params.items() if not self.everything else ():
             if name in self.reads or name in self.ignores:
                 continue
@@ -51,8 +51,7 @@ def rule(
 
     Args:
         names: of the primitives.
-        reads, ignores: names of parameters, separated by spaces.
-        accepts, everything: as in `Parameters`.
+        reads, ignores: as in `Parameters`, separated by spaces.
     """
     parameters = Parameters(frozenset(reads.split()), frozenset(ignores.split()), accepts, everything)
 

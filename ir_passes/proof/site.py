@@ -27,11 +27,10 @@ _REMEDIES = {
 
 @dataclass(slots=True)
 class Site:
-    """One equation under analysis; a rule receives it with the values of the operands.
+    """One equation under analysis; a rule receives it with the operands' values.
 
     Attributes:
         prover: the state of the interpretation.
-        eqn: the equation.
         jaxpr, index: its program, and its index there.
         env: variables of the program -> their values.
         shapes: of the operands.
@@ -56,7 +55,7 @@ class Site:
 
     @property
     def source(self) -> str:
-        """The user's "file:line" of the equation, or of the innermost call around it; or "unknown"."""
+        """The user's "file:line", or the innermost call's around it, or "unknown"."""
         calls = (self.eqn, *reversed(self.prover.callers))
         return next((line for eqn in calls for line in ir.frames_of(eqn)), "unknown")
 
@@ -66,7 +65,7 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def maker(self, atom: Any) -> Any:
-        """Return the equation of this program that makes a value; None for an input, a constant or a literal."""
+        """Return the equation of a value; None for an input, constant or literal."""
         return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
 
     def apply(self, operands: list[Value]) -> list[Value]:
@@ -99,7 +98,7 @@ class Site:
             return rule(self, *operands)
 
     def _refused(self) -> list[Value]:
-        """Return mixed results of an operation or a parameter without a rule."""
+        """Return mixed results of an unknown operation or parameter."""
         message = f"nothing is known of {self.name!r}"
         remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
         if self.name in RULES:
@@ -112,7 +111,7 @@ class Site:
         return [Value(owner) for _ in self.eqn.outvars]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
-        """Refuse a row that is not yet summed over devices, else return []."""
+        """Refuse a row not yet summed over devices, else return []."""
         axes = {axis for value in operands for axis in getattr(value.owner, "unreduced", ())}
         has_rule = self.name in primitives.CALLS and declaration_of(self.eqn) is None
         moves = self.name in primitives.MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
@@ -124,7 +123,7 @@ class Site:
         return [Value(mixed) for _ in self.eqn.outvars]
 
     def _completed(self, value: Value, operands: list[Value], result: int) -> Value:
-        """Complete a result: add its value number, drop doubtful bounds and facts."""
+        """Add a result's value number; drop doubtful bounds and facts."""
         owner, bounds, uniform = value.owner, value.range, value.uniform
         if isinstance(owner, Common):
             if self.prover.reorders:
@@ -145,7 +144,7 @@ class Site:
         return Value(owner, number, bounds, fact, value.intact, value.version, uniform)
 
     def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:
-        """Return the tiles of an elementwise result of equal tiles and shared arrays, or None."""
+        """Return the tiles of elementwise results of equal tiles and shared arrays."""
         if self.name not in primitives.ELEMENTWISE or not isinstance(owner, Mixed):
             return None
         tiles = [value.fact for value in operands if not isinstance(value.owner, Common)]
@@ -160,7 +159,6 @@ class Site:
         return fact if aligned else None
 
     def _constant(self, operands: list[Value]) -> Constant | None:
-        """Return the constant of an elementwise operation on constants, or None."""
         if self.name not in primitives.ELEMENTWISE:
             return None
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
@@ -180,7 +178,7 @@ class Site:
         return self.prover.number((self.name, params, avals, result), *[value.number for value in operands])
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
-        """Return a pool after an operation; only moves leave rows unchanged."""
+        """Return the pool; only moves leave rows unchanged."""
         indexed = self.name in primitives.INDEXED
         if self.name in primitives.KEEPS_ROWS and (not indexed or isinstance(operands[0].owner, PoolRows)):
             return owner
@@ -201,18 +199,18 @@ class Site:
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """Return a violation at this equation, of its lanes and pools."""
+        """Return a violation of this equation's lanes and pools."""
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound, place = self.prover.bound, Place(self.jaxpr, self.index, self.env)
         lanes_and_pools = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
         return violation_at(place, kind, message, remedy, lanes_and_pools, self.prover.callers[::-1])
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
-        """Record a violation, whether or not an output depends on the result."""
+        """Record a violation, even if no output depends on the result."""
         self.prover.violations.append(self.violation(kind, message, remedy))
 
     def mixed(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Mixed:
-        """Return the owner `Mixed`: a violation if an output depends on the result."""
+        """Return `Mixed`: a violation if an output depends on the result."""
         return Mixed(self.violation(kind, message, remedy))
 
     def join(self, *owners: Owner) -> Owner:
@@ -250,7 +248,7 @@ class Site:
 
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Return the values of a program's results; every equation is interpreted by its rule."""
+    """Interpret every equation of a program by its rule."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.values[jaxpr] = env

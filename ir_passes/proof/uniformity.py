@@ -1,8 +1,8 @@
 """Axes of shared arrays with equal elements: they reveal no order of rows.
 
 Rows sorted by data of all lanes still belong to one lane each, but their positions do not. A shared array that varies
-along the axis of the rows reveals the positions: combined with the rows, and put back in order, it makes the result
-depend on every lane.
+along their axis reveals the positions: combined with the rows, and put back in order, it makes the result depend on
+every lane.
 """
 
 import math
@@ -17,14 +17,14 @@ _ALIGNED_BY_RULE = {
     "dot_general", "ragged_dot_general", "conv_general_dilated", "gather", "dynamic_slice", "sort", "scan", "while",
     "cond", "shard_map", *primitives.OPAQUE, *primitives.CALLS,
 }  # fmt: skip
-"""Operations with this check in their rules; all others align the axes of operands with equal rank."""
+"""Operations with this check in their rules; others align axes of operands with equal rank."""
 REMEDY = "use what does not differ between rows, or undo the order first"
 
 
 def uniform_axes(eqn: ir.JaxprEqn, operands: Sequence[Value], shapes: Sequence[Shape]) -> frozenset[int]:
     """Return axes of the first result with equal elements, for shared operands.
 
-    Other operations have no such axis: a running sum of ones counts, and random bits of one key differ.
+    Other operations have no such axis: a running sum of ones counts, random bits of one key differ.
     """
     name, params, shape = eqn.primitive.name, eqn.params, ir.shape_of(eqn.outvars[0])
     axes = range(len(shape))

@@ -1,7 +1,7 @@
 """Abstract values: the owner of an array, and a fact about its elements.
 
-More than 300 lines: one closed list of facts. A rule reads a fact by its type and makes others; a fact that no rule can
-make of an operation's operands is lost. Claims are checked element by element in tests/reference/proofs/facts.
+More than 300 lines: one closed list of facts. A rule reads a fact by its type and makes others; a fact without a rule
+for an operation is lost. Claims are checked element by element in tests/reference/proofs/facts.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Fact:
     """A fact about the elements of an array, in addition to owner and bounds.
 
     Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
-    token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of the elements of a mask with the
-    stated property; `padding` as in `SegmentIds`.
+    token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated
+    property; `padding` as in `SegmentIds`; `leaf` the index of an input among the step's flattened inputs.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class DeviceOffset(Fact):
 
     Attributes:
         over: name of the mesh axis.
-        rows: number of rows on each device.
+        rows: on each device.
     """
 
     over: str
@@ -60,11 +60,7 @@ class ActiveLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class RealToken(Fact):
-    """Every element is the number of one token that is no padding.
-
-    Attributes:
-        layout: layout of the tokens.
-    """
+    """Every element is the number of one token that is no padding."""
 
     layout: str
 
@@ -74,7 +70,6 @@ class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
     Attributes:
-        leaf: index of the slot map among the step's flattened inputs.
         guard: value number of the condition of a select between the entry and other rows; None without a select.
         less: offset subtracted from the entry and the other rows; None for no offset.
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
@@ -104,11 +99,9 @@ class PageEntry(Fact):
     """Elements // `stride` = entries of their lane in a page table, for any pages.
 
     Attributes:
-        leaf: index of the page table among the step's flattened inputs.
-        stride: distance between the elements of consecutive pages; if not 1, elements also index within a page.
-        spare: greatest element % `stride`.
-        instead: kinds of elements that are no entries: "past" the end of every pool, "below" row 0, or "lowest": so
-            far below row 0 that adding the number of rows, to count from the end, leaves them negative.
+        stride, spare: as in `SlotEntry`, for pages.
+        instead: kinds of elements that are no entries: "past" the end of every pool, "below" row 0, or "lowest": so far
+            below row 0 that adding the number of rows, to count from the end, leaves them negative.
     """
 
     leaf: Leaf
@@ -148,8 +141,7 @@ class TokenOfLane(Fact):
     """Element i = number of a token of lane i; unspecified for lanes without tokens.
 
     Attributes:
-        layout: layout of the tokens.
-        lane: lane of all elements; None for an array of lanes.
+        lane: of all elements; None for an array of lanes.
     """
 
     layout: str
@@ -171,7 +163,6 @@ class OffsetEntry:
     """A term of `IndexSum`: cu_seqlens[i + `first`].
 
     Attributes:
-        layout: layout of the tokens.
         axis: i is the index along this axis; None for another i.
         symbol: i is this number of a loop iteration; without axis and symbol, i is 0.
         of_token: layout of tokens; i is the lane of the token with this index or number, and elements of padding are
@@ -187,7 +178,7 @@ class OffsetEntry:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A term of `IndexSum`: the number of a loop iteration, or the token that a shared index selects."""
+    """A term of `IndexSum`: a loop iteration's number, or a token by shared index."""
 
     symbol: Symbol
 
@@ -217,7 +208,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Mask(Fact):
-    """Conditions of an element's indices: `if_true` hold for a true element, `if_false` for a false one.
+    """Conditions of an element's indices: `if_true` for a true element, `if_false` for a false one.
 
     The elements are booleans, or 0 and 1.
     """
@@ -228,7 +219,7 @@ class Mask(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OffsetCounts(Fact):
-    """Element t of a vector = number of entries of cu_seqlens equal to t.
+    """Element t of a vector = number of cu_seqlens entries equal to t.
 
     Counted are the `count` entries from `first` on.
     """
@@ -247,7 +238,6 @@ class WithinLane(Fact):
     Attributes:
         axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
-        token: the token of the iteration, as in `OneLane`.
         window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
     """
 
@@ -266,11 +256,11 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` and k of `window` depend on the lanes of tokens t - `back` to t + `ahead`,
-    t = `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
+    Elements at index r of `axis` and k of `window` depend on the lanes of tokens t - `back` to t + `ahead`, with t =
+    `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
 
     Attributes:
-        axis: axis of the tokens; None if r is 0 for all elements.
+        axis: None if r is 0 for all elements.
         window: a second axis; None without one.
         base: if 0 or 1, `axis` is an axis of lanes, and t = cu_seqlens[r + `base`] + `start` + `slope` * k.
     """
@@ -303,7 +293,7 @@ class TokenOf(Fact):
     """Every element is the number of one token of a lane, or its position in the lane.
 
     Attributes:
-        lane: the lane, as in `OneLane`.
+        lane: as in `OneLane`.
         base: "start" for the number of the token, "length" for its position.
     """
 
@@ -318,7 +308,7 @@ class PlacedToken(Fact):
 
     Attributes:
         axis, place: axis and index of these elements.
-        token: number of the token.
+        token: its number.
     """
 
     layout: str
@@ -355,10 +345,9 @@ class SameLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs(Fact):
-    """Elements depend on the lanes of tokens along two axes; the owner is `Mixed`.
+    """Elements depend on lanes of tokens along two axes, as in `SameLane`.
 
-    Attributes:
-        rows, columns: as in `SameLane`.
+    The owner is `Mixed`.
     """
 
     rows: LaneRows
@@ -373,7 +362,7 @@ class MaskedOut(Fact):
 
     Attributes:
         rows, columns: as in `SameLane`.
-        zero: True for zero, False for minus infinity.
+        zero: False for minus infinity.
     """
 
     rows: LaneRows
@@ -389,7 +378,6 @@ class Tiles(Fact):
 
     Attributes:
         rows: owner of the rows, before they were reshaped; its axis has no meaning.
-        tiles: axis of the tiles.
         size: rows of a tile.
     """
 
@@ -415,7 +403,6 @@ class IsFinite(Fact):
 
     Attributes:
         excluded: numbers that the value does not have.
-        when: see above.
     """
 
     number: Number
@@ -434,7 +421,7 @@ class Negative(Fact):
 class PlusConstant(Fact):
     """The value with this number plus a constant, 0 or greater.
 
-    Without bounds, a sum with a value of 0 or greater may have wrapped.
+    Without bounds, the sum may have wrapped.
     """
 
     number: Number
@@ -506,7 +493,7 @@ class Constant(Fact):
     """The array is a constant of the program.
 
     Attributes:
-        captured: True if the constant depends on an array that existed before tracing, not only on numbers.
+        captured: True if it depends on an array that existed before tracing, not only on numbers.
     """
 
     captured: bool = False
@@ -544,7 +531,6 @@ class UnchangedRows:
     """The rows of idle lanes equal the rows of an input pool.
 
     Attributes:
-        leaf: index of the pool among the step's flattened inputs.
         view: path of operations from the pool's array to this array.
     """
 
@@ -572,7 +558,6 @@ class Value:
         owner: the lanes that the elements may depend on.
         number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
         range: bounds of an integer array.
-        fact: another fact about the elements.
         intact: holds if the lane is idle.
         version: version of the pool that this array is or is a view of; None for other arrays.
         uniform: axes along which all elements of a shared array are equal.

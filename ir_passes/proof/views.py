@@ -1,7 +1,7 @@
-"""Reshaped, transposed and sliced views of a pool, as paths of invertible steps.
+"""Views of a pool by reshapes, transposes and slices, as paths of invertible steps.
 
-Arrays with the same path hold the same elements at the same indices. A value that left a pool by a path may be put
-back by the inverse path.
+Arrays with the same path hold the same elements at the same indices. A value that left a pool by a path may be put back
+by the inverse path.
 """
 
 from collections.abc import Hashable, Iterable
@@ -30,7 +30,6 @@ def transposed(view: View, permutation: tuple[int, ...]) -> View:
 
 
 def _numbers(step: Step) -> tuple[int, ...]:
-    """Return the shape or the permutation of a step."""
     assert isinstance(step[1], tuple)
     return step[1]
 
@@ -39,8 +38,7 @@ def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterabl
     """Return the view after taking a block of an array.
 
     Args:
-        view: the path.
-        free_axis: an axis where the start of the block does not count; -1 for no such axis.
+        free_axis: an axis where the start does not count; -1 for no such axis.
         full, sizes: shapes of the array and of the block.
         starts: (axis, start); 0 along the other axes.
     """

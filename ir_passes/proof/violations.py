@@ -32,11 +32,10 @@ class ViolationKind(StatementId):
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a violation in a program, for explaining it.
+    """The place of a violation in a program.
 
     Attributes:
-        jaxpr: the (nested) program.
-        index: of the equation in it; the number of equations for an output.
+        index: of the equation; the number of equations for an output.
         values: variable -> its abstract value.
     """
 
@@ -86,7 +85,7 @@ class Violation:
 def violation_at(
     place: Place, kind: ViolationKind, message: str, remedy: str, concerned: tuple[str, ...], around: Sequence[Any] = ()
 ) -> Violation:
-    """Return the violation at a place; `around`: calls of its program, innermost first."""
+    """Return the violation at a place; `around`: its calls, innermost first."""
     if place.index == len(place.jaxpr.eqns):
         return Violation(kind, "", "unknown", message, remedy, concerned, place)
     eqn = place.jaxpr.eqns[place.index]
@@ -97,8 +96,7 @@ def violation_at(
 def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     """Merge violations of one fault; the first has the lanes and pools of all.
 
-    Violations are merged if they share `fault`, or have the same kind, primitive, source line and call stack (for
-    example one per layer).
+    They share `fault`, or have the same kind, primitive, source line and call stack (for example one per layer).
     """
     merged: dict[Hashable, Violation] = {}
     first_of: dict[Hashable, Hashable] = {}
@@ -129,7 +127,7 @@ class IsolationError(ValueError):
         super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
 
     def explain(self, around: int = 10) -> str:
-        """Return every violation with `around` equations on either side and the abstract values."""
+        """Return every violation, each with `around` equations on either side."""
         return "\n\n".join(explain(violation, around) for violation in self.violations)
 
 

@@ -23,7 +23,7 @@ class Dimension:
     Attributes:
         name: from `name_dims` or a pool.
         factors: the dimensions it was merged from or split into, in row-major order.
-        wholes: dimensions that were split, with this one as their first part.
+        wholes: split dimensions with this one as their first part.
         repeated: the array is constant along it, so any name fits; of this member alone.
         lost: the line that joined arrays with unrelated dimensions into this one.
         along: names of dimensions that this one is a part of, or consists of parts of; of the class.
@@ -70,7 +70,7 @@ def unify(first: Dimension, second: Dimension) -> None:
 
 
 def tie(first: Dimension, second: Dimension) -> None:
-    """Make two dimensions one class if both arrays vary along them; raises as `unify`."""
+    """Unify two dimensions if both arrays vary along them; raises as `unify`."""
     if not (first.repeated or second.repeated):
         unify(first, second)
 
@@ -86,7 +86,7 @@ def same(first: Dimension, second: Dimension) -> bool:
 
 
 def met(*dims: Dimension) -> Dimension:
-    """Return the dimension of an array that joins several arrays; raises Conflict for different names.
+    """Return the dimension of joined arrays; raises Conflict for different names.
 
     Joined arrays need not have equal dimensions: without other evidence the result has no name.
     """
@@ -110,7 +110,7 @@ def part_of(dim: Dimension, size: int) -> Dimension:
 
 
 def runs_along(dim: Dimension) -> frozenset[str]:
-    """Return the names of the dimensions with the elements of this one, in order."""
+    """Return names of dimensions with this one's elements, in order."""
     root = dim.root()
     return frozenset((root.name,)) if root.name is not None else root.along
 
@@ -152,7 +152,7 @@ def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimensio
 
 
 def _merged(merged: list[Dimension], size: int) -> Dimension:
-    """Merge dimensions; return the dimension that was split into them, if any."""
+    """Merge dimensions, or return the dimension that was split into them."""
     if all(dim.repeated for dim in merged):
         return Dimension(size, repeated=True)
     parts = [dim.root() for dim in _flat(merged)]

@@ -1,4 +1,4 @@
-"""Check that arrays written to a pool have its named dimensions in the pool's order.
+"""Check that arrays written to a pool have its named dimensions in order.
 
 Names enter by pools and by `name_dims`, and spread through operations that align dimensions (addition, products). A
 write aligns nothing: the written array must have the pool's names already. The same holds for operations that join
@@ -27,8 +27,7 @@ def name_dims(x: Array, *names: str | None) -> Array:
     """Return the array unchanged, with named dimensions for the check of pools.
 
     Args:
-        names: one for each dimension, or None. No effect under `vmap`, where the array has one more dimension: name it
-            outside.
+        names: one for each dimension, or None. No effect under `vmap`, which adds a dimension: name it outside.
 
     Raises:
         ValueError: the number of names is not the number of dimensions.
@@ -144,7 +143,7 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Report written dimensions without the pool's names, as one violation per write."""
+        """Report dimensions without the pool's names, as one violation per write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
         wrong = []
@@ -250,7 +249,6 @@ class _Walk:
         return results, versions
 
     def _joined(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:
-        """Join the dimensions of arrays; the result is any one of them."""
         result = []
         for dims in zip(*arrays, strict=True):
             try:
@@ -266,7 +264,6 @@ def _common(*leaves: int | None) -> int | None:
 
 
 def _carried(carry: Dims, results: Dims) -> Dims:
-    """Join the dimensions of a carry before and after the body."""
     return tuple(
         old if old.lost is not None or new.repeated or (same(old, new) and not old.repeated)
         else new if old.repeated
@@ -276,7 +273,7 @@ def _carried(carry: Dims, results: Dims) -> Dims:
 
 
 def _resized(arrays: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> list[Dims]:
-    """Return the dimensions of the devices' parts, or of the joined parts."""
+    """Return dimensions of the devices' parts, or of the joined parts."""
     resized = []
     for dims, shape in zip(arrays, shapes, strict=True):
         resized.append(tuple(Dimension(size, repeated=dim.repeated) for dim, size in zip(dims, shape, strict=True)))

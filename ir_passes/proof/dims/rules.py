@@ -1,6 +1,6 @@
 """Rules that align dimensions of operands and results.
 
-An operation without a rule aligns nothing; the write to a pool then reports a dimension without a name.
+An operation without a rule aligns nothing; the write to a pool then reports an unnamed dimension.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
 DIMENSION_RULES: dict[str, Rule] = {}
 IGNORED: dict[str, frozenset[str]] = {}
-"""Parameters that a rule need not read: they select elements and do not align dimensions."""
+"""Unread parameters: they select elements and do not align dimensions."""
 _LENGTHS = """
 dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
 reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
 """
-"""Ignored by every rule: lengths and contents of arrays. Dimensions keep their names with their lengths."""
+"""Ignored by every rule: lengths and contents of arrays."""
 
 
 def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
@@ -46,7 +46,7 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     shape = eqn.outvars[0].aval.shape
     result = []
     for axis, size in enumerate(shape):
-        # A scalar, and an axis of length 1, meet all that the other operands have along it.
+        # scalars and axes of length 1 fit all dimensions
         varying = [dims[axis] for dims in operands if dims and dims[axis].size == size and not dims[axis].repeated]
         for other in varying[1:]:
             unify(varying[0], other)
@@ -68,7 +68,7 @@ def _bits(eqn: Any, x: Dims) -> list[Dims]:
 
 @_rule("select_n")
 def _select(eqn: Any, predicate: Dims, *cases: Dims) -> list[Dims]:
-    """Join the cases, and align the predicate with them."""
+    """Join the cases; align the predicate."""
     result = [met(*dims) for dims in zip(*cases, strict=True)]
     for axis, mask in enumerate(predicate):
         if result[axis].repeated:
@@ -96,7 +96,6 @@ def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
 
 @_rule("reshape", "squeeze", ignores="dimensions")
 def _reshape(eqn: Any, x: Dims) -> list[Dims]:
-    """Reshape in row-major order: the normal form has no `dimensions`."""
     return [reshape(x, eqn.outvars[0].aval.shape)]
 
 
@@ -136,7 +135,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Return the dimensions of parts; a dimension of full length is unchanged."""
+    """Return dimensions of parts; those of full length are unchanged."""
     contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())
     return [
         tuple(
@@ -196,7 +195,7 @@ def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
 
 
 def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[int, Dimension]:
-    """Return the dimensions of updates that replace whole dimensions of the operand."""
+    """Return the updates' dimensions that replace whole dimensions."""
     n = eqn.params["dimension_numbers"]
     hidden = {*map(int, n.inserted_window_dims), *map(int, n.operand_batching_dims)}
     window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
@@ -209,7 +208,7 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
     """Write an array into a part of another, at any start along the other axes.
 
-    An index along an axis of merged dimensions may put one in the place of another.
+    An index along an axis of merged dimensions may exchange them.
     """
     return [tuple(met(dim, window[axis]) if axis in window else _indexed(dim) for axis, dim in enumerate(x))]
 
@@ -230,7 +229,7 @@ def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
 
 
 def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
-    """Return the dimensions of an update that replace whole dimensions of the operand."""
+    """Return the update's dimensions that replace whole dimensions."""
     return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
 
 

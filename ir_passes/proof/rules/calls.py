@@ -32,7 +32,7 @@ def call(site: Site, *operands: Value) -> list[Value]:
 
 @rule("custom_linear_solve", reads="const_lengths jaxprs")
 def linear_solve(site: Site, *operands: Value) -> list[Value]:
-    """Interpret the program that solves; the other programs are for derivatives."""
+    """Interpret the solving program; the others are for derivatives."""
     lengths, programs = site.params["const_lengths"], site.params["jaxprs"]
     skipped = lengths.matvec + lengths.vecmat
     consts, right_sides = operands[skipped : skipped + lengths.solve], operands[sum(lengths) :]
@@ -63,7 +63,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """Return the difference of a call from its declaration, and the remedy, or None."""
+    """Return a call's difference from its declaration, and the remedy."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
@@ -81,7 +81,7 @@ def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
-    """Return the owner with lanes along axis 0, or a fault if the declaration differs."""
+    """Return the owner with lanes along axis 0, or a fault."""
     axis = axis_of(owner)
     if axis is None:
         return owner

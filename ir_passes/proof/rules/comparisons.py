@@ -13,7 +13,7 @@ from ir_passes.proof.values import ActiveCount, BroadcastVector, Iota, Negative,
 def compare(site: Site, x: Value, y: Value) -> list[Value]:
     """Compare, and record tests for negative numbers.
 
-    The number of an idle lane is not below the number of active lanes.
+    An idle lane's number is not below the number of active lanes.
     """
     counted_owner = _owner_by_active_count(site, x, y)
     if counted_owner is not None and site.prover.idle:
@@ -24,7 +24,7 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
-    """Return the owner of a comparison of lane numbers with the active count, or None.
+    """Return the owner of a comparison of lane numbers with the active count.
 
     Each element belongs to its lane, so a fact about an idle lane's element does not hold for other lanes. The
     interpretation without idle lanes then refuses every use of the element for another lane.
@@ -41,7 +41,7 @@ def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
 
 @rule("eq")
 def equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare; keys compared with all classes are their one-hot form."""
+    """Compare; keys compared with all classes become one-hot."""
     fact = None
     shapes = site.shapes
     for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
@@ -55,7 +55,6 @@ def equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _broadcast_keys(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
-    """Return the fact about keys along one axis, or None."""
     if isinstance(value.fact, BroadcastVector):
         return value.fact
     long_axes = [axis for axis, size in enumerate(shape) if size != 1]

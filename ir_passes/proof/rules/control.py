@@ -1,7 +1,5 @@
 """Control flow: the rules of `scan`, `while` and `cond`.
 
-The carries of a loop are widened to a fixpoint.
-
 More than 300 lines: the fixpoint of a loop, with the inputs and outputs of its body.
 """
 
@@ -46,11 +44,11 @@ from ir_passes.proof.violations import ViolationKind
 
 _SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
 MAX_ROUNDS = 12
-"""Limit on rounds to the fixpoint, per carry of a loop; each round drops facts."""
+"""Limit on rounds to the fixpoint, per carry; each round drops facts."""
 
 
 def join_values(site: Site, first: Value, second: Value) -> Value:
-    """Return the join of two abstract values: the facts that hold for both."""
+    """Join two abstract values: keep the facts of both."""
     if first == second:
         return first
     owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
@@ -72,10 +70,7 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
 
 
 def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
-    """Return the joint owner; refuse shared values that reveal an order of rows.
-
-    The order of such rows depends on all lanes.
-    """
+    """Return the joint owner; refuse shared values that reveal an order of all lanes."""
     if not isinstance(owner, LaneRows) or owner.order is None:
         return owner
     if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
@@ -94,11 +89,11 @@ def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
 
 
 def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]) -> list[Value]:
-    """Join the results of control flow with the owner of its predicate."""
+    """Join results of control flow with the owner of its predicate."""
     if isinstance(predicate, Common):
         return values
     if isinstance(predicate, OneLane):
-        # lanes of the full step write rows; a lane number local to a device is a different lane on each device
+        # a lane number local to a device is another lane on each device, and lanes of the full step write rows
         writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
         return [
             value
@@ -113,7 +108,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("platform_index", ignores="platforms")
 def platform_index(site: Site) -> list[Value]:
-    """Return the index of the platform of the compiled program; it is shared."""
+    """Return the platform's index, which is shared."""
     return [Value(COMMON)]
 
 
@@ -147,7 +142,7 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
 
 
 def _active_lane(site: Site, conversion: Any) -> set[Number]:
-    """Return the number of a lane below the number of active lanes, in a condition."""
+    """Return the number of an active lane in a condition."""
     test = site.maker(conversion.invars[0])
     if test is None or test.primitive.name not in ("lt", "gt"):
         return set()
@@ -162,8 +157,8 @@ def _active_lane(site: Site, conversion: Any) -> set[Number]:
 def while_loop(site: Site, *operands: Value) -> list[Value]:
     """Iterate the carries to their fixpoint.
 
-    The condition must be the same for all lanes, or stop each lane separately. `vmap` makes a condition with an axis;
-    it stops each index of the axis separately.
+    The condition must be the same for all lanes, or stop each lane separately, as a condition of `vmap` does along its
+    axis.
     """
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
@@ -234,14 +229,13 @@ def _fixpoint(
     mark: int,
     carried: Callable[[Value], Value | None] = lambda value: None,
 ) -> tuple[list[Value], list[Value]]:
-    """Iterate to the fixpoint: return carries that hold in every iteration, and other results.
+    """Return carries that hold in every iteration, and the body's other results.
 
-    The other results are the remaining results of the body. Versions of pools advance with the iterations. They belong
-    to one chain if the body continues the chain.
+    Versions of pools advance with the iterations, and belong to one chain if the body continues the chain.
 
     Args:
         mark: value numbers from `mark` on belong to values inside the loop.
-        carried: returns a result of the body as the next iteration sees it; None for results without a special case.
+        carried: returns a result of the body as the next iteration sees it; None without a special case.
     """
     prover = site.prover
     carry = [_initial_carry(site, value, counters.get(k)) for k, value in enumerate(carry)]
@@ -271,14 +265,14 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Return a carry before the first iteration, with facts about slots and counts only."""
+    """Return a carry before the loop, with facts about slots and counts only."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
 
 
 def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
-    """Widen a carry: keep the facts that an iteration does not change."""
+    """Widen a carry: keep facts that an iteration does not change."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
         same_chain = leaf_of[old.version] == leaf_of[new.version]
@@ -315,7 +309,7 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    """Return bounds of carries that count: every iteration adds the same constant."""
+    """Return bounds of carries with a constant increment."""
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     counters = {}
     for k, value in enumerate(carry):
@@ -341,7 +335,7 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     ignores="_split_transpose linear unroll",
 )
 def scan(site: Site, *operands: Value) -> list[Value]:
-    """Iterate the carries to their fixpoint, with one index of `xs` and `ys` per iteration."""
+    """Iterate to the fixpoint, with one index of `xs` and `ys` per iteration."""
     prover, params = site.prover, site.params
     num_consts, num_carry = ir.scan_counts(site.eqn)
     body, length = ir.closed(params["jaxpr"]), params["length"]
@@ -349,7 +343,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     loop = prover.fresh()
     shapes = site.shapes[num_consts + num_carry :]
     slices = [_slice_at_iteration(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
-    # an index that counts the iterations selects the lane of the iteration
+    # the counter of iterations selects the iteration's lane
     counts = {k for k, value in enumerate(xs) if value.fact == Iota(0) and isinstance(value.owner, Common)}
     iteration_number = _symbol_of_iteration(site, loop, LaneRows(0), length).number
     carry = list(operands[num_consts : num_consts + num_carry])
@@ -424,7 +418,6 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
 
 
 def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
-    """Return the tile of an iteration."""
     return Symbol(site.prover.number(("tile", tiles.size, tiles.rows), loop), length)
 
 
@@ -436,7 +429,7 @@ def _stacked_tiles(
     Args:
         tiles: of the arrays that the loop runs over.
         length: number of iterations.
-        shape: length of the first axis of the value; () for a scalar.
+        shape: length of the value's first axis; () for a scalar.
     """
     for fact in tiles:
         tile = LaneRows(0, split=(_symbol_of_tile(site, loop, fact, length),))
@@ -447,7 +440,7 @@ def _stacked_tiles(
 
 
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
-    """Return the lane or token of an iteration; record the rows of all iterations."""
+    """Return an iteration's lane or token; record the rows of all iterations."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
     if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)

@@ -1,4 +1,4 @@
-"""Declarations of kernels, custom calls and callbacks: text, and row maps."""
+"""Suggested declarations of kernels, custom calls and callbacks, and checks of row maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +15,8 @@ from ir_passes.proof.values import PageEntry, SlotEntry, Value
 def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
     """Return the `Opaque` of a call that keeps lanes separate, or None.
 
-    A result that aliases a pool succeeds the pool. Any other result has an axis of the lanes if an operand has one. A
-    shared result is never suggested, because the proof would trust the declaration.
+    A result that aliases a pool succeeds the pool. Any other result has lanes if an operand has lanes. A shared result
+    is never suggested, because the proof would trust the declaration.
     """
     inputs = [_operand(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)]
     aliases: Mapping[int, int] = ir.aliases_of(site.eqn)
@@ -45,7 +45,6 @@ def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
 
 
 def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
-    """Return the entry of an operand, or None."""
     prover, owner, fact = site.prover, value.owner, value.fact
     if isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and len(shape) == 1):
         entry = prover.bound.inputs[fact.leaf].entry
@@ -65,7 +64,7 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
 
 
 def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-    """Describe a difference between an operand and its declared slot map, or return None."""
+    """Describe an operand's difference from its declared slot map."""
     if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
         return "a slot map, and is not one"
     if value.fact.stride != 1:
@@ -84,7 +83,7 @@ def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ..
 
 
 def table_misfit(site: Site, value: Value, declared: PageTable) -> str | None:
-    """Describe a difference between an operand and its declared page table, or return None."""
+    """Describe an operand's difference from its declared page table."""
     fact = value.fact
     if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
         return "a page table, and is not one"

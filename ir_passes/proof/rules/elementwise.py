@@ -45,20 +45,20 @@ from ir_passes.proof.views import View, entered, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
-    """Return the bounds of an integer result."""
+    """Return bounds of an integer result."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
 def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    """Return the join of the operands' owners, each broadcast to the result."""
+    """Join the operands' owners, broadcast to the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
-    """Keep the bits; a dtype of another width may add or drop the last axis."""
+    """Keep the bits; another width may add or drop the last axis."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
         owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
@@ -83,7 +83,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Join the owners; refuse several lanes: JAX's loop ends when the last element has converged."""
+    """Refuse several lanes: JAX's loop ends when the last element has converged."""
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
@@ -95,7 +95,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 def limit(site: Site, *operands: Value) -> list[Value]:
     """Return the operand itself if its bounds are within the limits."""
     avals = [atom.aval for atom in site.eqn.invars]
-    # a value without bounds is bounded by its dtype, so the limits bound the result
+    # the dtype bounds the value, so the limits bound the result
     extent = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
     bounds = interval(site.name, extent, site.eqn.outvars[0].aval, avals)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
@@ -127,7 +127,7 @@ def either(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
-    """Multiply; a device's index times a constant is the number of rows on previous devices."""
+    """Multiply; a device's index times a constant counts rows on previous devices."""
     same = unchanged(site, x, y)
     if same is not None:
         return [same]
@@ -146,7 +146,7 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
-    """Add; the start of a row or page plus a smaller offset stays inside it."""
+    """Add; a row's or page's start plus a smaller offset stays inside."""
     same = unchanged(site, x, y)
     if same is not None:
         return [same]
@@ -168,7 +168,7 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
-    """Subtract; a global row number minus the rows of previous devices is local."""
+    """Subtract; a global row number minus previous devices' rows is local."""
     same = unchanged(site, x, y)
     if same is not None:
         return [same]
@@ -211,14 +211,14 @@ def remainder(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
-    """Take the sign and record its operand, for the rounding of integer divisions."""
+    """Take the sign; record its operand, for integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
 def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare, and record the fact about a comparison with zero."""
+    """Compare, and record comparisons with zero."""
     fact = None
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
@@ -239,7 +239,7 @@ def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
 
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
-    """Combine by and; false if the operands contradict each other about zero."""
+    """Combine by and; false if the operands contradict each other."""
     same = unchanged(site, x, y)
     if same is not None:
         return [same]
@@ -258,7 +258,7 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
 def convert(site: Site, x: Value) -> list[Value]:
     """Convert; integers within the bounds of the new dtype do not change.
 
-    For other values the table of `survival` gives the fact.
+    For other values `survival` gives the fact.
     """
     bounds = bounds_of(site, (x,))
     source, target = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
@@ -278,7 +278,7 @@ def convert(site: Site, x: Value) -> list[Value]:
 
 
 def _converted_view(view: View, source: Any, target: Any) -> View:
-    """Return the view after a conversion; the opposite conversion undoes a lossless one."""
+    """Return the view; the opposite conversion undoes a lossless one."""
     restored = left(view, ("widened", target, source))
     if restored is not None:
         return restored
@@ -307,7 +307,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
-    """Return the case that the predicate's bounds select, else join all operands."""
+    """Return the case selected by the predicate's bounds, else join all operands."""
     if (
         predicate.range is not None
         and predicate.range[0] == predicate.range[1]
@@ -333,8 +333,8 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
 def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Range | None:
     """Return the bounds of `where(x < 0, x + c, x)`, or None.
 
-    They join the numbers from 0 on and the negative numbers plus c. Two idioms have this form: NumPy's remainder by a
-    positive number, and an index that counts from the end of an axis.
+    They join the numbers from 0 on and the negative numbers plus c: NumPy's remainder by a positive number, or an index
+    that counts from the end of an axis.
     """
     x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
     bounds = x.range or dtype_range(site.eqn.invars[1].aval)
@@ -350,7 +350,7 @@ def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) ->
 def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
     """Return the fact of a slot map guarded by a select, or None.
 
-    For lanes that are switched off, the select gives a row that no lane owns.
+    For lanes that are switched off, it gives a row that no lane owns.
     """
     slots = [case.fact for case in cases if isinstance(case.fact, SlotEntry)]
     other_cases = [case for case in cases if not isinstance(case.fact, SlotEntry)]
@@ -359,7 +359,7 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
     alternatives = {_unowned_kind(case, entry, slots[0].stride) for case in other_cases}
-    # `offset` is subtracted from the replacement, too; so a fixed replacement is a different row on each device
+    # `offset` is subtracted from a fixed replacement too, which gives another row on each device
     if None in alternatives or (alternatives - {"past"} and slots[0].offset is not None):
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
@@ -374,10 +374,10 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
 
 
 def _unowned_kind(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`, or None.
+    """Return the kind of an unowned row, as in `SlotEntry.alternatives`, or None.
 
     Args:
-        stride: number of elements from one row to the next.
+        stride: elements from one row to the next.
     """
     if row.range is None:
         return None

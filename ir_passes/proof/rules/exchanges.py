@@ -1,4 +1,4 @@
-"""Exchanges between devices: collectives on lanes that are split over devices."""
+"""Collectives on lanes that are split over devices."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ _MOVES = (*_GATHERS, "all_to_all", "ppermute")
 def collective(site: Site, *operands: Value) -> list[Value]:
     """Exchange values between devices, or reduce under `jax.vmap`.
 
-    An exchange over mesh axes that split lanes mixes these lanes.
+    An exchange over mesh axes that split lanes mixes them.
     """
     axes = mesh.axes_of(site.eqn)
     branched = sorted(site.prover.diverging & set(axes))
@@ -55,7 +55,6 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
 
 
 def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
-    """Return the owner of an operand's elements after an exchange over mesh axes."""
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
@@ -93,8 +92,7 @@ def _permuted_lanes(
 ) -> LaneRows | OneLane | None:
     """Return the owner of lanes that devices exchange by a fixed permutation, or None.
 
-    The inverse permutation undoes the exchange. Until then the lanes do not belong to this device, and join no lanes of
-    this device.
+    The inverse permutation undoes the exchange. Until then these lanes join no lanes of this device.
     """
     size, params = site.prover.devices_along(axes), site.params
     if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
@@ -125,7 +123,7 @@ def _permuted_lanes(
 
 
 def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """Return the owner after a collective resizes or adds an axis other than the lanes'."""
+    """Return the owner after another axis than the lanes' is resized or added."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)

@@ -1,4 +1,4 @@
-"""Reads and writes at run-time indices: gather, scatter, dynamic slices.
+"""Reads and writes at run-time indices.
 
 More than 300 lines: reads and writes share the interpretation of indices.
 """
@@ -45,7 +45,7 @@ _OWN_ELEMENTS = "let each lane index its own elements (vmap over lanes, take_alo
 
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
-"""unique_indices is ignored: if indices repeat, a lane writes twice to its own element, and one of the writes wins."""
+"""unique_indices is ignored: if indices repeat, a lane writes its own element twice, and one write wins."""
 
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
@@ -127,7 +127,7 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
     """Return the fact of page table entries at any index, or None.
 
-    They are entries of the same lane, or a fill value; this must not be a lane's page.
+    They are entries of one lane, or a fill value, which must not be a lane's page.
     """
     fact, filler = operand.fact, site.params.get("fill_value")
     assert isinstance(fact, PageEntry)
@@ -142,7 +142,7 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
 def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
     """Return the value number of a permuted vector, else 0.
 
-    The prover records that the permuted vector has equal counts of each element.
+    The prover records that it has equal counts of each element.
     """
     index = access.columns.get(0)
     order = index.fact if index is not None and len(access.full) == 1 and not access.window else None
@@ -154,10 +154,7 @@ def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """Report a constant with an index by row numbers.
-
-    Such an array must be an operand of the step.
-    """
+    """Report a constant with an index by row numbers: it must be an operand of the step."""
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
@@ -166,7 +163,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """Return the fact of outer(inner(r)) if one undoes the other, or one counts up."""
+    """Return the fact of outer(inner(r)) if one undoes the other or counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
@@ -196,7 +193,7 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
 
 
 def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
-    """Return the owner of the rows that an index selects along the lanes' axis."""
+    """Return the owner of rows selected along the lanes' axis."""
     index, axis = access.columns[rows.axis], rows.axis
     by_token = packed_tokens.picked(site, rows, access)
     if by_token is not None:
@@ -219,7 +216,7 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     """Write windows at the indices; an iota written by a permutation gives its inverse.
 
-    `scatter_apply` changes the present elements by a function, without updates.
+    `scatter_apply` changes elements by a function, without updates.
     """
     access = of_scatter(site, indices)
     if site.params["update_jaxpr"] is not None:
@@ -240,7 +237,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Combine windows with the elements at the indices."""
+    """Combine windows with elements at the indices."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
@@ -286,7 +283,6 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
 
 
 def _writes_active_lane(site: Site, owner: Owner, access: Access) -> bool:
-    """True if a write changes the row of an active lane only."""
     if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
         return False
     index = access.columns.get(owner.axis)
@@ -296,7 +292,7 @@ def _writes_active_lane(site: Site, owner: Owner, access: Access) -> bool:
 
 
 def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
-    """Return the owner of the updates, in dimensions of the operand."""
+    """Return the updates' owner, in dimensions of the operand."""
     permuted_dim = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
@@ -337,7 +333,7 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
 
     Args:
         updates: the rows.
-        dim: dimension of the operand with the permutation as index; no other index may depend on all lanes.
+        dim: operand dimension with the permutation as index; no other index may depend on all lanes.
     """
     order = access.columns[dim].fact
     assert isinstance(order, Permuted)
@@ -357,7 +353,7 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
 def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
     """True if a write addresses rows by position and their order depends on all lanes.
 
-    Such a write changes some of the rows, writes different values to them, or uses another index.
+    It changes some of the rows, writes different values to them, or uses another index.
     """
     if not isinstance(operand, LaneRows) or operand.order is None:
         return False
@@ -369,7 +365,7 @@ def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool
 
 
 def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
-    """Return the owner after a lane writes its own row of an array of lanes."""
+    """Return the owner after a lane writes its row of an array of lanes."""
     for dim in access.columns:
         rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)
         if access.sizes[dim] == 1 and packed_tokens.loop_token(site, rows, access, dim) == owner:

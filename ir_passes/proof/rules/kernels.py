@@ -10,7 +10,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule("uninitialized", reads="dtype shape")
 def uninitialized(site: Site) -> list[Value]:
-    """Refuse uninitialised memory: it may hold data of any lane."""
+    """Refuse memory with data of unknown lanes."""
     return [
         Value(
             site.mixed(
@@ -28,10 +28,10 @@ def uninitialized(site: Site) -> list[Value]:
 def kernel_padding(site: Site, array: Value) -> list[Value]:
     """Treat foreign memory after the rows of all lanes as rows of no lane.
 
-    Rows 0 to N - 1 of the result are the operand's rows, one per lane in order. The rows from N on are unspecified. In
-    an owner `LaneRows(axis)` from lane 0 they belong to no lane: every rule keeps row i of a result independent of
-    other rows, and no output has rows from N on. So the rows of the lanes do not depend on them. At other positions,
-    for example along the channels of a row or after a shared array, the memory may be another lane's.
+    Rows 0 to N - 1 of the result are the operand's rows, one per lane in order. In an owner `LaneRows(axis)` from lane
+    0 the unspecified rows from N on belong to no lane: every rule keeps row i of a result independent of other rows,
+    and no output has rows from N on. At other positions, for example along the channels of a row or after a shared
+    array, the memory may be another lane's.
     """
     owner, lanes = array.owner, site.prover.bound.lanes
     dim = site.params["dim"]
@@ -64,7 +64,6 @@ def kernel_index(site: Site, index: Value) -> list[Value]:
 
 
 def _span(site: Site, index: Value) -> tuple[int, int] | None:
-    """Return the bounds of a slot map or page table entry, or None."""
     fact = index.fact
     if not isinstance(fact, SlotEntry | PageEntry) or fact.alternatives or (fact.stride, fact.spare) != (1, 0):
         return None

@@ -1,16 +1,16 @@
 """Loops with a stop for each lane, and loops over active lanes or real tokens.
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
-do not: once a lane has stopped, its values do not change, and it stays stopped. A walk over the body proves this for a
-stopped lane (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
+do not if a stopped lane's values do not change, and it stays stopped. A walk over the body proves this (`Stopped`): the
+rows of a stopped lane in every carry equal the rows before the iteration.
 
 * `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do not
   change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may have
   shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all
   lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
-  grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that
-  may change in stopped lanes; its last value depends on all lanes.
+  grows. The loop runs until every lane has stopped, or until t is a shared number. Only the counter may change in
+  stopped lanes; its last value depends on all lanes.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,7 @@ _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 @dataclass(frozen=True)
 class Counter:
-    """A carry that counts iterations; it is below its bound in every iteration.
-
-    Attributes:
-        index: of the carry.
-        bound: value of the bound.
-    """
+    """A carry that counts iterations; it is below its bound in every iteration."""
 
     index: int
     bound: Value
@@ -78,8 +73,7 @@ def stops_by_lane(
 
     Args:
         prover: after the loop has settled.
-        condition, body: programs of the loop.
-        outer, inner: values of their constants.
+        outer, inner: values of the constants of `condition` and `body`.
         counter: with `Greatest` as its bound; None for a loop under `any(active)`.
     """
     condition, body = flatten(condition), flatten(body)
@@ -120,12 +114,11 @@ def counter_of(
     """Return the carry that counts iterations, with its bound, or None.
 
     The carry begins at 0 or above, each iteration adds 1, and the condition compares it with a bound that no iteration
-    changes. So it is below the bound in every iteration. If the bound is the number of active lanes, the carry is the
-    number of an active lane; if it is the end of the last lane, the number of a real token.
+    changes. So it is below the bound in every iteration: if the bound is the number of active lanes, the carry is an
+    active lane; if it is the end of the last lane, a real token.
 
     Args:
         prover: before the loop.
-        condition, body: programs of the loop.
         outer: values of the condition's constants.
         inner: number of constants of the body.
     """
@@ -154,7 +147,6 @@ def counter_of(
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:
-    """Return the operand of a conversion that changes the weak type only."""
     eqn = maker(jaxpr, atom)
     if eqn is None or eqn.primitive.name != "convert_element_type":
         return atom
@@ -207,7 +199,7 @@ def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) ->
 
 
 def _shared_otherwise(prover: Prover, condition: Any, atom: Any) -> bool:
-    """True if the parts of a conjunction, except the test of an array, are shared."""
+    """True if a conjunction is shared, except for the test of an array."""
     eqn = maker(condition, atom)
     if eqn is None or eqn.primitive.name != "and":
         return True
@@ -221,7 +213,7 @@ def _shared_otherwise(prover: Prover, condition: Any, atom: Any) -> bool:
 
 
 def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
-    """Return the variables that some values depend on."""
+    """Return all variables that values depend on."""
     needed, pending = set[Any](), ir.variables(atoms)
     while pending:
         var = pending.pop()
@@ -233,7 +225,7 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
 
 
 def _counts_up(body: Any, k: int, inner: int) -> bool:
-    """True if an iteration adds a positive constant to an integer carry from 0 on."""
+    """True if an iteration adds a positive constant to an integer carry."""
     eqn = maker(body, body.outvars[k])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
         return False
@@ -249,7 +241,7 @@ def _spread_from(jaxpr: Any, atom: Any) -> Any:
 
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
-    """Return the number of the array that is broadcast or reshaped."""
+    """Return the number of a broadcast or reshaped array."""
     atom = _spread_from(body, atom)
     return None if isinstance(atom, ir.Literal) else env[atom].number
 

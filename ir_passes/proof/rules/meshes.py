@@ -24,7 +24,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
     """
     axes = mesh.axes_of(site.eqn)
     site.prover.device_varying.update(axes)
-    # one number for each program of a device: meshes may have axes of one name with different indices
+    # one number per program: meshes may have axes of one name with different indices
     callers = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
     number = site.prover.number(("axis_index", axes, callers))
     bounds = 0, site.prover.devices_along(axes) - 1
@@ -35,7 +35,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 def shard_map(site: Site, *operands: Value) -> list[Value]:
     """Interpret the program of one device; split lanes are counted within the device."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
-    # automatic axes split nothing here: the program of one device has the full arrays
+    # automatic axes split nothing: the program of one device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
     if any(_is_replicated(spec, devices) for spec in site.params["in_specs"]):
@@ -68,7 +68,7 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Return the split of a partition specification, without mesh axes of one device."""
+        """Return the split of a partition specification, without axes of one device."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         split = {axis: tuple(str(name) for name in names if devices[name] > 1) for axis, names in named.items()}
         return cls({axis: names for axis, names in split.items() if names}, devices)
@@ -78,18 +78,18 @@ class Split:
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Return the step of a view that takes a device's part."""
+        """Return the view's step to a device's part."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 
 def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
-    """True if several devices have the same part of an array, or all of it."""
+    """True if several devices have the same part."""
     named = {name for names in Split.of(spec, devices).axes.values() for name in names}
     return any(size > 1 and name not in named for name, size in devices.items())
 
 
 def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """Return a device's part of an operand, with a new value number: parts may differ."""
+    """Return a device's part, with a new value number: parts may differ."""
     owner, axis, intact = value.owner, axis_of(value.owner), value.intact
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
@@ -142,7 +142,6 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
 
 
 def _owner_of_result(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
-    """Return the owner of a shard_map's result over all devices."""
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"

@@ -28,7 +28,7 @@ from ir_passes.proof.violations import ViolationKind
 def opaque(site: Site, *operands: Value) -> list[Value]:
     """Apply the declaration with the name of the call's target.
 
-    A debugging callback without a declaration gives a note only, because it has no results.
+    A debugging callback without a declaration gives a note only: it has no results.
     """
     declaration = opaque_of(site.eqn, site.prover.bound.opaque)
     if declaration is None and site.name in ("debug_callback", "debug_print") and not site.eqn.outvars:
@@ -73,7 +73,7 @@ def _check_one_body(site: Site, name: str) -> None:
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
-    """Read the kernels that are neither declared nor inside of declared functions."""
+    """Read kernels that are not declared nor inside declared functions."""
 
     def is_declared(eqn: ir.JaxprEqn) -> bool:
         is_opaque = eqn.primitive.name in primitives.OPAQUE
@@ -83,13 +83,13 @@ def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKer
 
 
 def noted(kernels: ReadKernels) -> Iterator[Statement]:
-    """Yield a note about every kernel that was read."""
+    """Yield a note for each read kernel."""
     for eqn in kernels.read:
         yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
-    """Yield the assumption about every call of a declared operation."""
+    """Yield the assumption for every call of a declared operation."""
     for name, calls in declared.items():
         kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
         places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
@@ -105,7 +105,7 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """Return the results that the declaration promises for matching operands."""
+        """Return the promised results for matching operands."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
@@ -122,7 +122,6 @@ class _Declared:
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
         version = self.site.prover.versions.succeed(pool.version)
-        # Under the assumption that the lane is idle its length is known to be 0.
         idle = any(self.operands[k].range == (0, 0) for k in lengths_of(self.entry))
         intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
@@ -132,7 +131,7 @@ class _Declared:
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
-        """Return the common owner of all arrays of lanes; `Mixed` for a misfit."""
+        """Return the owner of all arrays of lanes; `Mixed` for a misfit."""
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):
@@ -168,7 +167,7 @@ class _Declared:
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
     def _unequal(self) -> str | None:
-        """Describe declared arrays of lanes with different numbers of rows, or return None."""
+        """Describe arrays of lanes with different numbers of rows."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
@@ -179,7 +178,7 @@ class _Declared:
         return f"numbers of rows differ: {counts}"
 
     def _accessed(self, lanes: Owner) -> Owner:
-        """Return the same lanes, or the fault of an access to a pool."""
+        """Return `lanes`, or the fault of an access to a pool."""
         site, written = self.site, set(donors(self.entry).values())
         for k, declared in enumerate(self.entry.inputs):
             pool = self.operands[k].owner
@@ -209,7 +208,7 @@ class _Declared:
         return lanes
 
     def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
-        """Return the fault of slots and rows with different splits over devices, or None."""
+        """Return the fault of slots and rows with different splits."""
         split = getattr(self.operands[place].owner, "split", ())
         if not pool.split or split == pool.split:
             return None
@@ -217,7 +216,6 @@ class _Declared:
         return self.site.mixed(message, "split the slot map like the rows of the pool", ViolationKind.WRONG_ROW)
 
     def _miscounted(self) -> str | None:
-        """Describe operands, results or aliases that differ from the declaration."""
         entry, eqn = self.entry, self.site.eqn
         if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
             called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
@@ -232,7 +230,6 @@ class _Declared:
         return None
 
     def _misfits(self) -> Iterator[str]:
-        """Yield a description of each operand that differs from its declaration."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             problem = None
             match declared:
@@ -270,5 +267,5 @@ class _Declared:
         return None
 
     def _counted_within(self, group: str) -> bool:
-        """True if the slot maps of a group have row numbers local to each device."""
+        """True if a group's slot maps have row numbers local to each device."""
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

@@ -60,7 +60,7 @@ def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[i
 def _view_of_slice(
     view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> View:
-    """Return the view after a static slice; without strides it equals a read at constants."""
+    """Return the view; a slice without strides equals a read at constants."""
     if any(step != 1 for step in steps):
         return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
     begins = ((d, int(start)) for d, start in enumerate(starts) if sizes[d] != full[d])
@@ -113,7 +113,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
 
 @rule("concatenate", reads="dimension")
 def concatenate(site: Site, *parts: Value) -> list[Value]:
-    """Concatenate along an axis; lanes along this axis must stay in order."""
+    """Concatenate; lanes along the axis must stay in order."""
     axis = site.params["dimension"]
     sizes = [shape[axis] for shape in site.shapes]
     bounds = hull(*(value.range for value in parts))
@@ -125,7 +125,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
 
 
 def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotEntry | None:
-    """Return the fact of slot map entries that were sliced and concatenated in lane order."""
+    """Return the fact of slot map entries concatenated in lane order."""
     fact = parts[0].fact
     in_order = isinstance(owner, LaneRows) and len(site.shape) == 1
     return fact if in_order and isinstance(fact, SlotEntry) and all(part.fact == fact for part in parts) else None
@@ -163,7 +163,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
 
 
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
-    """Return the owner of parts that are consecutive lanes; a shared part may replace lanes."""
+    """Return the owner of consecutive lanes; shared parts may replace lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {
         owner.inner if isinstance(owner, LaneRows) else size

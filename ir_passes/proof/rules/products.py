@@ -15,7 +15,7 @@ _ROUNDING = "out_sharding precision preferred_element_type"
 
 @rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
-    """Multiply matrices; lanes are a batch dimension, or a free dimension of one operand."""
+    """Multiply; lanes are a batch dimension or one operand's free dimension."""
     (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
     return [Value(_owner_of_product(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
 
@@ -47,7 +47,7 @@ def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tu
 def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
     """Multiply rows by the matrix of their group.
 
-    This works row by row if the rows are sorted by the keys that the sizes count.
+    Rows must be sorted by the keys that the sizes count.
     """
     numbers = site.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers
@@ -114,7 +114,7 @@ sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit
     accepts={"select_callable": (None,)},
 )  # fmt: skip
 def batched_matrices(site: Site, *operands: Value) -> list[Value]:
-    """Apply a function of matrices: lanes are a leading batch dimension."""
+    """Apply a function of matrices; lanes are a leading dimension."""
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
     for k, (value, shape) in enumerate(zip(operands, site.shapes, strict=True)):

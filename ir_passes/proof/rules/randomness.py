@@ -18,21 +18,21 @@ _BY_KEY = {
     "rbg": {"random_split", "random_seed", "random_fold_in"},
     "unsafe_rbg": {"random_seed"},
 }
-"""Generator -> operations that give a key of an array the numbers of this key alone.
+"""Generator -> operations that give each key of an array its numbers.
 
-XLA's generator takes one key. JAX gives it the first key of an array; the other keys get the numbers that follow.
+XLA's generator takes one key: JAX gives it the first, and the other keys get the numbers that follow.
 """
 
 
 @rule("random_unwrap", "random_clone")
 def same_keys(site: Site, key: Value) -> list[Value]:
-    """Keep the keys, or unwrap their words along new last axes."""
+    """Keep keys, or unwrap their words along new last axes."""
     return [Value(key.owner)]
 
 
 @rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
 def from_keys(site: Site, key: Value) -> list[Value]:
-    """Generate from keys; the axes of the keys precede the axes of the numbers."""
+    """Generate from keys; axes of keys precede axes of numbers."""
     return [Value(_by_key(site, key.owner))]
 
 
@@ -44,7 +44,7 @@ def wrap(site: Site, words: Value) -> list[Value]:
 
 @rule("random_gamma", ignores="log_space")
 def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
-    """Sample with a key for each element; elements with one key get different numbers."""
+    """Sample by keys; elements with one key get different numbers."""
     owner = _by_key(site, site.join(key.owner, shape.owner))
     if disordered(owner):
         owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
@@ -68,7 +68,6 @@ def generator(site: Site, key: Value) -> list[Value]:
 
 
 def _by_key(site: Site, owner: Owner) -> Owner:
-    """Return the owner of numbers that are generated from each key separately."""
     atom = site.eqn.outvars[0] if site.name == "random_seed" else site.eqn.invars[0]
     generator = key_implementation(ir.dtype_of(atom))
     if axis_of(owner) is None or site.name in _BY_KEY.get(generator, ()):
@@ -78,6 +77,6 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    """Return the owner of keys with their words along the axes from `leading` on."""
+    """Return the keys' owner, with words along the axes from `leading` on."""
     axis = axis_of(words.owner)
     return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

@@ -24,7 +24,7 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Return the owner after a reduction over some axes."""
+    """Return the owner after a reduction over axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -45,7 +45,7 @@ def reduction(site: Site, x: Value) -> list[Value]:
             return [reshaped_value(site, x)]
     bounds = None
     if site.name in _PICKS and math.prod(site.shapes[0]):
-        # bits of larger numbers can make numbers outside their range; an empty reduction gives a limit of the dtype
+        # bits can make numbers outside the range; an empty reduction gives a limit of the dtype
         is_zero_or_one = x.range is not None and 0 <= x.range[0] and x.range[1] <= 1
         bounds = x.range if is_zero_or_one or site.name in ("reduce_max", "reduce_min") else None
     elif site.name in ("argmax", "argmin"):
@@ -64,7 +64,7 @@ def reduction(site: Site, x: Value) -> list[Value]:
 
 @rule("reduce", reads="dimensions", ignores="computation jaxpr")
 def general_reduction(site: Site, *operands: Value) -> list[Value]:
-    """Reduce by any function; half of the operands are initial values."""
+    """Reduce; half of the operands are initial values."""
     axes = tuple(map(int, site.params["dimensions"]))
     owner = site.join(*(without(site, value.owner, axes) if shape else value.owner
                         for value, shape in zip(operands, site.shapes, strict=True)))  # fmt: skip
@@ -124,9 +124,8 @@ def windows(site: Site, *operands: Value) -> list[Value]:
 def sort(site: Site, *operands: Value) -> list[Value]:
     """Sort within each lane, or permute the rows of lanes.
 
-    A sort along another axis than the lanes' sorts each lane separately. A sort along the axis of the lanes permutes
-    rows: the position of a row depends on every lane, but its content does not. The inverse permutation undoes the
-    order.
+    A sort along the axis of the lanes permutes rows: the position of a row depends on every lane, but its content does
+    not. The inverse permutation undoes the order.
     """
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
@@ -162,7 +161,6 @@ def _permutes(value: Value) -> bool:
 
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:
-    """Return a value with its rows in a new order."""
     size = site.shape[0]
     mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
     if isinstance(value.fact, Permuted):

@@ -35,13 +35,13 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Return the owner of an operand that is broadcast to the shape of the result."""
+    """Return the owner of an operand broadcast to `result`."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
 
 def stretched(owner: Owner, old_size: int, new_size: int) -> Owner:
-    """Return the owner after the single index of its axis has been broadcast."""
+    """Return the owner after its axis of length 1 is broadcast."""
     if isinstance(owner, LaneRows) and old_size == 1 != new_size:
         return OneLane(owner.start, owner.split, owner.unreduced, owner.packed)
     return owner
@@ -52,7 +52,8 @@ def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[
 
     Returns:
         The new axis, and the numbers of new indices per old index and of old indices per new index, one of them 1. None
-        if neither axis is a prefix of the other, and for an array without elements.
+            if
+        neither axis is a prefix of the other, and for an array without elements.
     """
     if not math.prod(new_shape):
         return None
@@ -81,7 +82,7 @@ def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) 
         if per_old == per_new == 1:
             return moved(owner, new_axis)
         if isinstance(owner, PoolRows):
-            # several rows at one index are refused: after a split of the axis, a slice could cut some of them out
+            # several rows at one index are refused: after a split, a slice could drop some
             if owner.inner * per_old % per_new == 0:
                 return replace(owner, axis=new_axis, inner=owner.inner * per_old // per_new)
         if isinstance(owner, LaneRows) and owner.order is None:
@@ -98,10 +99,7 @@ def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) 
 
 
 def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
-    """Return the fact about rows after a reshape of their axis to two axes.
-
-    The rows are rows of lanes or of tokens.
-    """
+    """Return the fact about rows of lanes or tokens after a split of their axis."""
     if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.unreduced or owner.split:
         return None
     first = _merged(owner.axis, new_shape, old_shape)
@@ -109,7 +107,7 @@ def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
 
 
 def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Owner | None:
-    """Return the owner after a reshape that merges the axes of tiles and rows."""
+    """Return the owner after the axes of tiles and rows are merged."""
     if not isinstance(fact, Tiles):
         return None
     return next(
@@ -132,7 +130,6 @@ def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
 
 
 def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_shape: Shape) -> UnchangedRows | None:
-    """Return the fact about unchanged rows after a reshape."""
     return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
 
 
@@ -163,18 +160,16 @@ def reshaped_value(site: Site, x: Value) -> Value:
 
 
 def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
-    """Return the axis with the same elements after a reshape, or None."""
+    """Return the axis with the same elements, or None."""
     place = place_after_reshape(axis, old_shape, new_shape)
     return place[0] if place is not None and place[1:] == (1, 1) else None
 
 
 def _equal_without_unit_axes(old_shape: Shape, new_shape: Shape) -> bool:
-    """True if two shapes differ in axes of size 1 only."""
     return [size for size in old_shape if size != 1] == [size for size in new_shape if size != 1]
 
 
 def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fact | None:
-    """Return a fact after a reshape that adds or drops axes of size 1."""
     if isinstance(fact, Permuted | Counts):
         return fact if old_shape[:1] == new_shape[:1] else None
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
@@ -182,7 +177,7 @@ def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fa
 
 @rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
 def reshape(site: Site, x: Value) -> list[Value]:
-    """Reshape row-major: the normal form of a program has no reshape with `dimensions`."""
+    """Reshape row-major: the normal form has no `dimensions`."""
     return [reshaped_value(site, x)]
 
 

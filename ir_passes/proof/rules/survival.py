@@ -27,7 +27,7 @@ def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any
 
     Args:
         dtype, result: dtypes of the operand and of the product.
-        precision: parameter of `dot_general`; an algorithm names the dtype that operands are rounded to.
+        precision: of `dot_general`; an algorithm names the dtype of rounded operands.
     """
     dtypes = [result]
     if isinstance(precision, DotAlgorithm):
@@ -45,11 +45,11 @@ _OPERAND_DTYPES = {
     "F32": jnp.float32,
     "F64": jnp.float64,
 }
-"""Part of an algorithm's name -> dtype of the rounded operands, or a dtype with a smaller greatest number."""
+"""Part of an algorithm's name -> rounded dtype, or a dtype with smaller limits."""
 
 
 def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
-    """Return the fact about masked elements if the new dtype holds their value."""
+    """Return the fact if the new dtype holds the masked value."""
     return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 
@@ -71,4 +71,4 @@ _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
     # zero divided by zero is nan for floats and -1 for integers
     (MaskedOut, "div"): lambda fact, source, target: fact if fact.zero and not is_whole(target) else None,
 }
-"""(fact, primitive) -> rule for the fact of the result. No fact survives an operation without an entry."""
+"""(fact, primitive) -> rule for the result's fact. Without an entry no fact survives."""

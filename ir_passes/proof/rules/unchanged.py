@@ -11,13 +11,13 @@ _SHIFTS = ("shift_left", "shift_right_arithmetic", "shift_right_logical")
 _NEUTRAL = {"add": 0, "sub": 0, "xor": 0, "or": 0, "mul": 1, "div": 1, **dict.fromkeys(_SHIFTS, 0)}
 """Operation -> number that changes no other operand."""
 _ORDERED = ("sub", "div", *_SHIFTS)
-"""Operations with the neutral number as second operand only."""
+"""Operations with a neutral second operand only."""
 _WIDE_FLOATS = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 _INVERSE = {"add": "sub", "sub": "add", "div": "mul"}
 
 
 def unchanged(site: Site, *operands: Value) -> Value | None:
-    """Return the integer operand that an operation does not change, None for other operations."""
+    """Return the operand that an integer operation does not change, or None."""
     dtype = site.eqn.outvars[0].aval.dtype
     if not is_integer(dtype):
         return None
@@ -54,7 +54,7 @@ def _by_mask(site: Site, x: Value, y: Value) -> Value | None:
 
 
 def _undone(site: Site, x: Value, y: Value) -> Value | None:
-    """Return the integer before an operation that this equation undoes by the same constant."""
+    """Return the integer before an operation that this equation undoes."""
     by, inverse = constant_of(y), _INVERSE.get(site.name)
     eqn = None if by is None or inverse is None else site.maker(site.eqn.invars[0])
     if eqn is None or eqn.primitive.name != inverse or site.shapes[0] != site.shape:
@@ -67,13 +67,12 @@ def _undone(site: Site, x: Value, y: Value) -> Value | None:
 
 
 def _twice(site: Site, x: Value) -> Value | None:
-    """Return the integer that is negated twice."""
     eqn = site.maker(site.eqn.invars[0])
     return site.prover.read(site.env, eqn.invars[0]) if eqn is not None and eqn.primitive.name == site.name else None
 
 
 def converted_back(site: Site) -> Value | None:
-    """Return the integers that were converted to a float with all their digits, and back."""
+    """Return integers converted to a float with all their digits, and back."""
     target, eqn = site.eqn.outvars[0].aval.dtype, site.maker(site.eqn.invars[0])
     if eqn is None or eqn.primitive.name != "convert_element_type" or not is_integer(target):
         return None

@@ -194,6 +194,7 @@ def _least_difference(x: Term, y: Term) -> int | None:
 
 
 def token_of(bound: OffsetEntry) -> Term:
+    """Return the token of a bound of its lane."""
     return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
 
 

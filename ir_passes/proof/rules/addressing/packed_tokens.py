@@ -270,6 +270,7 @@ def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
+    """Add facts about packed tokens to results."""
     layout_facts = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
         # A reshaped array has the same number, but other axes.

@@ -71,6 +71,7 @@ def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) ->
 
 
 def refined(site: Site, operands: list[Value], result: Value) -> Value:
+    """Add the fact about an operation on layouts."""
     rule = _RULES.get(site.name)
     unchanged = result.fact is not None and any(value.number == result.number for value in operands)
     is_mask = site.name in ("and", "or") and not isinstance(result.owner, Mixed)
@@ -529,7 +530,7 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
 
 
 def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Only masks of neighbours may have a stride."""
+    """Return a slice's fact; only masks of neighbours may have a stride."""
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):

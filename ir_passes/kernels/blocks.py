@@ -1,7 +1,7 @@
 """Blocks of a kernel's arrays: sizes, grid steps, and guesses for arrays taken whole.
 
-Triton's kernels often use `program_id` as an index in the body, not in a block's index map. Such an array is read as if
-it were cut into blocks. A guess comes from sizes alone; the body confirms or refutes it.
+Triton's kernels often use `program_id` as an index in the body, not in a block's index map. A guess cuts such an array
+into blocks, by sizes alone; the body confirms or refutes it.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,8 @@ class Component:
     """The index of a block along one dimension of an array.
 
     Attributes:
-        block: elements of the block.
+        block: number of elements.
         axis: the grid axis with this index, if the steps of the axis cover the dimension; else None.
-        axes: grid axes that it depends on.
         moves: False for a block of the whole dimension.
     """
 
@@ -43,11 +42,10 @@ class Blocks:
 
     Attributes:
         shape, dtype: of the array, rounded up to whole blocks.
-        components: for each dimension.
         squeezed: dimensions that the kernel does not see.
         index_map: jaxpr from grid indices and prefetched scalars to the block's indices.
         in_device_memory: True if no block is copied to a core.
-        unpadded: shape of the array, without the foreign memory in its last blocks.
+        unpadded: shape without the foreign memory in the last blocks.
         guess: dimension -> grid axis, for dimensions that the kernel takes whole (`guesses`).
     """
 
@@ -173,7 +171,7 @@ class StepPart:
     """The part of an array that one step works on.
 
     Attributes:
-        array: key of the array.
+        array: its key.
         steps: dimension, as the kernel sees it -> grid axis, as the kernel counts axes.
         sizes: dimension -> elements.
     """

@@ -1,4 +1,4 @@
-"""The body of a Pallas kernel as a function of arrays: its copies, branches and loops."""
+"""A Pallas kernel's body as a function of arrays: copies, branches and loops."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,7 +71,6 @@ class _Body(KernelRun):
         return []
 
     def _copied(self, eqn: ir.JaxprEqn, args: list[Any]) -> tuple[Copies, Any, Any, Any]:
-        """Return copies, source, target and semaphore."""
         source, target, semaphore, other, device = jax.tree.unflatten(eqn.params["tree"], args)
         if self.copies is None or other is not None or device is not None:
             place = "another device" if device is not None else "a machine that is not said to be a TPU"

@@ -49,8 +49,7 @@ class Copy:
     """A running copy.
 
     Attributes:
-        source, target: references.
-        read, written: places in the source and in the target.
+        read, written: places in `source` and `target`.
         value: the copied array; None if the copy was started in another iteration or branch.
         conditions: it runs only if all of these hold, as in `Copies.facts`.
     """
@@ -191,8 +190,7 @@ class Copies:
 
         Args:
             entry_copies: copies before the branches.
-            ends: copies at the end of each branch.
-            facts: the fact of each taken branch.
+            ends, facts: copies at the end of each branch, and the fact of the taken branch.
 
         Raises:
             UnreadableKernel: only some branches wait for a copy.
@@ -222,10 +220,9 @@ class Loop:
     After the last iteration none of these copies runs: each runs only if another iteration follows.
 
     Attributes:
-        copies: of the kernel.
         numbers: unknown numbers for the carried values.
         first, following: their terms before the loop, and after an iteration.
-        test: term of the condition for another iteration.
+        test: the condition for another iteration.
         needed: H.
         outer_copies: copies from outside that run all the time.
     """
@@ -251,11 +248,11 @@ class Loop:
         self.outer_copies = self._rest(self.copies.running, self.first)
 
     def begin(self) -> None:
-        """Set the copies at the start of an iteration."""
+        """Set the copies before an iteration."""
         self.copies.running = [*self.outer_copies, *self.needed]
 
     def end(self) -> None:
-        """Check the copies at the end of an iteration."""
+        """Check the copies after an iteration."""
         if self._rest(self.copies.running, self.following) != self.outer_copies:
             raise UnreadableKernel("copies are under way at the end of an iteration, which the next does not wait for")
 

@@ -1,8 +1,8 @@
 """Index expressions of a kernel as terms: equality, difference and bounds.
 
 A term is a constant, an unknown number, or an elementwise operation on terms. Operations are pure, so equal terms are
-equal numbers. Terms are evaluated for all cases if each unknown number has few values (`domains`), or if the terms
-depend on its remainders alone, as `number % 2` and `number & 1` do.
+equal numbers. Terms are evaluated for all cases if each unknown number has few values (`domains`), or is used by its
+remainders alone, as in `number % 2` and `number & 1`.
 """
 
 import math
@@ -29,7 +29,7 @@ class Term:
     Attributes:
         name: of the operation; "" for a constant or an unknown number.
         key: the constant, the key of the unknown number, or the parameters of the operation.
-        eqn: an equation with the operation; None for a constant or an unknown number.
+        eqn: an equation with the operation, if any.
     """
 
     name: str
@@ -169,8 +169,7 @@ def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
     """Return all values of a carried number, None for many values.
 
     Args:
-        number: at the start of an iteration.
-        first: its value before the loop.
+        first: value of `number` before the loop.
         following: its value after an iteration.
     """
     reached: list[int] = []

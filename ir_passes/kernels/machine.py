@@ -24,12 +24,10 @@ class KernelRun:
     """A run of a kernel's program.
 
     Attributes:
-        ids, grid: as in `run_body`.
         producers: id of an array -> the array, its equation, the operands and the number of the result.
         copies: running copies; None on a machine without them.
-        dead: unused variables.
-        terms: id of a value -> the value and its term.
-        counted: term of a loop's counter -> term of its end, the first counter and the last one.
+        terms: id of a value -> value and term.
+        counted: term of a loop's counter -> term of its end, first and last counter.
     """
 
     ids: tuple[Any, ...]

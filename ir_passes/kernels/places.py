@@ -52,7 +52,6 @@ class SelectedBox:
     Attributes:
         places: in the memory, in bounds.
         bounds: start and end along each dimension of the value.
-        shape: of the value.
     """
 
     places: Places

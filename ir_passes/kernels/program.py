@@ -8,13 +8,12 @@ interpret mode:
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
   stays in place, carry over. Elsewhere steps run in parallel: scratch is new in each step, two steps may not write one
   block, and writes of other steps to a result are unknown.
-* A result that is aliased to an operand has the operand's memory: Triton's kernels work in it, as do a TPU's copies to
-  device memory. Otherwise a block is assembled in other memory and written as a whole, with unwritten elements.
+* A result that is aliased to an operand has the operand's memory, in Triton's kernels and for a TPU's copies to device
+  memory. Otherwise a block is assembled in other memory and written whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; step n and later steps
   change nothing. This is correct if 0 <= n <= M, which has to be shown. A length that differs between lanes makes all
   memory depend on them.
-* On a TPU the last block along a dimension may reach beyond the array: loads there give foreign memory, stores are
-  dropped.
+* On a TPU the last block may reach beyond the array: loads there give foreign memory, stores are dropped.
 * Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
 More than 300 lines: the loops are one recursion.
@@ -88,10 +87,9 @@ class _Kernel:
         grid: lengths of its axes; the maximum for a computed length.
         body_axes: axes that the body counts; `jax.vmap` adds others.
         sequential: for each grid axis whether its steps run in order.
-        in_place: True if it works in the memory of its results, False if blocks are written as a whole.
-        copies: True if the machine has asynchronous copies: a TPU.
+        in_place: True if it works in the memory of its results, False if blocks are written whole.
+        copies: True for a TPU, with asynchronous copies.
         scalars: number of prefetched scalars.
-        inputs, outputs: blocks of the other operands and of the results.
         aliases: result -> index in `inputs` of the operand with the same memory.
         scratch: shapes and dtypes.
         new_scratch: True if each step writes scratch before it reads it.
@@ -238,7 +236,6 @@ class _Kernel:
         return self.in_place or self._copies_only(result)
 
     def _copies_only(self, result: int) -> bool:
-        """Whether only copies reach a result, in device memory."""
         return self.copies and self.outputs[result].in_device_memory
 
     def _parallel_writes(self, result: int) -> bool:
@@ -300,7 +297,6 @@ class _Kernel:
         return _State(results, state.scratch)
 
     def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        """Run the steps along a grid axis as a scan that carries memory."""
         size = self.grid[axis]
         covered = {
             k: dim
@@ -367,7 +363,6 @@ class _Kernel:
         return _State(outputs, scratch)
 
     def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Any]) -> dict[int, Any]:
-        """Return the block's start along dimensions picked by this grid axis."""
         dims = blocks.computed_dims(axis)
         if not dims:
             return {}
@@ -412,7 +407,7 @@ def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[
     """Return properties of a kernel's machine.
 
     Returns:
-        For each grid axis whether its steps run in order; as in `_Kernel.in_place`; whether it is a TPU.
+        For each grid axis whether its steps run in order; `_Kernel.in_place`; whether it is a TPU.
     """
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:

@@ -1,8 +1,7 @@
 """Bytes read and written by kernels of a step, counted for given lengths.
 
-A kernel's loads and stores have fixed sizes; how often they run follows from loop counts. These are computed from known
-operands: lengths, positions, and experts that are drawn uniformly. So all reads and writes of a kernel count, whatever
-its metadata declares.
+A kernel's loads and stores have fixed sizes; how often they run follows from loop counts, computed from known operands:
+lengths, positions, and experts that are drawn uniformly. Declared metadata does not count.
 
 More than 300 lines: one interpreter of kernels with its operations.
 """
@@ -41,10 +40,8 @@ class KernelReads:
     """Reads and writes of one kernel.
 
     Attributes:
-        shapes: of its operands.
-        loaded: bytes that all program instances load of each operand.
-        sizes: bytes of each operand.
-        stored: bytes that all program instances store to each result.
+        loaded, stored: bytes of all program instances, for each operand and each result.
+        shapes, sizes: of each operand, in elements and in bytes.
     """
 
     name: str
@@ -91,8 +88,6 @@ def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
 
 
 class _Values:
-    """Walk over a program with values that may be unknown."""
-
     limit = MAX_KNOWN
 
     def _layout_constraint(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -171,7 +166,6 @@ class _CountedMemory:
 
     Attributes:
         number: of the operand, also if a result shares its memory.
-        content: the known block of an operand.
         result: number of a result.
     """
 
@@ -189,7 +183,6 @@ class _Instance(_Values):
     """One program instance; `moved` counts the bytes of its loads and stores.
 
     Attributes:
-        ids, grid: of the instance.
         exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
         used: variables with a use.
     """
@@ -342,7 +335,6 @@ class _Instance(_Values):
 
 
 def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
-    """Return the iterations of a loop over a known range, else None."""
     counting = counting_loop(eqn)
     if counting is None:
         return None
@@ -416,7 +408,6 @@ def _sum_moved(
     Args:
         axes: grid axes with instances run one by one; one instance stands for all along another axis.
         numbered: the instances know their numbers along these axes.
-        exact: as in `_Instance`.
     """
     total, counted = _Moved(), dict[Any, _Moved]()
     for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
@@ -434,7 +425,6 @@ def _sum_moved(
 
 
 def _block(blocks: Blocks, array: Any, numbers: Sequence[Any]) -> Any:
-    """Return the block of a known operand for the numbers of an instance."""
     if array is UNKNOWN:
         return UNKNOWN
     places = _Instance(tuple(numbers), ()).run(

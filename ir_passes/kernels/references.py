@@ -25,7 +25,7 @@ class Ref:
         part: of an array, if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
         assumed_new: True if it is assumed unwritten in each step, because every step writes before it reads.
-        operand: True for an operand without an aliased result: it is not written.
+        operand: True for an unwritten operand, without an aliased result.
         written: written places with computed indices.
     """
 
@@ -72,7 +72,7 @@ class Ref:
         return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
 
     def load(self, places: Places, key: Key | None = None) -> Any:
-        """Return the elements at a place; anything if one is unwritten."""
+        """Return the elements at a place; anything if unwritten."""
         if self.private and (self._is_written(key) or not self._open(places)):
             return read_at(self.value, places)
         if self.assumed_new:

@@ -11,12 +11,10 @@ arrays. A `Value` describes one array:
 
 A *rule* (`rules`) is the transfer function of one primitive. Adding two arrays with rows of lanes keeps the owner;
 reversing the rows, or a primitive without a rule, gives `Mixed`. Reading a pool with a `SlotEntry` as the index gives
-rows of lanes; any other index is a violation.
+rows of lanes; any other index is a violation. In the end each output's owner is compared with its contract entry
+(`output_claims`): a `Mixed` output is a violation, reported with the user's line (`violations`).
 
-In the end the owner of each output is compared with its contract entry (`output_claims`): a `Mixed` output is a
-violation, reported with the user's line (`violations`).
-
-Begin with `lane_proof`, `owners` and `values`, then a short rule (`rules/reductions`). `site` interprets the equations,
-`prover` is the state of a walk, `registry` the table of rules; `dims` proves the order of a pool's dimensions. Imports
-`contract`, `kernels` and `jaxpr`.
+Begin with `lane_proof`, then a short rule (`rules/reductions`). `site` interprets the equations, `prover` is the state
+of a walk, `registry` the table of rules; `dims` proves the order of a pool's dimensions. Imports `contract`, `kernels`
+and `jaxpr`.
 """

@@ -31,10 +31,10 @@ def fits(aval: Any, *numbers: int) -> bool:
 
 
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
-    """Return bounds of an elementwise result; None without a narrower bound than the dtype's.
+    """Return bounds of an elementwise result, if narrower than its dtype's.
 
     Args:
-        operands: bounds of the operands, None for unknown bounds.
+        operands: bounds of the operands.
         result, inputs: avals of the result and of the operands.
     """
     rule = _RULES.get(name)

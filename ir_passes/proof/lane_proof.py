@@ -56,9 +56,8 @@ class Proof:
     Attributes:
         equations: number of equations, with calls replaced by their bodies.
         proved: ids of `Claim`.
-        assumed: declarations of the caller that the proof takes for granted; ids of `Assumption`.
+        assumed: declarations of the caller, taken for granted; ids of `Assumption`.
         notes: remarks that are no faults; ids of `Note`.
-        seconds: duration of the proof.
     """
 
     lanes: int
@@ -82,10 +81,9 @@ def prove_isolation(
 
     Args:
         fn: the step; it is traced, not run.
-        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the step.
-        kwargs: arguments that are passed by name.
-        static_argnums, static_argnames: static arguments, as for `compile_step`.
+        static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit the function.
@@ -124,7 +122,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         if role in roles:
             running = results
             if role == "active_count":
-                # the shared count is compared lane by lane in this walk
+                # the count is shared, so this walk must compare it lane by lane
                 counted = Prover(bound, counted=True)
                 running = walk(counted, flat)
                 mixed = [*counted.violations, *outputs(counted, flat, running, pools=True)]
@@ -229,7 +227,7 @@ def _lanes(axis: int, lanes: int) -> Owner:
 def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
     """Find pools of one group that are written at different rows, or in another order.
 
-    Pools with a wrong write are skipped: their intended rows are unknown.
+    Pools with a wrong write are skipped: their rows are unknown.
     """
     violations = []
     groups: dict[str, list[int]] = {}

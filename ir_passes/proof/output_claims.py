@@ -25,13 +25,7 @@ _DECLASSIFY = "; if all lanes may see this value, return declassify(value, reaso
 
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: bool = False) -> list[Violation]:
-    """Find outputs with another owner than their contract entry.
-
-    Args:
-        prover: after its walk.
-        results: of the walk.
-        pools: check pools only.
-    """
+    """Find outputs with another owner than their contract entry; `pools`: of pools only."""
     donors = {successor: leaf for leaf, successor in prover.bound.successors.items()}
     leaks = [
         value.owner.cause
@@ -70,7 +64,6 @@ def _at_output(
 
 
 def _output_fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Fault | None:
-    """Return the fault of an output's owner; None if it fits."""
     owner, lanes = value.owner, prover.bound.lanes
     kind, content = ViolationKind.CROSS_LANE, f"but holds {describe(owner)}"
     match output.entry:

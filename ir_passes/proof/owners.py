@@ -21,7 +21,7 @@ class Symbol:
 
     Attributes:
         number: value number of the index.
-        size: length of the indexed axis.
+        size: of the indexed axis.
     """
 
     number: Number
@@ -42,8 +42,8 @@ class OneLane:
         split: mesh axes over which lanes are split, or the tile of a loop iteration; `lane` then counts the lanes of
             one device or tile.
         unreduced: mesh axes along which one device has the elements, and all others zeros: a sum is still to come.
-        packed: layout of packed tokens, "" for lanes. `lane` is then a token and stands for the token's lane; elements
-            of padding, the tokens after the last lane, may depend on anything.
+        packed: layout of packed tokens, "" for lanes. `lane` is then a token that stands for its lane; elements of
+            padding, the tokens after the last lane, may depend on anything.
     """
 
     lane: int | Symbol
@@ -89,10 +89,9 @@ class PoolRows:
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        group: of the pool.
         view: path of operations from the pool to this array.
         writers: indices of the slot maps of earlier writes.
-        unframed: the operation that may have changed rows outside the slot map; None without one.
+        unframed: the operation that may have changed rows outside the slot map, if any.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
         inner: indices of `axis` per row, after a reshape.
     """
@@ -112,7 +111,7 @@ class Mixed:
     """The top of the lattice: elements may depend on several lanes.
 
     Attributes:
-        cause: the operation that mixed them.
+        cause: the mixing operation.
     """
 
     cause: Violation

@@ -1,9 +1,9 @@
 """Uses of `searchsorted` and `repeat` on `cu_seqlens`, recognised as a whole.
 
 Other computations of the lane of each token follow from rules (`rules.addressing.token_layout`). These two are loops or
-sums of parts without a fact, so they are interpreted before the program. Equal value numbers mean equal elements: a
-value of the program with the number of a result here is the same array. Tests compare each with its definition, for all
-layouts of a few tokens.
+sums of parts without a fact, so they are interpreted before the program. Equal value numbers mean equal elements, so a
+value with the number of a result here is the same array. Tests compare each with its definition, for all layouts of a
+few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,9 +85,8 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
 
     Args:
         prover: before its walk.
-        cu: `cu_seqlens`, int32 [lanes + 1].
-        layout: its name.
-        present: names of the program's operations; programs with other operations are skipped.
+        cu: `cu_seqlens`, int32 [lanes + 1], of `layout`.
+        present: the program's operations; programs with other operations are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:

@@ -33,7 +33,6 @@ class RowAccess:
         leaf: index of the pool among the step's flattened inputs.
         coordinate: key of the rows, equal for equal rows.
         lane: owner of a single row; None for rows of several lanes.
-        site: the equation, a `Site`.
     """
 
     leaf: Leaf
@@ -51,32 +50,29 @@ class Prover:
         bound: the contract.
         idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
         counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
-        stopped: site, value number -> bounds for a stopped lane's elements, in a walk over the body of a loop; else
-            None.
-        disagreeing: the comparison of devices' operands that is assumed to fail; otherwise None.
+        stopped: site, value number -> bounds for a stopped lane's elements, in a walk over the body of a loop.
+        disagreeing: the comparison of devices' operands that is assumed to fail.
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
-        accesses: to pools, in program order.
         assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
         declared: name of a declaration of a custom call, kernel or callback -> its calls.
         notes: remarks that are no faults.
         observe: called with every equation, its operands and its results.
         sort_keys: order of rows -> value number of the sort keys.
-        values: program -> variable -> value, for all programs of the walk.
+        values: program -> variable -> value.
         device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
         devices: mesh axis -> devices, of the current program.
-        invariance: True if JAX has checked along which axes each value of this program may differ.
+        invariance: True if JAX has checked along which axes each value may differ.
         comparisons: equations that compare operands of devices, in program order.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
-        active: value numbers of lanes that are active where the current program runs.
+        active: value numbers of active lanes in the current program.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: value number of sorted keys -> value number of the keys.
         callers: equations around the current program, the outermost first.
-        refine: adds facts about packed tokens to the results of a rule; None without packed tokens.
+        refine: adds facts about packed tokens to the results of a rule, if any.
         layout: value number -> fact and bounds of an array computed from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
-        scanned: lane of an iteration of a scan over lanes -> number of equations around an iteration, and the key of
-            the rows of all iterations.
+        scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.
         mapped: groups of pools with a slot map or page table.
     """
 
@@ -144,7 +140,7 @@ class Prover:
         self.callers.pop()
 
     def varying(self, atom: Any) -> frozenset[str]:
-        """Return the mesh axes along which an operand varies."""
+        """Return mesh axes with different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)

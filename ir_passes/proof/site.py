@@ -30,7 +30,6 @@ class Site:
     """One equation under analysis; a rule receives it with the operands' values.
 
     Attributes:
-        prover: the state of the interpretation.
         jaxpr, index: its program, and its index there.
         env: variables of the program -> their values.
         shapes: of the operands.
@@ -98,7 +97,6 @@ class Site:
             return rule(self, *operands)
 
     def _refused(self) -> list[Value]:
-        """Return mixed results of an unknown operation or parameter."""
         message = f"nothing is known of {self.name!r}"
         remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
         if self.name in RULES:

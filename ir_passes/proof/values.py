@@ -21,7 +21,8 @@ class Fact:
 
     Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
     token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated
-    property; `padding` as in `SegmentIds`; `leaf` the index of an input among the step's flattened inputs.
+    property; `padding` as in `SegmentIds`; `rows` and `columns` as in `SameLane`; `leaf` the index of an input among the
+    step's flattened inputs.
     """
 
     __slots__ = ()
@@ -71,7 +72,7 @@ class SlotEntry(Fact):
 
     Attributes:
         guard: value number of the condition of a select between the entry and other rows; None without a select.
-        less: offset subtracted from the entry and the other rows; None for no offset.
+        less: offset subtracted from the entry and the other rows.
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between the elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
@@ -190,7 +191,7 @@ class IndexSum(Fact):
     Attributes:
         terms: pairs of a term and its factor, not 0. The term `Iota(axis)` is the index along an axis; `SegmentIds` is
             the lane of a token.
-        below: elements are unspecified where the sum is negative, or not below this number; None if all are specified.
+        below: elements are unspecified where the sum is negative, or not below this number.
     """
 
     terms: "frozenset[tuple[Term, int]]"
@@ -278,11 +279,7 @@ class TokenSpan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OwnTokens(Fact):
-    """Element = number of a token of the lane of its row, or past the last token.
-
-    Attributes:
-        rows: lanes of the elements.
-    """
+    """Element = number of a token of the row's lane, or past the last token."""
 
     layout: str
     rows: LaneRows
@@ -290,7 +287,7 @@ class OwnTokens(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Every element is the number of one token of a lane, or its position in the lane.
+    """Every element is the number of a lane's token, or its position in the lane.
 
     Attributes:
         lane: as in `OneLane`.
@@ -308,7 +305,6 @@ class PlacedToken(Fact):
 
     Attributes:
         axis, place: axis and index of these elements.
-        token: its number.
     """
 
     layout: str
@@ -361,7 +357,6 @@ class MaskedOut(Fact):
     A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
 
     Attributes:
-        rows, columns: as in `SameLane`.
         zero: False for minus infinity.
     """
 
@@ -435,7 +430,7 @@ class Greatest(Fact):
     K is a shared number; without limits it is the greatest number of the dtype.
 
     Attributes:
-        number: value number of the entries.
+        number: of the entries.
     """
 
     number: Number
@@ -531,7 +526,7 @@ class UnchangedRows:
     """The rows of idle lanes equal the rows of an input pool.
 
     Attributes:
-        view: path of operations from the pool's array to this array.
+        view: path from the pool to this array.
     """
 
     leaf: Leaf
@@ -543,9 +538,8 @@ class UnchangedRows:
         """Return this fact if a write restores the replaced part of the pool, else None.
 
         Args:
-            part: fact of the written array; None if the array is no part of a pool.
-            inverse_path: path of the part -> path of the array that is written to; None for a part from another
-                position.
+            part: fact of the written array, if it is a part of a pool.
+            inverse_path: path of the part -> path of the target array; None for a part from another position.
         """
         return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
 
@@ -555,11 +549,10 @@ class Value:
     """The abstract value of one array.
 
     Attributes:
-        owner: the lanes that the elements may depend on.
         number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
         range: bounds of an integer array.
         intact: holds if the lane is idle.
-        version: version of the pool that this array is or is a view of; None for other arrays.
+        version: version of the pool that this array is or is a view of.
         uniform: axes along which all elements of a shared array are equal.
     """
 

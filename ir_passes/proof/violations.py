@@ -51,12 +51,11 @@ class Violation:
     Attributes:
         primitive: the operation at fault; "" for an output.
         source: "file:line" of the user's code, the innermost line outside JAX, flax and this package; or "unknown".
-        message: the fault in this step, in one sentence.
-        remedy: the advice, in one sentence.
+        message, remedy: the fault in this step and the advice, in one sentence each.
         concerned: lanes, as "lanes 0 to 3", and paths of pools.
         place: for `IsolationError.explain`.
         callers: lines of the calls around the source, the innermost first.
-        fault: key shared by violations with one cause; None without such a key.
+        fault: key shared by violations with one cause, if any.
     """
 
     kind: ViolationKind

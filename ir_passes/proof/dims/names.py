@@ -1,8 +1,8 @@
 """Check that arrays written to a pool have its named dimensions in order.
 
 Names enter by pools and by `name_dims`, and spread through operations that align dimensions (addition, products). A
-write aligns nothing: the written array must have the pool's names already. The same holds for operations that join
-arrays, or replace one by another: `select_n`, `concatenate`, carries of loops, branches of `cond`.
+write aligns nothing: the written array must have the pool's names already. The same holds for operations that join or
+replace arrays: `select_n`, `concatenate`, carries of loops, branches of `cond`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[A
     """Return the violations of pools with named dimensions.
 
     Args:
-        values: program -> variable -> value of the lane proof, for `Violation.place`.
+        values: of the lane proof, by program and variable.
     """
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
@@ -125,7 +125,6 @@ class _Walk:
         return [fresh(ir.shape_of(var)) for var in eqn.outvars], nothing
 
     def _declared(self, eqn: Any, entry: Opaque, operands: list[Dims], pools: Leaves) -> Any:
-        """Return the dimensions of an operation with declared pools."""
         for dims, declared in zip(operands, entry.inputs, strict=True):
             if isinstance(declared, Pool) and declared.dims:
                 _tie_names(dims, declared.dims)
@@ -183,7 +182,6 @@ class _Walk:
         return results
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Run the programs inside an equation; None without programs."""
         outer = self._callers
         self._callers = (jaxpr.eqns[index], *outer)
         try:
@@ -232,7 +230,6 @@ class _Walk:
     def _loop(
         self, jaxpr: Any, index: int, body: Any, counts: tuple[int, int], inner: list[Dims], pools: Leaves
     ) -> Any:
-        """Run a loop's body to the fixpoint of its carries."""
         begin, end = counts[0], sum(counts)
         dims_in, leaves = list(inner), list(pools)
         while True:

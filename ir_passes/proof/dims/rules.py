@@ -68,7 +68,6 @@ def _bits(eqn: Any, x: Dims) -> list[Dims]:
 
 @_rule("select_n")
 def _select(eqn: Any, predicate: Dims, *cases: Dims) -> list[Dims]:
-    """Join the cases; align the predicate."""
     result = [met(*dims) for dims in zip(*cases, strict=True)]
     for axis, mask in enumerate(predicate):
         if result[axis].repeated:
@@ -135,7 +134,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Return dimensions of parts; those of full length are unchanged."""
+    """Keep dimensions of full length; return parts of the others."""
     contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())
     return [
         tuple(

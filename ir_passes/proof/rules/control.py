@@ -108,7 +108,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("platform_index", ignores="platforms")
 def platform_index(site: Site) -> list[Value]:
-    """Return the platform's index, which is shared."""
+    """Return the platform's index; it is shared."""
     return [Value(COMMON)]
 
 
@@ -142,7 +142,6 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
 
 
 def _active_lane(site: Site, conversion: Any) -> set[Number]:
-    """Return the number of an active lane in a condition."""
     test = site.maker(conversion.invars[0])
     if test is None or test.primitive.name not in ("lt", "gt"):
         return set()
@@ -210,7 +209,6 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 
 
 def _counted_fact(site: Site, start: Value, bound: Value) -> ActiveLane | RealToken | TokenOf | None:
-    """Return the fact about a counter from a number on, below a bound."""
     own = token_tiles.counted(start, bound)
     if own is not None:
         return own
@@ -388,7 +386,6 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
 
 def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
-    """Take one index along axis 0."""
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
     if axis == 0:

@@ -154,7 +154,10 @@ def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """Report a constant with an index by row numbers: it must be an operand of the step."""
+    """Report a captured constant with an index by row numbers.
+
+    It must be an operand of the step.
+    """
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
@@ -175,7 +178,6 @@ def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | No
 
 
 def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
-    """Return the owner of a read from an array without a slot map."""
     rows = operand.owner
     if not isinstance(rows, LaneRows):
         return site.join(rows, access.owners(site))
@@ -193,7 +195,6 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
 
 
 def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
-    """Return the owner of rows selected along the lanes' axis."""
     index, axis = access.columns[rows.axis], rows.axis
     by_token = packed_tokens.picked(site, rows, access)
     if by_token is not None:
@@ -365,7 +366,6 @@ def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool
 
 
 def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
-    """Return the owner after a lane writes its row of an array of lanes."""
     for dim in access.columns:
         rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)
         if access.sizes[dim] == 1 and packed_tokens.loop_token(site, rows, access, dim) == owner:

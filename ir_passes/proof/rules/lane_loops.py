@@ -1,13 +1,12 @@
 """Loops with a stop for each lane, and loops over active lanes or real tokens.
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
-do not if a stopped lane's values do not change, and it stays stopped. A walk over the body proves this (`Stopped`): the
-rows of a stopped lane in every carry equal the rows before the iteration.
+do not if a stopped lane stays stopped and keeps its values. A walk over the body proves this (`Stopped`): the rows of a
+stopped lane in every carry equal the rows before the iteration.
 
-* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries that do not
-  change in stopped lanes, or it is `t < lengths` with a counter t. So the lane stays stopped. The condition may have
-  shared parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all
-  lanes.
+* `while any(active)`: a lane has stopped if its element of `active` is false. It stays stopped: `active` follows from
+  carries that do not change in stopped lanes, or is `t < lengths` with a counter t. The condition may have shared
+  parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
   grows. The loop runs until every lane has stopped, or until t is a shared number. Only the counter may change in
   stopped lanes; its last value depends on all lanes.
@@ -213,7 +212,6 @@ def _shared_otherwise(prover: Prover, condition: Any, atom: Any) -> bool:
 
 
 def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
-    """Return all variables that values depend on."""
     needed, pending = set[Any](), ir.variables(atoms)
     while pending:
         var = pending.pop()
@@ -225,7 +223,6 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
 
 
 def _counts_up(body: Any, k: int, inner: int) -> bool:
-    """True if an iteration adds a positive constant to an integer carry."""
     eqn = maker(body, body.outvars[k])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
         return False
@@ -241,7 +238,6 @@ def _spread_from(jaxpr: Any, atom: Any) -> Any:
 
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
-    """Return the number of a broadcast or reshaped array."""
     atom = _spread_from(body, atom)
     return None if isinstance(atom, ir.Literal) else env[atom].number
 

@@ -60,7 +60,6 @@ class Split:
 
     Attributes:
         axes: axis of the array -> mesh axes that split it.
-        devices: length of each mesh axis.
     """
 
     axes: dict[int, tuple[str, ...]]
@@ -83,7 +82,6 @@ class Split:
 
 
 def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
-    """True if several devices have the same part."""
     named = {name for names in Split.of(spec, devices).axes.values() for name in names}
     return any(size > 1 and name not in named for name, size in devices.items())
 
@@ -127,7 +125,6 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
     """Put a result together from the parts of all devices.
 
     Args:
-        shape: of the result.
         mark: value numbers from `mark` on belong to values inside the shard_map.
     """
     owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact

@@ -167,7 +167,6 @@ class _Declared:
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
     def _unequal(self) -> str | None:
-        """Describe arrays of lanes with different numbers of rows."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
@@ -208,7 +207,6 @@ class _Declared:
         return lanes
 
     def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
-        """Return the fault of slots and rows with different splits."""
         split = getattr(self.operands[place].owner, "split", ())
         if not pool.split or split == pool.split:
             return None
@@ -267,5 +265,4 @@ class _Declared:
         return None
 
     def _counted_within(self, group: str) -> bool:
-        """True if a group's slot maps have row numbers local to each device."""
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

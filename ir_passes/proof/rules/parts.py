@@ -125,7 +125,6 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
 
 
 def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotEntry | None:
-    """Return the fact of slot map entries concatenated in lane order."""
     fact = parts[0].fact
     in_order = isinstance(owner, LaneRows) and len(site.shape) == 1
     return fact if in_order and isinstance(fact, SlotEntry) and all(part.fact == fact for part in parts) else None

@@ -52,8 +52,7 @@ def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[
 
     Returns:
         The new axis, and the numbers of new indices per old index and of old indices per new index, one of them 1. None
-            if
-        neither axis is a prefix of the other, and for an array without elements.
+            if neither axis is a prefix of the other, and for an array without elements.
     """
     if not math.prod(new_shape):
         return None
@@ -107,7 +106,6 @@ def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
 
 
 def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Owner | None:
-    """Return the owner after the axes of tiles and rows are merged."""
     if not isinstance(fact, Tiles):
         return None
     return next(
@@ -160,7 +158,6 @@ def reshaped_value(site: Site, x: Value) -> Value:
 
 
 def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
-    """Return the axis with the same elements, or None."""
     place = place_after_reshape(axis, old_shape, new_shape)
     return place[0] if place is not None and place[1:] == (1, 1) else None
 

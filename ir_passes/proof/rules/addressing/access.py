@@ -55,13 +55,13 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return the owner of the index along `dim`, in dimensions of the window array."""
+        """Return an index's owner, in dimensions of the window array."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Return the join of the owners of the indices, except along `without`."""
+        """Join the owners of the indices, except along `without`."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
@@ -89,11 +89,7 @@ class Access:
         return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
 
     def taken(self, view: View, dim: int, row: View = ()) -> View:
-        """Return the view after this read.
-
-        Args:
-            row: step for the index along `dim`; () without it.
-        """
+        """Return the view after this read; `row`: step for the index along `dim`, or ()."""
         fills = self.drops and not all(self.inside(other) for other in self.columns if other != dim)
         if self.is_block:
             part = block(view, dim, self.full, self.sizes, self._places(dim))
@@ -143,7 +139,7 @@ class Access:
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
-        """True if all values of an index are out of bounds, so nothing is read or written."""
+        """True if an index is always out of bounds, so nothing is accessed."""
         return self.drops and any(
             value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
             for d, value in self.columns.items()

@@ -1,4 +1,4 @@
-"""Sums of indices and entries of `cu_seqlens`, and conditions from comparisons of such sums.
+"""Sums of indices and entries of `cu_seqlens`, and conditions by comparisons of sums.
 
 A place p is in lane i if cu_seqlens[i] <= p < cu_seqlens[i + 1]. `in_lane` derives both inequalities from the
 conditions of a mask and from every layout: entries never fall, and a real token is within its lane.

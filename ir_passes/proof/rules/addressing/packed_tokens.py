@@ -2,17 +2,15 @@
 
 Every rule for lanes also holds for tokens if each token counts as a separate lane. An owner with `packed` counts tokens
 and never joins an owner that counts lanes. The rules of this module know that several tokens belong to one lane, from
-three facts about shared arrays: `SegmentIds`, `TokenOfLane` and `SameLane`.
+facts about shared arrays: `SegmentIds`, `TokenOfLane` and `SameLane`.
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
-* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. No claim covers the row of a lane without
-  tokens, which belongs to another lane.
+* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane
+  without tokens is another lane's; no claim covers it.
 * `where(same, pairs, c)`: an element other than `c` combines two tokens of one lane.
-* `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Values that
-  may be nan or infinite are refused, since zero times these is nan.
-
-Value numbers identify the `SegmentIds` arrays (`ir_passes.proof.packed_layout`).
+* `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Zero times
+  a finite value is zero; values that may be nan or infinite are refused.
 
 More than 300 lines: one argument for all rules about tokens of one lane.
 """
@@ -77,9 +75,9 @@ def tokens(axis: int, layout: str) -> LaneRows:
 
 
 def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fact | None:
-    """Return a fact after its axes moved; None if the fact is lost.
+    """Return a fact after its axes moved.
 
-    A fact is lost if it is not about axes of tokens, or if one of its axes is removed.
+    It is lost if it is not about axes of tokens, or if one of its axes is removed.
 
     Args:
         new_axis_of: old axis -> new axis, None for a removed axis.
@@ -107,7 +105,7 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
 
 
 def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
-    """Return the owner of a gather of lanes by token, or of tokens by lane, else None."""
+    """Return the owner of lanes gathered by token, or tokens gathered by lane."""
     lanes, axis = site.prover.bound.lanes, rows.axis
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
@@ -136,7 +134,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
     """Return the owner of rows of lanes after tokens are scattered to their lanes.
 
-    None for other indices. Padding may reach the last lane if everything that it writes is shared.
+    Padding may reach the last lane if everything that it writes is shared.
 
     Args:
         owner: joint owner of the updates and the indices.
@@ -226,7 +224,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
 
 
 def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the cases of a select, with slot map and page table entries refined by a padding mask."""
+    """Return a select's cases, with map and table entries refined by a padding mask."""
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] not in ((), site.shape):
         return cases
     return real_entry(site, mask.fact, False, cases[0]), real_entry(site, mask.fact, True, cases[1])
@@ -300,7 +298,6 @@ def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
 
 
 def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
-    """Return the fact that operands of one shape depend on tokens along two axes."""
     token_axes = [_tokens_of(value) for value in operands]
     axes = [tokens for tokens in token_axes if tokens is not None]
     if len(axes) < len(token_axes) or not all(
@@ -311,7 +308,6 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
 
 
 def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
-    """Return the fact for pairs of tokens, or of lanes and tokens."""
     if len(axes) != 2 or len({owner.axis for owner in axes}) != 2 or not any(owner.packed for owner in axes):
         return None
     return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))

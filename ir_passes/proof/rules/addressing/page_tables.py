@@ -1,8 +1,7 @@
 """Page tables: arithmetic on their entries, and reads and writes of pages by them.
 
 An index into a pool by page table must have the fact `PageEntry`: its quotient by the number of indices per page is
-some entry of the lane's own table. Reads of a table at any position, division by `page_size`, and
-`entry * page_size + offset` keep the fact.
+some entry of the lane's own table.
 
 A read stays within the lane: a page in the lane's table is the lane's own page, a page without writers, or out of
 bounds. Other lanes cannot change pages without writers: a shared prefix and the null page. A read out of bounds is
@@ -137,7 +136,6 @@ def page_fault(
 
     Args:
         split: mesh axes that split the lanes of the entries.
-        shape: of the pool.
         drops: a write skips rows outside of the pool, or a read fills them.
     """
     path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]

@@ -207,8 +207,7 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     """Record the rows of an access, for comparison within the pool's group.
 
     Args:
-        index: of the rows.
-        owner: of the entries.
+        owner: of the entries of `index`.
         shape: of the window array; along the owner's axis one row for each entry.
     """
     if isinstance(owner, LaneRows):
@@ -222,7 +221,7 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
 
 
 def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
-    """Return the key of all lanes that a scan over lanes visits, else of the lane alone.
+    """Return the key of all lanes visited by a scan, else of the lane.
 
     An iteration that may skip its access, in a branch or an inner loop, stands for its lane alone.
     """

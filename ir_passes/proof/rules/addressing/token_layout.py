@@ -4,8 +4,8 @@ All facts follow from one promise of the contract: cu_seqlens begins with 0, nev
 of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
 unspecified unless a fact names them.
 
-A comparison of a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens t -
-2, t - 1 and t into one lane.
+Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens `t - 2`,
+`t - 1` and `t` into one lane.
 
 More than 300 lines: one rule for each operation on a layout.
 """
@@ -147,7 +147,6 @@ def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _conditions(name: str, value: IndexSum) -> Mask:
-    """Return the mask of comparing a sum with 0."""
     if name in ("eq", "ne"):
         sides = value, difference(IndexSum(frozenset()), value)
         equal = frozenset(map(Condition, sides))
@@ -244,7 +243,6 @@ def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAndBounds | None:
-    """Return the fact about a value within constant limits."""
     fact, lanes = x.fact, site.prover.bound.lanes
     if low is not None and low > 0:
         return None
@@ -478,7 +476,6 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about cu_seqlens at lanes of tokens, counted lanes, or one lane."""
     fact, access = operands[0].fact, of_gather(site, operands[1])
     index = access.columns.get(0)
     if index is None or len(access.full) != 1 or access.sizes != (1,):
@@ -509,7 +506,7 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:
-    """Return the fact about an entry of cu_seqlens at a constant, or at a loop's lane or the next.
+    """Return the fact about cu_seqlens at a constant, or a loop's lane or next lane.
 
     Args:
         fact: about the entries along axis 0.

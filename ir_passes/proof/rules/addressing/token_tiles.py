@@ -154,8 +154,7 @@ def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> Off
     """Return the entry of cu_seqlens at a loop's lane, or at the next lane.
 
     Args:
-        entries: along axis 0.
-        length: number of entries.
+        entries, length: the entries along axis 0, and their number.
     """
     lanes, number, by = site.prover.bound.lanes, index.number, 0
     if isinstance(index.fact, PlusConstant):

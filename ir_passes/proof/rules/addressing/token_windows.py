@@ -24,11 +24,7 @@ from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, Token
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
-    """Return the token of the previous iteration of a loop over tokens.
-
-    Args:
-        reverse: the loop begins with the last token.
-    """
+    """Return the previous token of a loop; `reverse`: the last token is first."""
     number: Number = site.prover.number(("previous iteration", reverse), token.number)
     return Symbol(number, token.size)
 
@@ -124,7 +120,7 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return the tokens of an array of this length along an axis (None: any), or None."""
+    """Return the tokens of an array of this length along an axis (None: any)."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -294,7 +290,6 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:
-    """Combine tokens at single indices with tokens elsewhere."""
     first = placed_facts[0]
     length = site.shape[first.axis]
     spans = [_span(site, value, first.axis, length) for value in other_operands]

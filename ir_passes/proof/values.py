@@ -21,8 +21,8 @@ class Fact:
 
     Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
     token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated
-    property; `padding` as in `SegmentIds`; `rows` and `columns` as in `SameLane`; `leaf` the index of an input among the
-    step's flattened inputs.
+    property; `padding` as in `SegmentIds`; `rows` and `columns` as in `SameLane`; `leaf` the index of an input among
+    the step's flattened inputs.
     """
 
     __slots__ = ()
@@ -279,7 +279,11 @@ class TokenSpan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OwnTokens(Fact):
-    """Element = number of a token of the row's lane, or past the last token."""
+    """Element = number of a token of the row's lane, or past the last token.
+
+    Attributes:
+        rows: lanes of the elements.
+    """
 
     layout: str
     rows: LaneRows

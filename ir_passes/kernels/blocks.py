@@ -213,7 +213,7 @@ def _cut(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) ->
 
 
 def step_part(blocks: Blocks, body_axes: Sequence[int], array: Any) -> StepPart | None:
-    """Return the part of a step; None without a guess."""
+    """Return a step's part, if guessed."""
     if not blocks.guess:
         return None
     body_dims = {d: d - sum(squeezed < d for squeezed in blocks.squeezed) for d in blocks.guess}

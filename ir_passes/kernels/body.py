@@ -27,7 +27,7 @@ def run_body(
 
     Args:
         args: an array or `Ref` for each input.
-        ids: number of the step along each grid axis.
+        ids: the step's number along each grid axis.
         grid: length of each grid axis; an array for a computed length.
         copies: running copies, if the machine has them; empty before and after.
 

@@ -14,7 +14,7 @@ class ReadKernels:
     """A program with plain operations instead of readable kernels.
 
     Attributes:
-        read: calls of the replaced kernels.
+        read: calls of replaced kernels.
         unread: id of the body of another kernel -> the reason.
     """
 

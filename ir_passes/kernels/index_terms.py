@@ -183,7 +183,7 @@ def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
 
 
 def comparison(term: Term) -> tuple[Term, Term] | None:
-    """Return x and y of a condition x < y; None for another condition."""
+    """Return x and y of a condition x < y."""
     if term.name not in ("lt", "gt"):
         return None
     x, y = term.operands if term.name == "lt" else term.operands[::-1]

@@ -230,7 +230,6 @@ class KernelRun:
         return False
 
     def _box(self, indexers: Sequence[Any], mask: Any, shape: tuple[int, ...]) -> SelectedBox | None:
-        """Return the selected part of a known mask; None if it is no box."""
         constant = self.constant(mask)
         if not is_constant(constant) or len(indexers) > 1:
             return None

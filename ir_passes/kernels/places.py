@@ -73,7 +73,7 @@ class SelectedBox:
 
 
 def varying_along(numbers: Any, dim: int) -> Any:
-    """Return an array that varies along `dim` only as 1-D, else None."""
+    """Return an array that varies along `dim` only as 1-D."""
     rest = tuple(size for d, size in enumerate(numbers.shape) if d != dim)
     return numbers.reshape(-1) if np.prod(rest) == 1 and numbers.ndim > dim else None
 
@@ -97,7 +97,6 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
 
 
 def _covers(place: "IndexRange", full: int, is_array: bool) -> bool:
-    """Whether an index is the whole dimension or an array."""
     return is_array or (isinstance(place.start, int) and (place.start, place.size, place.stride) == (0, full, 1))
 
 

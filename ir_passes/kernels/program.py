@@ -8,11 +8,11 @@ interpret mode:
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
   stays in place, carry over. Elsewhere steps run in parallel: scratch is new in each step, two steps may not write one
   block, and writes of other steps to a result are unknown.
-* A result that is aliased to an operand has the operand's memory, in Triton's kernels and for a TPU's copies to device
-  memory. Otherwise a block is assembled in other memory and written whole, with unwritten elements.
+* A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
+  Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; step n and later steps
-  change nothing. This is correct if 0 <= n <= M, which has to be shown. A length that differs between lanes makes all
-  memory depend on them.
+  change nothing. This is correct if 0 <= n <= M, which has to be shown. If n differs between lanes, all memory depends
+  on them.
 * On a TPU the last block may reach beyond the array: loads there give foreign memory, stores are dropped.
 * Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
@@ -83,18 +83,17 @@ class _Kernel:
     """A kernel.
 
     Attributes:
-        jaxpr: its body, of references to prefetched scalars, operands, results and scratch.
+        jaxpr: its body; the inputs are prefetched scalars, operands, results and scratch.
         grid: lengths of its axes; the maximum for a computed length.
         body_axes: axes that the body counts; `jax.vmap` adds others.
         sequential: for each grid axis whether its steps run in order.
         in_place: True if it works in the memory of its results, False if blocks are written whole.
         copies: True for a TPU, with asynchronous copies.
-        scalars: number of prefetched scalars.
+        scalars: their number.
         aliases: result -> index in `inputs` of the operand with the same memory.
-        scratch: shapes and dtypes.
         new_scratch: True if each step writes scratch before it reads it.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
-        lengths: of the grid axes, once the operands are known.
+        lengths: of the grid axes, for known operands.
     """
 
     jaxpr: Any
@@ -206,7 +205,7 @@ class _Kernel:
         return [Ref.fresh(shape, dtype) for shape, dtype in self.scratch if dtype is not None]
 
     def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
-        """Read blocks of one step of the outer axes, run the inner axes, write blocks."""
+        """Read blocks of one outer step, run the inner axes, write blocks."""
         parts = [
             array if array is None else _part(blocks, array, self._starts(blocks, axis, ids, scalars))
             for blocks, array in zip(self.inputs, inputs, strict=True)
@@ -272,7 +271,6 @@ class _Kernel:
         return self._scanned(axis, step, inputs, state)
 
     def _carries_over(self, axis: int) -> bool:
-        """Whether later steps read memory of the step before."""
         stays = any(axis > blocks.level for blocks in self.outputs)
         innermost = max((k for k, size in enumerate(self.grid) if size > 1), default=-1) == axis
         has_scratch = any(dtype is not None for _, dtype in self.scratch) and not self.new_scratch

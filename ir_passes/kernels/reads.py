@@ -212,7 +212,6 @@ class _Instance(_Values):
     _max_contiguous = _multiple_of
 
     def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
-        """Count the bytes of a load or store where a known mask is true."""
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
             raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
@@ -345,7 +344,6 @@ def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]
 
 
 def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return elements of a known block, unknown for an unknown place."""
     transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
     transforms = [transform for transform in transforms if hasattr(transform, "indices")]
     if not transforms:

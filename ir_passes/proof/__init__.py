@@ -1,7 +1,7 @@
 """The lane proof: no sequence of a step reaches another sequence's state or results (noninterference).
 
-The proof is an abstract interpretation of the step's jaxpr: it runs every equation on abstract values instead of
-arrays. A `Value` describes one array:
+The proof is an abstract interpretation of the step's jaxpr, on abstract values instead of arrays. A `Value` describes
+one array:
 
 * The *owner* (`owners`) gives the lanes that the elements may depend on: no lane (`Common`), one lane (`OneLane`), one
   lane for each row (`LaneRows`), the rows of a pool (`PoolRows`) or several lanes (`Mixed`). The contract gives the

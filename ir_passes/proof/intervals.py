@@ -13,7 +13,7 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 
 def dtype_range(aval: Any) -> Range | None:
-    """Return the limits of an integer or boolean dtype; None for another dtype."""
+    """Return the limits of an integer or boolean dtype."""
     return _range_of(getattr(aval, "dtype", None))
 
 

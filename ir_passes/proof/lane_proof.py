@@ -82,7 +82,6 @@ def prove_isolation(
     Args:
         fn: the step; it is traced, not run.
         args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: of the step.
         static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
@@ -156,7 +155,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
 
 
 def _not_by_lane(violation: Violation) -> Violation:
-    """Return the violation of a comparison with the active count across lanes."""
+    """Return the violation of comparing the active count across lanes."""
     message = f"it is not shown that a lane behind the active ones keeps its rows: {violation.message}"
     remedy = "use arange(lanes) < active_count lane by lane: where(arange(lanes) < active_count, new, old)"
     return replace(violation, kind=ViolationKind.IDLE, message=message, remedy=remedy)
@@ -259,7 +258,7 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """Find constants of the program with the shape and dtype of a pool."""
+    """Find constants with the shape and dtype of a pool."""
     pools = {(array.shape, array.dtype): array.path for array in prover.bound.inputs if isinstance(array.entry, Pool)}
     eqns, violations = flat.jaxpr.eqns, []
     for var in flat.jaxpr.constvars:

@@ -148,7 +148,7 @@ _ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """Return the axis of rows; None for an owner without rows."""
+    """Return the axis of rows, if any."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 

@@ -1,9 +1,8 @@
 """Uses of `searchsorted` and `repeat` on `cu_seqlens`, recognised as a whole.
 
 Other computations of the lane of each token follow from rules (`rules.addressing.token_layout`). These two are loops or
-sums of parts without a fact, so they are interpreted before the program. Equal value numbers mean equal elements, so a
-value with the number of a result here is the same array. Tests compare each with its definition, for all layouts of a
-few tokens.
+sums of parts without a fact, so they are interpreted before the program: a value with the number of a result here is
+the same array. Tests compare each with its definition, for all layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator

@@ -47,7 +47,6 @@ class Prover:
     """State of one abstract interpretation.
 
     Attributes:
-        bound: the contract.
         idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
         counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
         stopped: site, value number -> bounds for a stopped lane's elements, in a walk over the body of a loop.
@@ -56,7 +55,6 @@ class Prover:
         violations: those that count wherever the result is used.
         assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
         declared: name of a declaration of a custom call, kernel or callback -> its calls.
-        notes: remarks that are no faults.
         observe: called with every equation, its operands and its results.
         sort_keys: order of rows -> value number of the sort keys.
         values: program -> variable -> value.
@@ -69,7 +67,7 @@ class Prover:
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: value number of sorted keys -> value number of the keys.
         callers: equations around the current program, the outermost first.
-        refine: adds facts about packed tokens to the results of a rule, if any.
+        refine: adds facts about packed tokens to the results of a rule.
         layout: value number -> fact and bounds of an array computed from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
         scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.

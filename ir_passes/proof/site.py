@@ -64,7 +64,7 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def maker(self, atom: Any) -> Any:
-        """Return the equation of a value; None for an input, constant or literal."""
+        """Return the equation of a value, if any."""
         return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
 
     def apply(self, operands: list[Value]) -> list[Value]:
@@ -142,7 +142,7 @@ class Site:
         return Value(owner, number, bounds, fact, value.intact, value.version, uniform)
 
     def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:
-        """Return the tiles of elementwise results of equal tiles and shared arrays."""
+        """Return the tiles of results of equal tiles and shared arrays."""
         if self.name not in primitives.ELEMENTWISE or not isinstance(owner, Mixed):
             return None
         tiles = [value.fact for value in operands if not isinstance(value.owner, Common)]

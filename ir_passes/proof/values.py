@@ -539,7 +539,7 @@ class UnchangedRows:
     def after_write(
         self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
     ) -> "UnchangedRows | None":
-        """Return this fact if a write restores the replaced part of the pool, else None.
+        """Return this fact if a write restores the replaced part of the pool.
 
         Args:
             part: fact of the written array, if it is a part of a pool.

@@ -51,5 +51,5 @@ def entered(view: View, step: Step) -> View:
 
 
 def left(view: View, step: Step) -> View | None:
-    """Return the view after putting a part back; None for another place."""
+    """Return the view after putting a part back at its place."""
     return view[:-1] if view and view[-1] == step else None

@@ -70,7 +70,7 @@ def _tie_names(dims: Dims, names: Sequence[str | None]) -> None:
 
 
 class _Walk:
-    """A pass over a program; `leaf` maps versions of named pools to their pools."""
+    """A pass over a program; `leaf` maps versions to their named pools."""
 
     def __init__(self, bound: BoundContract, values: Mapping[Any, Any]):
         self.bound = bound

@@ -70,7 +70,7 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
 
 
 def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
-    """Return the joint owner; refuse shared values that reveal an order of all lanes."""
+    """Refuse shared values that reveal an order of all lanes."""
     if not isinstance(owner, LaneRows) or owner.order is None:
         return owner
     if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
@@ -79,7 +79,7 @@ def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
 
 
 def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
-    """Return the join of two owners; two views of a pool have no join."""
+    """Join two owners; two views of a pool have no join."""
     if isinstance(first, PoolRows) and isinstance(second, PoolRows) and first.view != second.view:
         return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
     owner = site.join(first, second)
@@ -263,7 +263,7 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Return a carry before the loop, with facts about slots and counts only."""
+    """Keep a carry's facts about slots and counts."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
@@ -421,7 +421,7 @@ def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symb
 def _stacked_tiles(
     site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
 ) -> Value | None:
-    """Stack the rows of tiles along a new axis 0; None for other values.
+    """Stack the rows of tiles along a new axis 0.
 
     Args:
         tiles: of the arrays that the loop runs over.

@@ -13,7 +13,7 @@ from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
 
 def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
-    """Return the `Opaque` of a call that keeps lanes separate, or None.
+    """Return the `Opaque` of a call that keeps lanes separate.
 
     A result that aliases a pool succeeds the pool. Any other result has lanes if an operand has lanes. A shared result
     is never suggested, because the proof would trust the declaration.

@@ -111,7 +111,6 @@ def limit(site: Site, *operands: Value) -> list[Value]:
 
 
 def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any]) -> bool:
-    """True if `max`, `min` or `clamp` cannot change a value with these bounds."""
     if name == "max":
         return all(other[1] <= extent[0] for other in other_ranges)
     if name == "min":
@@ -231,7 +230,7 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """Return the fact of comparing slot map entries with the null row, or None."""
+    """Return the fact of comparing slot map entries with the null row."""
     is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
     bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
     return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None
@@ -331,7 +330,7 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
 
 
 def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Range | None:
-    """Return the bounds of `where(x < 0, x + c, x)`, or None.
+    """Return the bounds of `where(x < 0, x + c, x)`.
 
     They join the numbers from 0 on and the negative numbers plus c: NumPy's remainder by a positive number, or an index
     that counts from the end of an axis.
@@ -348,7 +347,7 @@ def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) ->
 
 
 def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
-    """Return the fact of a slot map guarded by a select, or None.
+    """Return the fact of a slot map guarded by a select.
 
     For lanes that are switched off, it gives a row that no lane owns.
     """
@@ -374,7 +373,7 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
 
 
 def _unowned_kind(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of an unowned row, as in `SlotEntry.alternatives`, or None.
+    """Return the kind of an unowned row, as in `SlotEntry.alternatives`.
 
     Args:
         stride: elements from one row to the next.

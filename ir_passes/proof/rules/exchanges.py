@@ -90,7 +90,7 @@ def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape
 def _permuted_lanes(
     site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]
 ) -> LaneRows | OneLane | None:
-    """Return the owner of lanes that devices exchange by a fixed permutation, or None.
+    """Return the owner of lanes that devices exchange by a fixed permutation.
 
     The inverse permutation undoes the exchange. Until then these lanes join no lanes of this device.
     """

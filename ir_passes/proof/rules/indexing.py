@@ -125,7 +125,7 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
 
 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
-    """Return the fact of page table entries at any index, or None.
+    """Return the fact of page table entries at any index.
 
     They are entries of one lane, or a fill value, which must not be a lane's page.
     """
@@ -166,7 +166,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """Return the fact of outer(inner(r)) if one undoes the other or counts up."""
+    """Return the fact of outer(inner(r)) if they cancel or one counts up."""
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None

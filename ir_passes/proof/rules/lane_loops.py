@@ -51,7 +51,7 @@ class Stopped:
     lengths: Number
 
     def bounds(self, site: Site, number: Number) -> Range | None:
-        """Return the bounds of a result for this lane, or None."""
+        """Return the bounds of a result for this lane."""
         if number in self.flags or site.name not in ("lt", "gt", "ge", "le"):
             return self.flags.get(number)
         sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
@@ -68,7 +68,7 @@ def stops_by_lane(
     carry: Sequence[Value],
     counter: Counter | None,
 ) -> set[int] | None:
-    """Return a loop's changed shared carries if stopped lanes keep all others, or None.
+    """Return a loop's changed shared carries if stopped lanes keep all others.
 
     Args:
         prover: after the loop has settled.
@@ -110,14 +110,13 @@ def counter_of(
     inner: int,
     carry: Sequence[Value],
 ) -> Counter | None:
-    """Return the carry that counts iterations, with its bound, or None.
+    """Return the carry that counts iterations, with its bound.
 
-    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with a bound that no iteration
-    changes. So it is below the bound in every iteration: if the bound is the number of active lanes, the carry is an
-    active lane; if it is the end of the last lane, a real token.
+    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with an unchanged bound. So it
+    is below the bound in every iteration: if the bound is the number of active lanes, the carry is an active lane; if
+    it is the end of the last lane, a real token.
 
     Args:
-        prover: before the loop.
         outer: values of the condition's constants.
         inner: number of constants of the body.
     """
@@ -243,5 +242,5 @@ def _source(body: Any, env: Env, atom: Any) -> Number | None:
 
 
 def maker(jaxpr: Any, atom: Any) -> Any:
-    """Return the equation of a value; None for an input or a literal."""
+    """Return the equation of a value, if any."""
     return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

@@ -98,7 +98,6 @@ def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) 
 
 
 def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
-    """Return the fact about rows of lanes or tokens after a split of their axis."""
     if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.unreduced or owner.split:
         return None
     first = _merged(owner.axis, new_shape, old_shape)
@@ -115,7 +114,7 @@ def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Ow
 
 
 def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
-    """Return `axis` if two shapes differ by a merge of two axes, or None.
+    """Return `axis` if two shapes differ by a merge of two axes.
 
     Args:
         axis: first of two adjacent axes of `split`; the merged axis of `merged`.

@@ -17,7 +17,7 @@ _INVERSE = {"add": "sub", "sub": "add", "div": "mul"}
 
 
 def unchanged(site: Site, *operands: Value) -> Value | None:
-    """Return the operand that an integer operation does not change, or None."""
+    """Return the operand that an integer operation does not change."""
     dtype = site.eqn.outvars[0].aval.dtype
     if not is_integer(dtype):
         return None
@@ -40,7 +40,6 @@ def _by_neutral(site: Site, x: Value, y: Value) -> Value | None:
 
 
 def _by_mask(site: Site, x: Value, y: Value) -> Value | None:
-    """Return the operand of `and` with ones in all its bits."""
     least, greatest = limits(site.eqn.outvars[0].aval.dtype)
     for k, (value, mask) in enumerate(((x, y), (y, x)) if site.name == "and" else ()):
         ones, bounds = constant_of(mask), value.range

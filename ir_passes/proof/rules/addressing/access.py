@@ -1,7 +1,4 @@
-"""One form for gather, scatter and dynamic slices.
-
-More than 300 lines: the form, its readers and the places that it names.
-"""
+"""One form for gather, scatter and dynamic slices, with the places that it names."""
 
 import math
 from collections.abc import Hashable, Iterator
@@ -147,7 +144,7 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """Return the constant value of an index; None if it varies."""
+    """Return the constant value of an index."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
@@ -202,7 +199,7 @@ def of_scatter(site: Site, indices: Value) -> Access:
 def _indexed(
     site: Site, indices: Value, dims: GatherDimensionNumbers, window_shape: Shape, sizes: Shape | None
 ) -> Access:
-    """Return the access by an array of indices; `sizes` None: as the window array."""
+    """Return the access by an index array; `sizes` None: as the window array."""
     full, index_shape = site.shapes[:2]
     offset, indexed = tuple(map(int, dims.offset_dims)), tuple(map(int, dims.start_index_map))
     batch = tuple(d for d in range(len(window_shape)) if d not in offset)
@@ -250,7 +247,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """Return the result's owner if indices of lanes are declared sorted; else None.
+    """Return the result's owner if indices of lanes are declared sorted.
 
     XLA may rely on the declaration: every element of the result is unspecified if it is wrong.
     """

@@ -38,7 +38,7 @@ def difference(x: IndexSum, y: IndexSum, by: int = 0) -> IndexSum:
 
 
 def sum_of(value: Value) -> IndexSum | None:
-    """Return an array as a sum, or None."""
+    """Return an array as a sum."""
     fact, constant = value.fact, constant_of(value)
     if isinstance(fact, IndexSum):
         return fact
@@ -56,7 +56,7 @@ def as_fact(value: IndexSum) -> Fact | None:
 
 
 def entry_of(fact: Fact | None) -> tuple[OffsetEntry, int] | None:
-    """Return an array as an entry of cu_seqlens plus a constant, or None."""
+    """Return an array as an entry of cu_seqlens plus a constant."""
     if not isinstance(fact, IndexSum) or fact.below is not None or len(fact.terms) != 1:
         return None
     ((term, factor),) = fact.terms
@@ -126,7 +126,7 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
 
 
 def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum after its axes moved; None without one of them."""
+    """Return the change of a sum after its axes moved."""
 
     def term_of(term: Term) -> tuple[Term, int] | None:
         if isinstance(term, Turn) or term.axis is None:
@@ -182,7 +182,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
 
 
 def _least_difference(x: Term, y: Term) -> int | None:
-    """Return a lower bound of x - y for real tokens, or None."""
+    """Return a lower bound of x - y for real tokens."""
     match x, y:
         case OffsetEntry(), OffsetEntry() if replace(x, first=y.first) == y and x.first >= y.first:
             return int(x.of_token == x.layout and x.first > 0 >= y.first)
@@ -239,7 +239,7 @@ def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
 
 
 def lane_number(start: OffsetEntry) -> int | Symbol | None:
-    """Return the lane that begins at an entry, as in `OneLane`, or None."""
+    """Return the lane that begins at an entry, as in `OneLane`."""
     if start.axis is not None or start.of_token or (start.symbol is not None and start.first):
         return None
     return start.first if start.symbol is None else start.symbol

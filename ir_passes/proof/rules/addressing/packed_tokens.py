@@ -194,7 +194,7 @@ def by_token(access: Access) -> bool:
 
 
 def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
-    """Return the fact about a vector's element at one token, else None."""
+    """Return the fact about a vector's element at one token."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     if axis != 0 or len(access.full) != 1 or not access.scalar or access.sizes != (1,):
         return None
@@ -247,7 +247,6 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
 
 
 def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
-    """Return a token's index or lane under a mask that excludes padding."""
     fact = value.fact
     if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
         return value.replace(fact=replace(fact, padding="none"))
@@ -286,7 +285,7 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
-    """Return the token or lane axes that an array depends on; None for other inputs."""
+    """Return the token or lane axes that alone affect an array."""
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
@@ -396,7 +395,6 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
-    """Return the owner of an array with each element's lane number, else None."""
     fact, lanes = value.fact, site.prover.bound.lanes
     if isinstance(fact, SegmentIds):
         return tokens(fact.axis, fact.layout)
@@ -406,7 +404,6 @@ def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
 
 
 def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
-    """Return the result of a logical operation on masks of pairs; None for other masks."""
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "not":
@@ -549,7 +546,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _literal(site: Site, atom: Any) -> float | None:
-    """Return a broadcast literal; None for another operand, or if a conversion changes it."""
+    """Return a broadcast literal, if no conversion changes it."""
     producers = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
     dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):

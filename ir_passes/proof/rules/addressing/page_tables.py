@@ -104,7 +104,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of an unowned row, as in `PageEntry.alternatives`, or None."""
+    """Return the kind of an unowned row, as in `PageEntry.alternatives`."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -119,7 +119,7 @@ def _size(site: Site, fact: PageEntry) -> int:
 
 
 def below(bounds: Range) -> str | None:
-    """Return the kind of negative numbers, or None."""
+    """Return the kind of negative numbers."""
     return "lowest" if bounds[1] <= LOWEST else "below" if bounds[1] < 0 else None
 
 
@@ -132,7 +132,7 @@ def page_fault(
     drops: bool,
     write: bool,
 ) -> Mixed | None:
-    """Return the fault of a pool access by page table, or None.
+    """Return the fault of a pool access by page table.
 
     Args:
         split: mesh axes that split the lanes of the entries.

@@ -107,7 +107,6 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
 
 
 def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
-    """True if an idle lane writes to the null row instead of its row."""
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
     entries = [bound_input.entry for bound_input in site.prover.bound.inputs]

@@ -13,7 +13,7 @@ from ir_passes.proof.violations import ViolationKind
 def map_fault(
     site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
 ) -> Mixed | None:
-    """Return the fault of a pool access by slot map, or None.
+    """Return the fault of a pool access by slot map.
 
     Args:
         shape: of the pool on one device.
@@ -90,7 +90,7 @@ def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis of a slot map with local row numbers, or None."""
+    """Return the mesh axis of a slot map with local row numbers."""
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     return entry.local
@@ -104,7 +104,7 @@ def counts_within(site: Site, index: Value) -> bool:
 
 
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool, or None.
+    """Return the fault of row numbers of a split pool.
 
     Each device must subtract the number of rows on previous devices from global row numbers. Local row numbers are used
     unchanged, by the lanes of the device.

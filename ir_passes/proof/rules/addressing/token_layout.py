@@ -173,7 +173,6 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
 
 
 def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
-    """Return the mask of a token's lane by a condition, or None."""
     factors = dict(condition.sum.terms)
     bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
     if len(bounds) != 1 or condition.differs:
@@ -201,7 +200,7 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
-    """Return the mask of comparing the lane of a token with the lane of padding."""
+    """Return the mask of comparing a token's lane with padding's."""
     ids, lanes = operands[0].fact, site.prover.bound.lanes
     if not isinstance(ids, SegmentIds | LaneOfToken) or ids.padding != "past" or constant_of(operands[1]) != lanes:
         return None
@@ -302,7 +301,7 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def token_of_owner(owner: Owner) -> Iota | Turn | None:
-    """Return the token that each element depends on; None for other owners."""
+    """Return the token that each element depends on."""
     if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
         return Iota(owner.axis)
     if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
@@ -403,7 +402,7 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of first tokens of lanes; others follow a token of their lane."""
+    """Return the mask of lanes' first tokens; others follow their lane's token."""
     when = site.name == "reduce_and"
     for condition in index_sums.conditions_of(operands[0].fact, when):
         for start, factor in condition.sum.terms if condition.differs else ():
@@ -419,7 +418,7 @@ def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the mask of tokens at starts of lanes, written at entries of cu_seqlens."""
+    """Return the mask of starts of lanes, written at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
     entry = _places_of_entries(access.columns.get(0))
@@ -441,7 +440,7 @@ def _places_of_entries(index: Value | None) -> OffsetEntry | None:
 
 
 def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the entries of cu_seqlens from lengths, or the ids from counted entries."""
+    """Return cu_seqlens from lengths, or ids from counted entries."""
     fact, axis = operands[0].fact, site.params["axis"]
     if site.params["reverse"]:
         return None
@@ -462,7 +461,7 @@ def _dtype_holds(site: Site, count: int) -> bool:
 
 
 def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about zeros with ones added at entries of cu_seqlens."""
+    """Return zeros with ones added at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
     entry = _places_of_entries(access.columns.get(0))
@@ -586,7 +585,7 @@ def _joined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: int) -> _FactAndBounds | None:
-    """Return the fact about ids or a mask after elements outside all lanes."""
+    """Return ids or a mask after elements outside all lanes."""
     ranges = [value.range for value in fillers]
     if isinstance(fact, SegmentIds | ShiftedIds):
         shift = getattr(fact, "shift", 0) - length

@@ -1,8 +1,8 @@
 """Rows with the tokens of each lane, and loops over the tokens of one lane.
 
-An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes an element only if its
-token belongs to lane i. The same mask in the index, with a number past the last token elsewhere, reads and writes
-tokens of lane i only, if indices out of bounds are dropped.
+An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes only elements of lane i's
+tokens. The same mask in the index, with a number past the last token elsewhere, reads and writes tokens of lane i only,
+if indices out of bounds are dropped.
 
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
@@ -41,7 +41,6 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
 
 
 def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
-    """True if an entry begins the lane of each index along its axis."""
     return start.axis is not None and not start.of_token and site.shape[start.axis] == site.prover.bound.lanes
 
 
@@ -69,7 +68,6 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    """Return token and layout of the only lane of an element."""
     owner, span = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed
@@ -120,7 +118,7 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:
-    """Return the owner of tokens after lanes write their own tokens, or None.
+    """Return the owner of tokens after lanes write their own tokens.
 
     Args:
         owner: joint owner of the updates and the indices.
@@ -143,7 +141,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
-    """Return a token's lane in a loop over tokens of one lane, or None."""
+    """Return a token's lane in a loop over tokens of one lane."""
     fact = index.fact
     if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
         return None

@@ -4,9 +4,9 @@ An array that is shifted by k tokens, or the carry of a loop, may hold another l
 `WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
 times nan is nan.
 
-`lax.associative_scan` takes every second token, combines neighbours and interleaves the results, which `TokenSpan` and
-`PlacedToken` follow. A select by the flag of the right part gives each element the lane of its last token, in reverse
-of its first token: the flag is false only if no lane begins in between.
+`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. A select by the flag
+of the right part gives each element the lane of its last token, in reverse of its first token: the flag is false only
+if no lane begins in between.
 
 More than 300 lines: one rule for each operation on neighbouring tokens.
 """
@@ -120,7 +120,7 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return the tokens of an array of this length along an axis (None: any)."""
+    """Return an array's tokens along an axis (None: any)."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -137,7 +137,6 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
-    """Return a result with its span, or the owner of single tokens."""
     if span is None:
         return result
     span = replace(span, stride=1) if length == 1 else span

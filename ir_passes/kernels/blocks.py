@@ -21,7 +21,7 @@ class Component:
 
     Attributes:
         block: number of elements.
-        axis: the grid axis with this index, if the steps of the axis cover the dimension; else None.
+        axis: the grid axis with this index, if its steps cover the dimension.
         moves: False for a block of the whole dimension.
     """
 
@@ -43,10 +43,10 @@ class Blocks:
     Attributes:
         shape, dtype: of the array, rounded up to whole blocks.
         squeezed: dimensions that the kernel does not see.
-        index_map: jaxpr from grid indices and prefetched scalars to the block's indices.
+        index_map: jaxpr from grid indices and prefetched scalars to block indices.
         in_device_memory: True if no block is copied to a core.
         unpadded: shape without the foreign memory in the last blocks.
-        guess: dimension -> grid axis, for dimensions that the kernel takes whole (`guesses`).
+        guess: dimension -> grid axis, for dimensions taken whole (`guesses`).
     """
 
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Blocks:
 
         Args:
             grid: lengths of its axes.
-            pads: True if the last block may reach beyond the array: a TPU loads anything there and drops stores.
+            pads: True if the last block may reach beyond the array.
 
         Raises:
             UnreadableKernel: blocks without a regular size.
@@ -171,7 +171,6 @@ class StepPart:
     """The part of an array that one step works on.
 
     Attributes:
-        array: its key.
         steps: dimension, as the kernel sees it -> grid axis, as the kernel counts axes.
         sizes: dimension -> elements.
     """

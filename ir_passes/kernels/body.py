@@ -26,10 +26,9 @@ def run_body(
     """Run a kernel's body, or an index map; change its references.
 
     Args:
-        args: an array or `Ref` for each input.
         ids: the step's number along each grid axis.
         grid: length of each grid axis; an array for a computed length.
-        copies: running copies, if the machine has them; empty before and after.
+        copies: empty before and after.
 
     Raises:
         UnreadableKernel: no plain form.

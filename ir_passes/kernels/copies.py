@@ -50,7 +50,7 @@ class Copy:
 
     Attributes:
         read, written: places in `source` and `target`.
-        value: the copied array; None if the copy was started in another iteration or branch.
+        value: the copied array, if known.
         conditions: it runs only if all of these hold, as in `Copies.facts`.
     """
 
@@ -79,7 +79,7 @@ class Copies:
     Attributes:
         domains: unknown number -> all of its values.
         facts: the conditions of the surrounding branches and loops.
-        missing: copies that an examined loop waits for and does not start; None outside the examination.
+        missing: copies that an examined loop waits for and does not start.
     """
 
     running: list[Copy] = field(default_factory=list)

@@ -15,7 +15,7 @@ class ReadKernels:
 
     Attributes:
         read: calls of replaced kernels.
-        unread: id of the body of another kernel -> the reason.
+        unread: id of another kernel's body -> the reason.
     """
 
     program: ir.ClosedJaxpr
@@ -27,7 +27,7 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
     """Replace each kernel by plain operations.
 
     Args:
-        keep: predicate of the equations to leave unchanged, with their bodies.
+        keep: predicate of unchanged equations.
     """
     read: list[ir.JaxprEqn] = []
     unread: dict[int, str] = {}

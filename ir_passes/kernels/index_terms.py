@@ -27,9 +27,8 @@ class Term:
     """An index expression: a scalar, int or bool.
 
     Attributes:
-        name: of the operation; "" for a constant or an unknown number.
+        name: of the operation, or "".
         key: the constant, the key of the unknown number, or the parameters of the operation.
-        eqn: an equation with the operation, if any.
     """
 
     name: str

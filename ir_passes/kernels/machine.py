@@ -24,8 +24,7 @@ class KernelRun:
     """A run of a kernel's program.
 
     Attributes:
-        producers: id of an array -> the array, its equation, the operands and the number of the result.
-        copies: running copies; None on a machine without them.
+        producers: id of an array -> array, equation, operands and number of the result.
         terms: id of a value -> value and term.
         counted: term of a loop's counter -> term of its end, first and last counter.
     """

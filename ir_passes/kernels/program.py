@@ -70,7 +70,7 @@ class _State:
     """Memory that a step passes to the next step.
 
     Attributes:
-        results: arrays, or parts for the inner grid axes; `Ref` once the block is known.
+        results: arrays, or parts for inner grid axes; `Ref` for a known block.
         scratch: memory that outlives a step.
     """
 

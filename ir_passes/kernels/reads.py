@@ -68,7 +68,7 @@ def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelR
     """Return the reads and writes of each countable kernel, in program order.
 
     Args:
-        values: for each input of the step a value, or None for an unknown value.
+        values: of the step's inputs, if known.
     """
     reads: list[KernelReads] = []
     _Step(reads, {}).run(program.jaxpr, program.consts, values)

@@ -22,7 +22,7 @@ class Ref:
         value: the content; anything at unwritten places.
         holes: bool, of the shape of the memory: unwritten places; None for no such place.
         private: False if other steps may write meanwhile, so a read has unknown content.
-        part: of an array, if the kernel indexes the whole array.
+        part: if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
         assumed_new: True if it is assumed unwritten in each step, because every step writes before it reads.
         operand: True for an unwritten operand, without an aliased result.

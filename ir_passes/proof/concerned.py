@@ -10,7 +10,7 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
     """Return the lanes of arrays ("lanes 0 to 3") and the paths of their pools.
 
     Args:
-        parts: owner and shape of each array; shared arrays add nothing.
+        parts: owner and shape of each array.
     """
     numbers: dict[tuple[str | Symbol, ...], set[int]] = {}
     picked: dict[str, None] = {}

@@ -34,7 +34,6 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
     """Return bounds of an elementwise result, if narrower than its dtype's.
 
     Args:
-        operands: bounds of the operands.
         result, inputs: avals of the result and of the operands.
     """
     rule = _RULES.get(name)

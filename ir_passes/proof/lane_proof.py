@@ -54,7 +54,7 @@ class Proof:
     """The result of a successful proof.
 
     Attributes:
-        equations: number of equations, with calls replaced by their bodies.
+        equations: their number, with calls replaced by bodies.
         proved: ids of `Claim`.
         assumed: declarations of the caller, taken for granted; ids of `Assumption`.
         notes: remarks that are no faults; ids of `Note`.

@@ -42,7 +42,7 @@ class Numbering:
         """Return the number of an expression.
 
         Args:
-            form: the expression without the numbers of its operands.
+            form: the expression without its operands' numbers.
         """
         key = (self._forms.setdefault(form, len(self._forms)), operands)
         number = self._numbers.get(key)

@@ -124,7 +124,7 @@ def changed_rows(
     """Find pools with rows that are not shown to stay unchanged.
 
     Args:
-        prover: of a second walk, which assumes that a lane is idle, or that devices disagree.
+        prover: of a second walk, for an idle lane or devices that disagree.
         results, restricted: of the first and of the second walk.
     """
     violations = []

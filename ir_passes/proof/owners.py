@@ -20,7 +20,7 @@ class Symbol:
     """The lane at a shared run-time index.
 
     Attributes:
-        number: value number of the index.
+        number: of the index.
         size: of the indexed axis.
     """
 
@@ -57,7 +57,7 @@ class Order:
     """A permutation of the rows of an axis, or its inverse.
 
     Attributes:
-        number: value number of the sort.
+        number: of the sort.
     """
 
     number: Number
@@ -108,11 +108,7 @@ class PoolRows:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """The top of the lattice: elements may depend on several lanes.
-
-    Attributes:
-        cause: the mixing operation.
-    """
+    """The top of the lattice: elements may depend on several lanes."""
 
     cause: Violation
 

@@ -83,9 +83,8 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
     """Record in `prover.layout` the value numbers of the arrays above.
 
     Args:
-        prover: before its walk.
         cu: `cu_seqlens`, int32 [lanes + 1], of `layout`.
-        present: the program's operations; programs with other operations are skipped.
+        present: the program's operations; other programs are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:

@@ -10,7 +10,7 @@ class PoolVersions:
     """A chain of versions for each pool, and for each part such as one layer.
 
     Attributes:
-        leaf_of: version -> index of the pool among the step's flattened inputs.
+        leaf_of: version -> its pool's `Leaf`.
         consumed: versions with a successor.
         parent: version of an unwritten part -> version of its pool.
         origin: version of any part -> version of its pool.

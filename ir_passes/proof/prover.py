@@ -31,7 +31,7 @@ class RowAccess:
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        coordinate: key of the rows, equal for equal rows.
+        coordinate: equal for equal rows.
         lane: owner of a single row; None for rows of several lanes.
     """
 
@@ -54,19 +54,17 @@ class Prover:
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
         assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
-        declared: name of a declaration of a custom call, kernel or callback -> its calls.
-        observe: called with every equation, its operands and its results.
-        sort_keys: order of rows -> value number of the sort keys.
-        values: program -> variable -> value.
+        declared: name of a declared call -> its equations.
+        sort_keys: order of rows -> number of the sort keys.
         device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
-        devices: mesh axis -> devices, of the current program.
+        devices: number along each mesh axis.
         invariance: True if JAX has checked along which axes each value may differ.
-        comparisons: equations that compare operands of devices, in program order.
+        comparisons: equations that compare operands of devices.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
         active: value numbers of active lanes in the current program.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
-        same_counts: value number of sorted keys -> value number of the keys.
-        callers: equations around the current program, the outermost first.
+        same_counts: number of sorted keys -> number of the keys.
+        callers: surrounding equations, the outermost first.
         refine: adds facts about packed tokens to the results of a rule.
         layout: value number -> fact and bounds of an array computed from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.

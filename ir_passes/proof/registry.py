@@ -50,7 +50,6 @@ def rule(
     """Register a function as the rule of some primitives.
 
     Args:
-        names: of the primitives.
         reads, ignores: as in `Parameters`, separated by spaces.
     """
     parameters = Parameters(frozenset(reads.split()), frozenset(ignores.split()), accepts, everything)

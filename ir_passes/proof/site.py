@@ -30,8 +30,7 @@ class Site:
     """One equation under analysis; a rule receives it with the operands' values.
 
     Attributes:
-        jaxpr, index: its program, and its index there.
-        env: variables of the program -> their values.
+        jaxpr, index: its program and index.
         shapes: of the operands.
     """
 

@@ -71,10 +71,10 @@ class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
     Attributes:
-        guard: value number of the condition of a select between the entry and other rows; None without a select.
+        guard: value number of the condition that selects between the entry and other rows.
         less: offset subtracted from the entry and the other rows.
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
-        stride: distance between the elements of consecutive rows; if not 1, elements also index within a row.
+        stride: distance between elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
         non_null: the entry is selected only if it is not the null row.
     """
@@ -101,8 +101,8 @@ class PageEntry(Fact):
 
     Attributes:
         stride, spare: as in `SlotEntry`, for pages.
-        instead: kinds of elements that are no entries: "past" the end of every pool, "below" row 0, or "lowest": so far
-            below row 0 that adding the number of rows, to count from the end, leaves them negative.
+        instead: kinds of other elements: "past" and "below" as in `SlotEntry`, or "lowest": so far below row 0 that
+            adding the number of rows, to count from the end, leaves them negative.
     """
 
     leaf: Leaf
@@ -116,7 +116,7 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
-        padding: element at padding: "past" for the number of lanes, "last" for the last lane.
+        padding: "past" for the number of lanes, "last" for the last lane.
     """
 
     axis: int
@@ -262,7 +262,7 @@ class TokenSpan(Fact):
 
     Attributes:
         axis: None if r is 0 for all elements.
-        window: a second axis; None without one.
+        window: a second axis, if any.
         base: if 0 or 1, `axis` is an axis of lanes, and t = cu_seqlens[r + `base`] + `start` + `slope` * k.
     """
 
@@ -294,7 +294,6 @@ class TokenOf(Fact):
     """Every element is the number of a lane's token, or its position in the lane.
 
     Attributes:
-        lane: as in `OneLane`.
         base: "start" for the number of the token, "length" for its position.
     """
 
@@ -398,11 +397,7 @@ class Finite(Fact):
 
 @dataclass(frozen=True, slots=True)
 class IsFinite(Fact):
-    """Element is `when` only if the numbered value is no excluded number.
-
-    Attributes:
-        excluded: numbers that the value does not have.
-    """
+    """Element is `when` only if the numbered value is no excluded number."""
 
     number: Number
     excluded: frozenset[str] = NOT_FINITE
@@ -431,7 +426,7 @@ class PlusConstant(Fact):
 class Greatest(Fact):
     """The element is at most K, and at least min(entry, K) for each entry.
 
-    K is a shared number; without limits it is the greatest number of the dtype.
+    K is shared; without limits it is the dtype's greatest number.
 
     Attributes:
         number: of the entries.
@@ -453,7 +448,7 @@ class Counts(Fact):
     """Element e = number of times e occurs in the array with value number `key`.
 
     Attributes:
-        every: True if every entry of that array is counted; otherwise the other entries are greater than all e.
+        every: False if entries greater than all e are not counted.
     """
 
     key: Number
@@ -517,7 +512,7 @@ class Implies(Fact):
     """True implies that the value with this number is zero (or is not).
 
     Attributes:
-        compared: number of a value that is nonzero exactly where this array is true; 0 for no such value.
+        compared: number of a value that is nonzero exactly where this array is true, or 0.
     """
 
     number: Number
@@ -542,7 +537,7 @@ class UnchangedRows:
         """Return this fact if a write restores the replaced part of the pool.
 
         Args:
-            part: fact of the written array, if it is a part of a pool.
+            part: fact of the written part.
             inverse_path: path of the part -> path of the target array; None for a part from another position.
         """
         return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
@@ -553,7 +548,7 @@ class Value:
     """The abstract value of one array.
 
     Attributes:
-        number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
+        number: equal numbers mean equal elements in row-major order; or 0.
         range: bounds of an integer array.
         intact: holds if the lane is idle.
         version: version of the pool that this array is or is a view of.

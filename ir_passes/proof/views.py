@@ -38,7 +38,7 @@ def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterabl
     """Return the view after taking a block of an array.
 
     Args:
-        free_axis: an axis where the start does not count; -1 for no such axis.
+        free_axis: an axis with an ignored start, or -1.
         full, sizes: shapes of the array and of the block.
         starts: (axis, start); 0 along the other axes.
     """

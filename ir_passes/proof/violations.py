@@ -35,8 +35,7 @@ class Place:
     """The place of a violation in a program.
 
     Attributes:
-        index: of the equation; the number of equations for an output.
-        values: variable -> its abstract value.
+        index: of the equation; their number for an output.
     """
 
     jaxpr: Any
@@ -50,11 +49,11 @@ class Violation:
 
     Attributes:
         primitive: the operation at fault; "" for an output.
-        source: "file:line" of the user's code, the innermost line outside JAX, flax and this package; or "unknown".
+        source: "file:line" of the user's code, the innermost outside JAX, flax and this package; or "unknown".
         message, remedy: the fault in this step and the advice, in one sentence each.
         concerned: lanes, as "lanes 0 to 3", and paths of pools.
         place: for `IsolationError.explain`.
-        callers: lines of the calls around the source, the innermost first.
+        callers: lines of the surrounding calls, the innermost first.
         fault: key shared by violations with one cause, if any.
     """
 
@@ -95,7 +94,7 @@ def violation_at(
 def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     """Merge violations of one fault; the first has the lanes and pools of all.
 
-    They share `fault`, or have the same kind, primitive, source line and call stack (for example one per layer).
+    They share `fault`, or kind, primitive, source line and call stack (for example one per layer).
     """
     merged: dict[Hashable, Violation] = {}
     first_of: dict[Hashable, Hashable] = {}
@@ -114,11 +113,7 @@ def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 
 class IsolationError(ValueError):
-    """A step was not proved to keep its lanes apart.
-
-    Attributes:
-        violations: in program order.
-    """
+    """A step was not proved to keep its lanes apart."""
 
     def __init__(self, violations: tuple[Violation, ...]):
         self.violations = violations

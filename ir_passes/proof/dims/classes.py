@@ -88,7 +88,7 @@ def same(first: Dimension, second: Dimension) -> bool:
 def met(*dims: Dimension) -> Dimension:
     """Return the dimension of joined arrays; raises Conflict for different names.
 
-    Joined arrays need not have equal dimensions: without other evidence the result has no name.
+    Joined arrays may have different dimensions: without other evidence the result has no name.
     """
     varying = [dim for dim in dims if not dim.repeated]
     if not varying:

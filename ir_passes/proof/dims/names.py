@@ -27,7 +27,7 @@ def name_dims(x: Array, *names: str | None) -> Array:
     """Return the array unchanged, with named dimensions for the check of pools.
 
     Args:
-        names: one for each dimension, or None. No effect under `vmap`, which adds a dimension: name it outside.
+        names: for each dimension, or None. No effect under `vmap`, which adds a dimension: name it outside.
 
     Raises:
         ValueError: the number of names is not the number of dimensions.
@@ -38,11 +38,7 @@ def name_dims(x: Array, *names: str | None) -> Array:
 
 
 def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[Any, Any]) -> list[Violation]:
-    """Return the violations of pools with named dimensions.
-
-    Args:
-        values: of the lane proof, by program and variable.
-    """
+    """Return the violations of pools with named dimensions."""
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
     walk = _Walk(bound, values)

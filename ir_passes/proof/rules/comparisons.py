@@ -26,8 +26,8 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
 def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
     """Return the owner of a comparison of lane numbers with the active count.
 
-    Each element belongs to its lane, so a fact about an idle lane's element does not hold for other lanes. The walk
-    without idle lanes refuses every use of the element for another lane.
+    Each element belongs to its lane, so a fact about an idle lane's element holds for no other lane. The walk without
+    idle lanes refuses every use of the element for another lane.
     """
     number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
     shape = site.shapes[0 if number is x else 1]

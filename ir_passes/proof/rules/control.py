@@ -233,7 +233,7 @@ def _fixpoint(
 
     Args:
         mark: value numbers from `mark` on belong to values inside the loop.
-        carried: returns a result of the body as the next iteration sees it; None without a special case.
+        carried: the body's result as the next iteration sees it, or None.
     """
     prover = site.prover
     carry = [_initial_carry(site, value, counters.get(k)) for k, value in enumerate(carry)]
@@ -424,8 +424,7 @@ def _stacked_tiles(
     """Stack the rows of tiles along a new axis 0.
 
     Args:
-        tiles: of the arrays that the loop runs over.
-        length: number of iterations.
+        tiles: of `xs`.
         shape: length of the value's first axis; () for a scalar.
     """
     for fact in tiles:
@@ -454,8 +453,7 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
     """Stack the value of each iteration along a new axis 0.
 
     Args:
-        sources: owners of the arrays that the loop runs over.
-        length: number of iterations.
+        sources: owners of `xs`.
     """
     owner, step = value.owner, ("scan", loop)
     iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)

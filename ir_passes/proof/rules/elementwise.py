@@ -332,8 +332,8 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
 def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Range | None:
     """Return the bounds of `where(x < 0, x + c, x)`.
 
-    They join the numbers from 0 on and the negative numbers plus c: NumPy's remainder by a positive number, or an index
-    that counts from the end of an axis.
+    They join numbers from 0 on and negative numbers plus c: NumPy's remainder by a positive number, or an index from
+    the end of an axis.
     """
     x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
     bounds = x.range or dtype_range(site.eqn.invars[1].aval)

@@ -92,7 +92,7 @@ def _permuted_lanes(
 ) -> LaneRows | OneLane | None:
     """Return the owner of lanes that devices exchange by a fixed permutation.
 
-    The inverse permutation undoes the exchange. Until then these lanes join no lanes of this device.
+    Until the inverse permutation these lanes join no lanes of this device.
     """
     size, params = site.prover.devices_along(axes), site.params
     if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):

@@ -127,7 +127,7 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
     """Return the fact of page table entries at any index.
 
-    They are entries of one lane, or a fill value, which must not be a lane's page.
+    The fill value must not be a lane's page.
     """
     fact, filler = operand.fact, site.params.get("fill_value")
     assert isinstance(fact, PageEntry)
@@ -333,7 +333,6 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
     """Return the owners of the updates and of the rows after a write by permutation.
 
     Args:
-        updates: the rows.
         dim: operand dimension with the permutation as index; no other index may depend on all lanes.
     """
     order = access.columns[dim].fact

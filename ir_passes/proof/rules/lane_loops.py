@@ -72,7 +72,7 @@ def stops_by_lane(
 
     Args:
         prover: after the loop has settled.
-        outer, inner: values of the constants of `condition` and `body`.
+        outer, inner: constants of `condition` and `body`.
         counter: with `Greatest` as its bound; None for a loop under `any(active)`.
     """
     condition, body = flatten(condition), flatten(body)
@@ -117,7 +117,7 @@ def counter_of(
     it is the end of the last lane, a real token.
 
     Args:
-        outer: values of the condition's constants.
+        outer: the condition's constants.
         inner: number of constants of the body.
     """
     condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
@@ -154,7 +154,7 @@ def _unconverted(jaxpr: Any, atom: Any) -> Any:
 def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     """Return an array and a truth value if a condition tests any element for it.
 
-    The condition may be a conjunction with one such test; the caller checks that its other parts are shared.
+    It may be a conjunction with one such test; the caller checks that its other parts are shared.
     """
     eqn, negated = maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "and" and eqn.outvars[0].aval.shape == ():
@@ -173,10 +173,10 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) -> tuple[dict[Number, Range], set[int]]:
     """Return the value numbers of the tested array and its negation, in stopped lanes.
 
-    Also return the carries that decide about the array, except a counter that it compares with lengths.
+    Also return the carries that decide about it, except a counter compared with lengths.
 
     Args:
-        outer, inner: numbers of constants of the condition and of the body.
+        outer, inner: numbers of constants of condition and body.
     """
     active = _tested_array(condition, condition.outvars[0])
     if active is None or not _shared_otherwise(prover, condition, condition.outvars[0]):

@@ -15,8 +15,8 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
     """Return the fact about the result of an operation.
 
     Args:
-        fact: about the first operand. The other operands depend on the row's lane only.
-        source, target: dtypes of the first operand and of the result.
+        fact: about the first operand; the others depend on the row's lane only.
+        source, target: dtypes of operand and result.
     """
     rule = _TABLE.get((type(fact), name))
     return None if rule is None else rule(fact, source, target)
@@ -26,7 +26,7 @@ def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any
     """True if every element is finite, also after rounding by a product.
 
     Args:
-        dtype, result: dtypes of the operand and of the product.
+        dtype, result: dtypes of operand and product.
         precision: of `dot_general`; an algorithm names the dtype of rounded operands.
     """
     dtypes = [result]

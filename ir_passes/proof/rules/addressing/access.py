@@ -24,17 +24,17 @@ _FILLED = ("filled out of bounds",)
 class Access:
     """The pairing of an operand's elements with elements of a window array.
 
-    The window array is the result of a read, or the updates of a write.
+    It is the result of a read, or the updates of a write.
 
     Attributes:
         full: shape of the operand.
         sizes: of the window along each operand dimension.
         columns: operand dimension -> the index along it.
         window: operand dimension -> dimension of the window array, without dropped dimensions.
-        paired: operand dimension -> dimension of the window array that advances with it (a batching dimension).
-        index_axes: dimension of the window array for each axis of the indices.
+        paired: batching dimension of the operand -> its dimension of the window array.
+        index_axes: window dimension for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
-        index_shape: of the indices; the last axis has the components of one index.
+        index_shape: the last axis has the components of one index.
     """
 
     full: Shape
@@ -114,8 +114,7 @@ class Access:
     def put(self, view: View, dim: int, row: View = ()) -> View | None:
         """Return the view after this write puts a part back; None for another place.
 
-        Elements that were read out of bounds hold a fill value. Only a write that drops these elements keeps the fill
-        value out of the pool.
+        Elements read out of bounds hold a fill value; only a write that drops them keeps it out of the pool.
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
@@ -216,7 +215,7 @@ def _indexed(
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     """Return the access of a dynamic slice or update.
 
-    The index is clamped, and every dimension stays. Starts of whole dimensions are ignored, but not slots.
+    The index is clamped. Starts of whole dimensions are ignored, but not slots.
     """
     full = site.shapes[0]
     identity = {d: d for d in range(len(full))}
@@ -249,7 +248,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 def unsorted(site: Site, access: Access) -> Mixed | None:
     """Return the result's owner if indices of lanes are declared sorted.
 
-    XLA may rely on the declaration: every element of the result is unspecified if it is wrong.
+    If the declaration is wrong, XLA leaves every element unspecified.
     """
     if not site.params.get("indices_are_sorted"):
         return None

@@ -109,7 +109,7 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
     """Return the change of a sum by replacement of its terms.
 
     Args:
-        term_of: term -> the new term (None for 0) and a constant to add; None if the sum is lost.
+        term_of: term -> new term (None: 0) and a constant to add; None for a lost sum.
     """
 
     def change(value: IndexSum) -> IndexSum | None:
@@ -158,7 +158,7 @@ def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[
     """Return the change of a sum after one index along an axis is selected.
 
     Args:
-        symbol_of: layout of the axis, "" for lanes -> the number of the index; None if unknown.
+        symbol_of: layout of the axis, "" for lanes -> the index, if known.
     """
 
     def change(value: IndexSum) -> IndexSum | None:

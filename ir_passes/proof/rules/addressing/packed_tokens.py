@@ -6,8 +6,8 @@ facts about shared arrays: `SegmentIds`, `TokenOfLane` and `SameLane`.
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
-* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane
-  without tokens is another lane's; no claim covers it.
+* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane without tokens is
+  another lane's; no claim covers it.
 * `where(same, pairs, c)`: an element other than `c` combines two tokens of one lane.
 * `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Zero times
   a finite value is zero; values that may be nan or infinite are refused.
@@ -211,7 +211,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
     """Return the fact about one index along axis 0; None if it is lost.
 
     Args:
-        symbol_of: layout of the axis, "" for lanes -> the number of the index; None if unknown.
+        symbol_of: layout of the axis, "" for lanes -> the index, if known.
     """
     if isinstance(fact, IndexSum | Mask):
         return index_sums.mapped(fact, index_sums.at_number(0, symbol_of))
@@ -233,8 +233,8 @@ def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value,
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
     """Return the operands of a branch that is taken if a layout mask is `when`.
 
-    If the mask puts the previous token and this iteration's token into one lane, both belong to this lane. An entry of
-    a slot map or page table belongs to a real token if the mask excludes padding.
+    If the mask puts the previous and this iteration's token into one lane, both belong to it. A map or table entry
+    belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, Mask):
@@ -381,8 +381,8 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
 def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     """Return numbers excluded by finite limits; None without such limits.
 
-    An element is an element of an operand, or nan if one of these is nan. It is at most the finite operand of a
-    minimum, and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
+    An element is an operand's element, or nan if one of these is nan. It is at most the finite operand of a minimum,
+    and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
     """
     if site.name not in ("max", "min", "clamp"):
         return None
@@ -467,8 +467,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     """Add facts to the result of `select_n`.
 
-    A same-lane mask makes each row depend on its lane only. Replacing elements that are not finite by a finite number
-    gives finite elements.
+    A same-lane mask makes each row depend on its lane only. Replacing nan and infinity gives finite elements.
     """
     mask, *cases = operands
     if len(cases) != 2:

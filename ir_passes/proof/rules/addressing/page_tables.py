@@ -35,8 +35,8 @@ _BY_PAGE = (
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
     """Return the fact of an entry times a constant; None if the product may wrap.
 
-    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. An index past every pool stays past it, a negative
-    index negative.
+    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. Indices past every pool stay past it, negative
+    indices negative.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
@@ -74,8 +74,8 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     """Return the fact of a select between entries of a lane and unowned rows.
 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
-    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate,
-    `entry + size` is past every pool.
+    number far below row 0 stays below it; other negative numbers have no fact. With any other predicate, `entry + size`
+    is past every pool.
 
     Args:
         cases: first the value for false.
@@ -136,7 +136,7 @@ def page_fault(
 
     Args:
         split: mesh axes that split the lanes of the entries.
-        drops: a write skips rows outside of the pool, or a read fills them.
+        drops: rows outside the pool are skipped or filled.
     """
     path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
     entry, pages = table.entry, table.path

@@ -118,8 +118,8 @@ def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
 def _row_key(index: Value) -> tuple:
     """Return a key of the rows that an index selects.
 
-    A lane has one entry in a slot map, so its fact identifies the rows. Elements within a row, and pages, also need the
-    number of the index.
+    A lane has one entry in a slot map, so its fact identifies the rows. Elements within rows, and pages, also need the
+    index.
     """
     fact = index.fact
     has_several_rows = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)

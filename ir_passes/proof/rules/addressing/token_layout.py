@@ -508,9 +508,7 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
     """Return the fact about cu_seqlens at a constant, or a loop's lane or next lane.
 
     Args:
-        fact: about the entries along axis 0.
         index: in bounds, or clamped.
-        length: number of entries.
     """
     entry, by = entry_of(fact) or (None, 0)
     if entry is None or entry.axis != 0 or entry.of_token:

@@ -149,11 +149,7 @@ def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
 
 
 def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
-    """Return the entry of cu_seqlens at a loop's lane, or at the next lane.
-
-    Args:
-        entries, length: the entries along axis 0, and their number.
-    """
+    """Return the entry of cu_seqlens at a loop's lane, or at the next lane."""
     lanes, number, by = site.prover.bound.lanes, index.number, 0
     if isinstance(index.fact, PlusConstant):
         number, by = index.fact.number, index.fact.by

@@ -33,7 +33,7 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
     """Return a carry as the next iteration sees it, if it depends on one token.
 
     Args:
-        tokens: this iteration's token in each layout, as an element of `xs` or by its number.
+        tokens: this iteration's token in each layout.
     """
     owner = value.owner
     if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
@@ -194,7 +194,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
     """Return the tokens of a concatenation.
 
-    Either every part has its tokens in line, or the longest part alone, as for `jnp.roll`.
+    Its tokens are in line in every part, or in the longest alone, as for `jnp.roll`.
     """
     axis = site.params["dimension"]
     lengths = [shape[axis] for shape in site.shapes]

@@ -22,7 +22,7 @@ class Component:
     Attributes:
         block: number of elements.
         axis: the grid axis with this index, if its steps cover the dimension.
-        moves: False for a block of the whole dimension.
+        moves: False for a whole dimension.
     """
 
     block: int
@@ -63,7 +63,6 @@ class Blocks:
         """Read a block mapping of JAX.
 
         Args:
-            grid: lengths of its axes.
             pads: True if the last block may reach beyond the array.
 
         Raises:
@@ -172,7 +171,6 @@ class StepPart:
 
     Attributes:
         steps: dimension, as the kernel sees it -> grid axis, as the kernel counts axes.
-        sizes: dimension -> elements.
     """
 
     array: Any
@@ -189,7 +187,7 @@ class BlockGuessFailed(Exception):
 
 
 def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Blocks]:
-    """Return guesses of `Blocks` with whole dimensions cut by grid axes."""
+    """Return `Blocks` with whole dimensions cut by grid axes."""
     dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
     axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]
     cuts = [

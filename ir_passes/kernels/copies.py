@@ -77,7 +77,6 @@ class Copies:
     """The running copies of a program.
 
     Attributes:
-        domains: unknown number -> all of its values.
         facts: the conditions of the surrounding branches and loops.
         missing: copies that an examined loop waits for and does not start.
     """
@@ -104,7 +103,7 @@ class Copies:
         """End the copy of a wait, and return it.
 
         Raises:
-            UnreadableKernel: no such copy is known to run, or another copy may have its semaphore.
+            UnreadableKernel: it may not run, or another copy may have its semaphore.
         """
         copies = [other for other in self.running if not self._apart(copy, other)]
         matches = [other for other in copies if self.are_same(copy, other, ("written", "semaphore"))]
@@ -150,7 +149,7 @@ class Copies:
         return True
 
     def check(self, ref: Any, key: Key, writes: bool) -> None:
-        """Raise UnreadableKernel if an access may conflict with a running copy."""
+        """Raise UnreadableKernel for a conflict with a running copy."""
         if self.missing is not None:
             return
         if any(
@@ -189,8 +188,7 @@ class Copies:
         """Set the copies that run after branches.
 
         Args:
-            entry_copies: copies before the branches.
-            ends, facts: copies at the end of each branch, and the fact of the taken branch.
+            ends, facts: copies and fact of each branch.
 
         Raises:
             UnreadableKernel: only some branches wait for a copy.
@@ -209,10 +207,10 @@ class Copies:
 
 @dataclass
 class Loop:
-    """A loop that waits for copies of the iteration before.
+    """A loop that waits for copies of the previous iteration.
 
-    Let H(c) be the copies that an iteration waits for and does not start, as terms of the carried values c. Every
-    iteration begins with H(c) and copies of outside the loop, by induction:
+    Let H(c) be the copies that an iteration waits for and does not start, as terms of the carried values c. By
+    induction, every iteration begins with H(c) and copies of outside the loop:
 
     * H(first values) runs before the loop, if the loop runs at all.
     * An iteration that begins with H(c) ends with H(c'), c' the next values, if another iteration follows.

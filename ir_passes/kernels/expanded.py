@@ -14,7 +14,6 @@ class ReadKernels:
     """A program with plain operations instead of readable kernels.
 
     Attributes:
-        read: calls of replaced kernels.
         unread: id of another kernel's body -> the reason.
     """
 

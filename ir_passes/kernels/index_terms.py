@@ -122,7 +122,7 @@ def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | No
 def _can_be_listed(
     term: Term, domains: Domains, listed: dict[Term, Sequence[int]], remainders: dict[Term, list[tuple[int, int, Any]]]
 ) -> bool:
-    """Whether unknown numbers have domains or occur in remainders only; collects both."""
+    """Collect domains or remainders of unknown numbers; False if some have neither."""
     if term.constant is not None:
         return True
     if term in domains and len(domains[term]) <= MAX_CASES:
@@ -169,7 +169,7 @@ def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
 
     Args:
         first: value of `number` before the loop.
-        following: its value after an iteration.
+        following: after an iteration.
     """
     reached: list[int] = []
     value = first

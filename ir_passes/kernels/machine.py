@@ -25,7 +25,6 @@ class KernelRun:
 
     Attributes:
         producers: id of an array -> array, equation, operands and number of the result.
-        terms: id of a value -> value and term.
         counted: term of a loop's counter -> term of its end, first and last counter.
     """
 

@@ -71,7 +71,6 @@ class _State:
 
     Attributes:
         results: arrays, or parts for inner grid axes; `Ref` for a known block.
-        scratch: memory that outlives a step.
     """
 
     results: list[Any]
@@ -87,13 +86,11 @@ class _Kernel:
         grid: lengths of its axes; the maximum for a computed length.
         body_axes: axes that the body counts; `jax.vmap` adds others.
         sequential: for each grid axis whether its steps run in order.
-        in_place: True if it works in the memory of its results, False if blocks are written whole.
+        in_place: True if it works in its results' memory, False if blocks are written whole.
         copies: True for a TPU, with asynchronous copies.
-        scalars: their number.
         aliases: result -> index in `inputs` of the operand with the same memory.
         new_scratch: True if each step writes scratch before it reads it.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
-        lengths: of the grid axes, for known operands.
     """
 
     jaxpr: Any

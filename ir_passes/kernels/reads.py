@@ -41,7 +41,7 @@ class KernelReads:
 
     Attributes:
         loaded, stored: bytes of all program instances, for each operand and each result.
-        shapes, sizes: of each operand, in elements and in bytes.
+        shapes, sizes: of each operand; sizes in bytes.
     """
 
     name: str
@@ -166,7 +166,6 @@ class _CountedMemory:
 
     Attributes:
         number: of the operand, also if a result shares its memory.
-        result: number of a result.
     """
 
     number: int | None
@@ -184,7 +183,6 @@ class _Instance(_Values):
 
     Attributes:
         exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
-        used: variables with a use.
     """
 
     ids: tuple[int | None, ...]
@@ -405,7 +403,7 @@ def _sum_moved(
 
     Args:
         axes: grid axes with instances run one by one; one instance stands for all along another axis.
-        numbered: the instances know their numbers along these axes.
+        numbered: instances know their numbers along these axes.
     """
     total, counted = _Moved(), dict[Any, _Moved]()
     for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):

@@ -20,11 +20,11 @@ class Ref:
 
     Attributes:
         value: the content; anything at unwritten places.
-        holes: bool, of the shape of the memory: unwritten places; None for no such place.
+        holes: bool, of the memory's shape: unwritten places, if any.
         private: False if other steps may write meanwhile, so a read has unknown content.
         part: if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
-        assumed_new: True if it is assumed unwritten in each step, because every step writes before it reads.
+        assumed_new: unwritten in each step by assumption, because every step writes before it reads.
         operand: True for an unwritten operand, without an aliased result.
         written: written places with computed indices.
     """
@@ -55,8 +55,7 @@ class Ref:
         """Return unwritten memory.
 
         Args:
-            like: an array for the unwritten places, never read, so memory that is written piece by piece has its order
-                of dimensions. None: zeros.
+            like: never read; memory that is written piece by piece has its order of dimensions. None: zeros.
         """
         return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
 
@@ -148,7 +147,7 @@ def union(*holes: np.ndarray | None) -> np.ndarray | None:
 
 
 def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
-    """Return shape and dtype of memory; dtype None for semaphores of copies.
+    """Return shape and dtype of memory; dtype None for semaphores.
 
     Raises:
         UnreadableKernel: no array of numbers, for example a barrier.

@@ -85,8 +85,8 @@ def prove_isolation(
         static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
-        ContractError: the contract does not fit the function.
-        IsolationError: not proved; it has all violations, with the user's lines.
+        ContractError: the contract does not fit.
+        IsolationError: not proved; has all violations, with the user's lines.
     """
     trace = trace_function(fn, args, kwargs, FunctionSignature.of(fn, static_argnums, static_argnames))
     return prove_jaxpr(trace.program, contract.bind_trace(trace))

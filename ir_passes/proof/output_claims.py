@@ -125,7 +125,7 @@ def changed_rows(
 
     Args:
         prover: of a second walk, for an idle lane or devices that disagree.
-        results, restricted: of the first and of the second walk.
+        results, restricted: of the first and second walk.
     """
     violations = []
     for leaf, successor in prover.bound.successors.items():

@@ -21,7 +21,6 @@ class Symbol:
 
     Attributes:
         number: of the index.
-        size: of the indexed axis.
     """
 
     number: Number

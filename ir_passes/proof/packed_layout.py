@@ -84,7 +84,7 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
 
     Args:
         cu: `cu_seqlens`, int32 [lanes + 1], of `layout`.
-        present: the program's operations; other programs are skipped.
+        present: the program's operations; programs with others are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:

@@ -47,29 +47,29 @@ class Prover:
     """State of one abstract interpretation.
 
     Attributes:
-        idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
+        idle: role of the input that makes a lane idle, or "".
         counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
-        stopped: site, value number -> bounds for a stopped lane's elements, in a walk over the body of a loop.
+        stopped: site, value number -> bounds of a stopped lane's elements, in a loop's body.
         disagreeing: the comparison of devices' operands that is assumed to fail.
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
-        assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
-        declared: name of a declared call -> its equations.
+        assumed: declarations taken for granted, except of `declared`.
+        declared: name of a custom call, kernel or callback -> its equations.
         sort_keys: order of rows -> number of the sort keys.
-        device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
+        device_varying: mesh axes along which shared values may differ, by `axis_index`.
         devices: number along each mesh axis.
         invariance: True if JAX has checked along which axes each value may differ.
         comparisons: equations that compare operands of devices.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
-        active: value numbers of active lanes in the current program.
+        active: numbers of active lanes in the current program.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: number of sorted keys -> number of the keys.
         callers: surrounding equations, the outermost first.
-        refine: adds facts about packed tokens to the results of a rule.
-        layout: value number -> fact and bounds of an array computed from a packed layout.
+        refine: adds facts about packed tokens to results.
+        layout: value number -> fact and bounds, from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
         scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.
-        mapped: groups of pools with a slot map or page table.
+        mapped: pool groups with a slot map or page table.
     """
 
     bound: BoundContract

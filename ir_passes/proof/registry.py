@@ -15,10 +15,10 @@ class Parameters:
     """Parameters that a rule covers; an equation with another parameter is refused.
 
     Attributes:
-        reads: used, directly or through the shapes and dtypes of operands and results.
+        reads: used, also through shapes and dtypes of operands and results.
         ignores: without effect on owners and facts.
         accepts: parameter -> the covered values.
-        everything: all are covered, because the declaration of an opaque operation is trusted.
+        everything: covers all, as the declaration of an opaque operation is trusted.
     """
 
     reads: frozenset[str] = frozenset()

@@ -31,7 +31,7 @@ class Site:
 
     Attributes:
         jaxpr, index: its program and index.
-        shapes: of the operands.
+        shapes: of operands.
     """
 
     prover: Prover

@@ -19,10 +19,10 @@ Range = tuple[int, int]
 class Fact:
     """A fact about the elements of an array, in addition to owner and bounds.
 
-    Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
-    token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated
-    property; `padding` as in `SegmentIds`; `rows` and `columns` as in `SameLane`; `leaf` the index of an input among
-    the step's flattened inputs.
+    Attributes of several facts: `layout` is the layout of packed tokens; `axis` their axis, None for the token of a
+    loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated property;
+    `padding` as in `SegmentIds`; `rows` and `columns` as in `SameLane`; `leaf` the index of an input among the step's
+    flattened inputs.
     """
 
     __slots__ = ()
@@ -51,7 +51,7 @@ class DeviceOffset(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ActiveCount(Fact):
-    """Every element is the number of active lanes; lanes from this number on are idle."""
+    """Every element is the number of active lanes; later lanes are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SlotEntry(Fact):
 
     Attributes:
         guard: value number of the condition that selects between the entry and other rows.
-        less: offset subtracted from the entry and the other rows.
+        less: offset subtracted from entry and other rows.
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
@@ -189,8 +189,8 @@ class IndexSum(Fact):
     """Element = `by` + sum of terms, in exact integers.
 
     Attributes:
-        terms: pairs of a term and its factor, not 0. The term `Iota(axis)` is the index along an axis; `SegmentIds` is
-            the lane of a token.
+        terms: pairs of a term and its factor, not 0. `Iota(axis)` is the index along an axis; `SegmentIds` the lane of
+            a token.
         below: elements are unspecified where the sum is negative, or not below this number.
     """
 
@@ -237,7 +237,7 @@ class WithinLane(Fact):
     Elements with padding as t imply nothing.
 
     Attributes:
-        axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
+        axis: t = `shift` + `stride` * index along it.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
         window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
     """
@@ -294,7 +294,7 @@ class TokenOf(Fact):
     """Every element is the number of a lane's token, or its position in the lane.
 
     Attributes:
-        base: "start" for the number of the token, "length" for its position.
+        base: "start" for the token's number, "length" for its position.
     """
 
     layout: str
@@ -307,7 +307,7 @@ class PlacedToken(Fact):
     """Elements at one index depend on the lane of a token; others are shared.
 
     Attributes:
-        axis, place: axis and index of these elements.
+        axis, place: of these elements.
     """
 
     layout: str
@@ -360,7 +360,7 @@ class MaskedOut(Fact):
     A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
 
     Attributes:
-        zero: False for minus infinity.
+        zero: False: minus infinity.
     """
 
     rows: LaneRows
@@ -375,7 +375,7 @@ class Tiles(Fact):
     Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
 
     Attributes:
-        rows: owner of the rows, before they were reshaped; its axis has no meaning.
+        rows: owner of the rows before the reshape; its axis has no meaning.
         size: rows of a tile.
     """
 
@@ -537,7 +537,6 @@ class UnchangedRows:
         """Return this fact if a write restores the replaced part of the pool.
 
         Args:
-            part: fact of the written part.
             inverse_path: path of the part -> path of the target array; None for a part from another position.
         """
         return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
@@ -551,8 +550,8 @@ class Value:
         number: equal numbers mean equal elements in row-major order; or 0.
         range: bounds of an integer array.
         intact: holds if the lane is idle.
-        version: version of the pool that this array is or is a view of.
-        uniform: axes along which all elements of a shared array are equal.
+        version: of the pool that this array views.
+        uniform: axes along which elements of a shared array are equal.
     """
 
     owner: Owner = COMMON

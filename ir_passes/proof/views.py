@@ -39,7 +39,7 @@ def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterabl
 
     Args:
         free_axis: an axis with an ignored start, or -1.
-        full, sizes: shapes of the array and of the block.
+        full, sizes: shapes of array and block.
         starts: (axis, start); 0 along the other axes.
     """
     return entered(view, ("part", free_axis, full, sizes, tuple(sorted(starts, key=lambda pair: pair[0]))))

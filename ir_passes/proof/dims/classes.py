@@ -22,7 +22,7 @@ class Dimension:
 
     Attributes:
         name: from `name_dims` or a pool.
-        factors: the dimensions it was merged from or split into, in row-major order.
+        factors: dimensions it was merged from or split into, row-major.
         wholes: split dimensions with this one as their first part.
         repeated: the array is constant along it, so any name fits; of this member alone.
         lost: the line that joined arrays with unrelated dimensions into this one.

@@ -307,7 +307,6 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    """Return bounds of carries with a constant increment."""
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     counters = {}
     for k, value in enumerate(carry):

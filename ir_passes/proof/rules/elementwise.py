@@ -83,7 +83,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Refuse several lanes: JAX's loop ends when the last element has converged."""
+    """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
@@ -198,7 +198,7 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("rem")
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
-    """Take the remainder; a value below the divisor is unchanged."""
+    """Take the remainder; values below the divisor are unchanged."""
     bounds = bounds_of(site, (x, y))
     is_below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if is_below and site.shapes[0] == site.shape:
@@ -306,7 +306,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
-    """Return the case selected by the predicate's bounds, else join all operands."""
+    """Return the case selected by the predicate's bounds, or a join."""
     if (
         predicate.range is not None
         and predicate.range[0] == predicate.range[1]

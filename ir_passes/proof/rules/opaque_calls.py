@@ -53,7 +53,7 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
 
 
 def _check_one_body(site: Site, name: str) -> None:
-    """Report a call with the name of an earlier call and another body."""
+    """Report calls with one name and several bodies."""
     calls = site.prover.declared.setdefault(name, [])
     if any(site.eqn is call for call in calls):
         return
@@ -131,7 +131,7 @@ class _Declared:
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
-        """Return the owner of all arrays of lanes; `Mixed` for a misfit."""
+        """Return the owner of all lanes; `Mixed` for a misfit."""
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):

@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Return the owner of an operand broadcast to `result`."""
+    """Return the owner of an operand after a broadcast."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 

@@ -49,7 +49,6 @@ _OPERAND_DTYPES = {
 
 
 def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
-    """Return the fact if the new dtype holds the masked value."""
     return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 

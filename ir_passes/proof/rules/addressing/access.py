@@ -186,7 +186,7 @@ def of_gather(site: Site, indices: Value) -> Access:
 
 
 def of_scatter(site: Site, indices: Value) -> Access:
-    """Return the access of a scatter; the window array is its updates."""
+    """Return the access of a scatter; its updates are the window array."""
     n = site.params["dimension_numbers"]
     dims = GatherDimensionNumbers(
         n.update_window_dims, n.inserted_window_dims, n.scatter_dims_to_operand_dims, n.operand_batching_dims,

@@ -90,7 +90,6 @@ def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis of a slot map with local row numbers."""
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     return entry.local

@@ -99,7 +99,7 @@ def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
 
 
 def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
-    """Return an operand as a sum for all elements of the result."""
+    """Return an operand as a sum for all result elements."""
     terms = sum_of(value)
     if terms is None or terms.below is not None or not is_full(site, operand, index_sums.axes_of(terms)):
         return None
@@ -212,7 +212,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
 
 
 def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
-    """Return the mask of equal lanes for tokens at a distance along one axis."""
+    """Return the mask of equal lanes for tokens at a distance."""
     x, y = (*ids, None, None)[:2]
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
         return None
@@ -434,7 +434,6 @@ def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _places_of_entries(index: Value | None) -> OffsetEntry | None:
-    """Return the first entry of an index with cu_seqlens along axis 0."""
     entry, by = entry_of(None if index is None else index.fact) or (None, 0)
     return entry if entry is not None and entry.axis == 0 and not by and not entry.of_token else None
 

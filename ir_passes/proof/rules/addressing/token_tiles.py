@@ -27,7 +27,7 @@ from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens,
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
-    """Return the fact about lanes' places, past the last token under a mask."""
+    """Return the fact about places of lanes, past the last token under a mask."""
     for when in (False, True):
         place, filler, conditions = cases[when].fact, cases[not when], conditions_of(mask.fact, when)
         if not conditions or not isinstance(place, IndexSum) or place.below is not None or filler.range is None:
@@ -45,7 +45,7 @@ def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return a select's result: tokens of each row's lane, or of one lane."""
+    """Select tokens of each row's lane, or of one lane."""
     mask, *cases = operands
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] != site.shape:
         return result
@@ -162,7 +162,7 @@ def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> Off
 
 
 def token_at(position: Value, start: Value) -> TokenOf | None:
-    """Return the fact about a position in a lane plus the start of the lane."""
+    """Return the fact about a lane's start plus a position."""
     fact, (entry, by) = position.fact, entry_of(start.fact) or (None, 0)
     if not isinstance(fact, TokenOf) or fact.base != "length" or entry is None or by:
         return None
@@ -171,7 +171,7 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
 
 
 def counted(start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a loop's counter of one lane's tokens.
+    """Return the fact about a loop's counter of a lane's tokens.
 
     Args:
         start: the counter before the loop.

@@ -115,7 +115,6 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
 
 
 def _gathered_windows(value: Value) -> bool:
-    """True if the tokens' distance changes along a second axis."""
     return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenSpan) and value.fact.window is not None
 
 

@@ -373,7 +373,7 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     others = [_CountedMemory(operand_of.get(k), result=k) for k in range(mapping.num_outputs)]
     others += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(others))]
     arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
-    # instances along another axis have the same known operands, and mostly the same loops
+    # instances along another axis have the same known operands, and mostly equal loops
     known = [block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN]
     axes = frozenset[int]().union(*known)
     all_axes = frozenset(range(len(grid)))

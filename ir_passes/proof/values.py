@@ -41,8 +41,8 @@ class DeviceOffset(Fact):
     """Element = number of rows on all previous devices along a mesh axis.
 
     Attributes:
-        over: name of the mesh axis.
-        rows: on each device.
+        over: the mesh axis.
+        rows: on one device.
     """
 
     over: str
@@ -72,8 +72,8 @@ class SlotEntry(Fact):
 
     Attributes:
         guard: value number of the condition that selects between the entry and other rows.
-        less: offset subtracted from entry and other rows.
-        instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
+        offset: subtracted from entry and other rows.
+        alternatives: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
         non_null: the entry is selected only if it is not the null row.
@@ -101,8 +101,8 @@ class PageEntry(Fact):
 
     Attributes:
         stride, spare: as in `SlotEntry`, for pages.
-        instead: kinds of other elements: "past" and "below" as in `SlotEntry`, or "lowest": so far below row 0 that
-            adding the number of rows, to count from the end, leaves them negative.
+        alternatives: kinds of other elements: "past" and "below" as in `SlotEntry`, or "lowest": so far below row 0
+            that adding the number of rows, to count from the end, leaves them negative.
     """
 
     leaf: Leaf
@@ -191,7 +191,7 @@ class IndexSum(Fact):
     Attributes:
         terms: pairs of a term and its factor, not 0. `Iota(axis)` is the index along an axis; `SegmentIds` the lane of
             a token.
-        below: elements are unspecified where the sum is negative, or not below this number.
+        below: elements are unspecified where the sum is negative, or not below this number; None: all are specified.
     """
 
     terms: "frozenset[tuple[Term, int]]"
@@ -360,7 +360,7 @@ class MaskedOut(Fact):
     A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
 
     Attributes:
-        zero: False: minus infinity.
+        zero: False for minus infinity.
     """
 
     rows: LaneRows
@@ -547,7 +547,7 @@ class Value:
     """The abstract value of one array.
 
     Attributes:
-        number: equal numbers mean equal elements in row-major order; or 0.
+        number: equal numbers mean equal elements in row-major order; 0 without a number.
         range: bounds of an integer array.
         intact: holds if the lane is idle.
         version: of the pool that this array views.

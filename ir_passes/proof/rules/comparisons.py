@@ -24,7 +24,7 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
-    """Return the owner of a comparison of lane numbers with the active count.
+    """Return the owner of comparing lane numbers with the active count.
 
     Each element belongs to its lane, so a fact about an idle lane's element holds for no other lane. The walk without
     idle lanes refuses every use of the element for another lane.

@@ -232,7 +232,7 @@ def _fixpoint(
     Versions of pools advance with the iterations, and belong to one chain if the body continues the chain.
 
     Args:
-        mark: value numbers from `mark` on belong to values inside the loop.
+        mark: value numbers from `mark` on are inside the loop.
         carried: the body's result as the next iteration sees it, or None.
     """
     prover = site.prover

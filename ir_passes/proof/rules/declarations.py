@@ -16,7 +16,7 @@ def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
     """Return the `Opaque` of a call that keeps lanes separate.
 
     A result that aliases a pool succeeds it; any other has lanes if an operand has lanes. A shared result is never
-    suggested, because the proof would trust it.
+    suggested, as the proof would trust it.
     """
     inputs = [_operand(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)]
     aliases: Mapping[int, int] = ir.aliases_of(site.eqn)

@@ -209,7 +209,7 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     if isinstance(index.owner, Mixed) and index.fact is None:
-        return index.owner  # the fault is where the index was made
+        return index.owner  # the fault is at the index
     return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN_ELEMENTS)
 
 

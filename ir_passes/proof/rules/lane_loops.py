@@ -171,12 +171,12 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 
 
 def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) -> tuple[dict[Number, Range], set[int]]:
-    """Return the value numbers of the tested array and its negation, in stopped lanes.
+    """Return value numbers of the tested array and its negation, in stopped lanes.
 
     Also return the carries that decide about it, except a counter compared with lengths.
 
     Args:
-        outer, inner: numbers of constants of condition and body.
+        outer, inner: numbers of constants.
     """
     active = _tested_array(condition, condition.outvars[0])
     if active is None or not _shared_otherwise(prover, condition, condition.outvars[0]):

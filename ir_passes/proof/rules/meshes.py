@@ -35,7 +35,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 def shard_map(site: Site, *operands: Value) -> list[Value]:
     """Interpret the program of one device; split lanes are counted within the device."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
-    # automatic axes split nothing: the program of one device has the full arrays
+    # automatic axes split nothing: a device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
     if any(_is_replicated(spec, devices) for spec in site.params["in_specs"]):
@@ -125,7 +125,7 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
     """Put a result together from the parts of all devices.
 
     Args:
-        mark: value numbers from `mark` on belong to values inside the shard_map.
+        mark: value numbers from `mark` on are inside the shard_map.
     """
     owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:

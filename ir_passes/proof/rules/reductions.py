@@ -143,7 +143,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     if isinstance(key.fact, Permuted) and key.fact.div == 1:
         order = Order(key.fact.order.number, not key.fact.order.inverse)
     else:
-        # for equal keys, an unstable sort may give a different order each time
+        # for equal keys, an unstable sort may give any order
         stable = site.params["is_stable"]
         order = Order(site.prover.number("order", key.number) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number

@@ -29,8 +29,8 @@ class Access:
     Attributes:
         full: shape of the operand.
         sizes: of the window along each operand dimension.
-        columns: operand dimension -> the index along it.
-        window: operand dimension -> dimension of the window array, without dropped dimensions.
+        columns: operand dimension -> its index.
+        window: operand dimension -> window dimension, without dropped dimensions.
         paired: batching dimension of the operand -> its dimension of the window array.
         index_axes: window dimension for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.

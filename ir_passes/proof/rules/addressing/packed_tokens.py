@@ -231,7 +231,7 @@ def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value,
 
 
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
-    """Return the operands of a branch that is taken if a layout mask is `when`.
+    """Return the operands of a branch taken if a layout mask is `when`.
 
     If the mask puts the previous and this iteration's token into one lane, both belong to it. A map or table entry
     belongs to a real token if the mask excludes padding.

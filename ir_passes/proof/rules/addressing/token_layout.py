@@ -272,7 +272,7 @@ def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
 
 
 def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return the fact about a select by sign, or by a padding mask.
+    """Return the fact about a select.
 
     By sign: `where(x < 0, x + length, x)`. By a padding mask: ids, and the number of lanes at padding.
     """

@@ -174,7 +174,7 @@ def counted(start: Value, bound: Value) -> TokenOf | None:
     """Return the fact about a loop's counter of a lane's tokens.
 
     Args:
-        start: the counter before the loop.
+        start: before the loop.
         bound: exclusive.
     """
     stop = sum_of(bound)

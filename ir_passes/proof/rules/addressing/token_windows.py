@@ -42,7 +42,7 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of `select_n` by a layout mask."""
+    """Select by a layout mask."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
@@ -67,7 +67,7 @@ def _joined(site: Site, mask: Value, owners: list[Owner], result: Value) -> Valu
 
 
 def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Return the result of a select by a padding mask.
+    """Select by a padding mask.
 
     Elements of padding are unspecified, or shared.
     """
@@ -90,7 +90,7 @@ def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> V
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Return the result of a select by a `WithinLane` mask along an axis.
+    """Select by a `WithinLane` mask along an axis.
 
     Where the mask is `when`, the selected tokens belong to the row's lane.
     """

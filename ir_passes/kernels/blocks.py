@@ -42,7 +42,7 @@ class Blocks:
 
     Attributes:
         shape, dtype: of the array, rounded up to whole blocks.
-        squeezed: dimensions that the kernel does not see.
+        squeezed: dimensions hidden from the kernel.
         index_map: jaxpr from grid indices and prefetched scalars to block indices.
         in_device_memory: True if no block is copied to a core.
         unpadded: shape without the foreign memory in the last blocks.

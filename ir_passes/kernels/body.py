@@ -208,7 +208,7 @@ class _Body(KernelRun):
                 return self.run(condition.jaxpr, condition.consts, [*outer, *values])[0]
 
         def iteration(values: list[Any]) -> list[Any]:
-            if counted is not None:  # state the bounds of the counter in every iteration
+            if counted is not None:
                 number, end = counted
                 begin = first[1][number]
                 last = lax.sub(lax.max(first[1][end], begin), np.ones((), begin.dtype))

@@ -23,11 +23,7 @@ class ReadKernels:
 
 
 def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -> ReadKernels:
-    """Replace each kernel by plain operations.
-
-    Args:
-        keep: predicate of unchanged equations.
-    """
+    """Replace each kernel by plain operations."""
     read: list[ir.JaxprEqn] = []
     unread: dict[int, str] = {}
 

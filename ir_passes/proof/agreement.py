@@ -1,7 +1,6 @@
 """`devices_agree`: a check inside a step that devices have equal operands.
 
-`shard_map` assumes that a replicated argument is equal on all devices; neither types nor the compiler check this. A
-step with this check can leave every row alone where devices differ, and report it.
+`shard_map` assumes that a replicated argument is equal on all devices; neither types nor the compiler check this.
 """
 
 import functools
@@ -56,7 +55,6 @@ def devices_agree(operands: Any) -> Array:
 
 
 def _differ(word: Array, over: tuple[str, ...]) -> Array:
-    """Return 1 if numbers differ along mesh axes, else 0."""
     # ~x reverses the order, so one collective finds the maximum and the minimum
     maximum, minimum = jnp.split(lax.pmax(jnp.concatenate([word, ~word]), over), 2)
     return jnp.any(maximum != ~minimum).astype(jnp.int32)

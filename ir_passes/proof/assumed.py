@@ -1,4 +1,4 @@
-"""Assumptions and notes of a proof that follow from the contract alone."""
+"""Assumptions and notes that follow from the contract alone."""
 
 from ir_passes.contract.contract import ROW_MAPS, BoundContract, Packed, PageTable, Pool, SlotMap
 from ir_passes.contract.statements import Assumption, Note, Statement
@@ -14,7 +14,7 @@ _NULL_IN_ALL = ". A lane that is on the null row in it is so in every slot map t
 
 
 def assumed_of(bound: BoundContract) -> list[Statement]:
-    """Return the assumptions about slot maps, page tables and packed layouts."""
+    """Return assumptions about slot maps, page tables and packed layouts."""
     assumptions = []
     for leaf, array in enumerate(bound.inputs):
         if isinstance(array.entry, SlotMap):

@@ -45,7 +45,7 @@ from ir_passes.proof.values import ActiveCount, OffsetEntry, PageEntry, SegmentI
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once, violation_at
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
-"""Role of an input that makes lanes idle -> the claim of a separate walk."""
+"""Role of an input -> claim about idle lanes of a separate walk."""
 MAX_COUNT = int(np.iinfo(np.int32).max)
 
 
@@ -57,7 +57,7 @@ class Proof:
         equations: their number, with calls replaced by bodies.
         proved: ids of `Claim`.
         assumed: declarations of the caller, taken for granted; ids of `Assumption`.
-        notes: remarks that are no faults; ids of `Note`.
+        notes: ids of `Note`.
     """
 
     lanes: int
@@ -224,7 +224,7 @@ def _lanes(axis: int, lanes: int) -> Owner:
 
 
 def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
-    """Find pools of one group that are written at different rows, or in another order.
+    """Find pools of one group written at different rows, or in another order.
 
     Pools with a wrong write are skipped: their rows are unknown.
     """

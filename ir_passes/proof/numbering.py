@@ -1,4 +1,4 @@
-"""Value numbers: equal numbers mean equal elements, and equal expressions get equal numbers."""
+"""Value numbers: equal numbers mean equal elements; equal expressions have equal numbers."""
 
 from collections.abc import Hashable
 
@@ -34,7 +34,7 @@ class Numbering:
         self._last = 1
 
     def fresh(self) -> Number:
-        """Return a number that no value has had."""
+        """Return a new number."""
         self._last += 1
         return Number(self._last)
 

@@ -25,7 +25,7 @@ _DECLASSIFY = "; if all lanes may see this value, return declassify(value, reaso
 
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: bool = False) -> list[Violation]:
-    """Find outputs with another owner than their contract entry; `pools`: of pools only."""
+    """Find outputs with another owner than their contract entry; `pools`: only pools."""
     donors = {successor: leaf for leaf, successor in prover.bound.successors.items()}
     leaks = [
         value.owner.cause
@@ -121,7 +121,7 @@ def _pool_fault(prover: Prover, output: Bound, value: Value, donor: int | None) 
 def changed_rows(
     prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], restricted: list[Value]
 ) -> list[Violation]:
-    """Find pools with rows that are not shown to stay unchanged.
+    """Find pools with rows not shown to stay unchanged.
 
     Args:
         prover: of a second walk, for an idle lane or devices that disagree.
@@ -157,7 +157,7 @@ def _idle_input(bound: BoundContract, role: str) -> str:
 
 
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
-    """Refuse a comparison that runs more than once: a walk lets all its runs fail."""
+    """Refuse repeated comparisons: a walk lets all their runs fail."""
     if sum(eqn is comparison for eqn in prover.comparisons) == 1:
         return []
     message = "devices are compared in a loop, or in a function that is called more than once"

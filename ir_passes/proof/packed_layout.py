@@ -63,7 +63,6 @@ SEARCHED = {left_out: searched(entries) for left_out, entries in PARTS.items()}
 
 @lru_cache(maxsize=64)
 def _traced(ways: Ways, lanes: int, tokens: int) -> tuple[tuple[ir.ClosedJaxpr, frozenset[str]], ...]:
-    """Return a program for each array, with the names of its operations."""
 
     def results(cu: Array) -> tuple[Array, ...]:
         return tuple(ways(cu, tokens))

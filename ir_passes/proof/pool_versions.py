@@ -55,7 +55,7 @@ class PoolVersions:
         return pool if version in self.parent else self.succeed(pool)
 
     def stale(self, version: int | None) -> bool:
-        """Whether the pool, or the pool of a part, has a later version."""
+        """Whether the pool, or a part's pool, has a later version."""
         while version is not None:
             if version in self.consumed:
                 return True

@@ -109,7 +109,7 @@ class Prover:
         self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> Number:
-        """Return a value number that no value has had."""
+        """Return a new value number."""
         return self.numbers.fresh()
 
     @contextmanager
@@ -146,7 +146,7 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression; equal forms have equal numbers."""
+        """Return the value number of an expression; equal forms are equal."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
@@ -198,7 +198,7 @@ class Prover:
         forget()
 
     def makers(self, jaxpr: Any) -> dict[Any, Any]:
-        """Return the equation of each result of a program."""
+        """Return the equations of a program's results."""
         if id(jaxpr) not in self._makers:
             self._makers[id(jaxpr)] = jaxpr, {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         return self._makers[id(jaxpr)][1]

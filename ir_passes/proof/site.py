@@ -1,4 +1,4 @@
-"""The abstract interpreter; `Site` is one equation as a rule (transfer function) sees it."""
+"""The abstract interpreter; `Site` is one equation as a rule sees it."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace

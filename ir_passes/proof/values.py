@@ -13,7 +13,7 @@ from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol, descr
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]
-"""Least and greatest value of an integer or boolean array, both included."""
+"""Least and greatest element of an integer or boolean array."""
 
 
 class Fact:
@@ -41,7 +41,6 @@ class DeviceOffset(Fact):
     """Element = number of rows on all previous devices along a mesh axis.
 
     Attributes:
-        over: the mesh axis.
         rows: on one device.
     """
 
@@ -547,7 +546,7 @@ class Value:
     """The abstract value of one array.
 
     Attributes:
-        number: equal numbers mean equal elements in row-major order; 0 without a number.
+        number: equal numbers mean equal elements in row-major order; 0 without it.
         range: bounds of an integer array.
         intact: holds if the lane is idle.
         version: of the pool that this array views.

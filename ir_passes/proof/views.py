@@ -46,7 +46,7 @@ def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterabl
 
 
 def entered(view: View, step: Step) -> View:
-    """Return the view after taking a part; `left` with the same step puts it back."""
+    """Return the view after taking a part; `left` undoes it."""
     return (*view, step)
 
 

@@ -48,7 +48,7 @@ class Dimension:
 
 
 def unify(first: Dimension, second: Dimension) -> None:
-    """Make two dimensions one class; raises Conflict for different names."""
+    """Unify two dimensions; raises Conflict for different names."""
     first, second = first.root(), second.root()
     if first is second:
         return
@@ -116,7 +116,7 @@ def runs_along(dim: Dimension) -> frozenset[str]:
 
 
 def concatenated(parts: Sequence[Dimension], size: int) -> Dimension:
-    """Return the dimension of a concatenation; a single element fits any dimension."""
+    """Return a concatenation's dimension; a single element fits any."""
     names = {runs_along(dim) for dim in parts if dim.size != 1 and not dim.repeated}
     names |= {runs_along(dim) for dim in parts if runs_along(dim)}
     return Dimension(size, along=names.pop() if len(names) == 1 else frozenset())

@@ -24,7 +24,7 @@ _REMEDY = "give the array its dimensions in the pool's order, or name them: name
 
 
 def name_dims(x: Array, *names: str | None) -> Array:
-    """Return the array unchanged, with named dimensions for the check of pools.
+    """Return the array with named dimensions, for the check of pools.
 
     Args:
         names: for each dimension, or None. No effect under `vmap`, which adds a dimension: name it outside.

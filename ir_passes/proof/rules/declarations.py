@@ -1,4 +1,4 @@
-"""Suggested declarations of kernels, custom calls and callbacks, and checks of row maps."""
+"""Suggested declarations of opaque calls, and checks of row maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

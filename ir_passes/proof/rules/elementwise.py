@@ -230,7 +230,7 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """Return the fact of comparing slot map entries with the null row."""
+    """Compare slot map entries with the null row."""
     is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
     bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
     return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None

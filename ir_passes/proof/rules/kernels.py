@@ -30,8 +30,8 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
 
     Rows 0 to N - 1 of the result are the operand's rows, one per lane in order. In an owner `LaneRows(axis)` from lane
     0 the unspecified rows from N on belong to no lane: every rule keeps row i of a result independent of other rows,
-    and no output has rows from N on. At other positions, for example along the channels of a row or after a shared
-    array, the memory may be another lane's.
+    and no output has rows from N on. At other positions, as along a row's channels or after a shared array, the memory
+    may be another lane's.
     """
     owner, lanes = array.owner, site.prover.bound.lanes
     dim = site.params["dim"]

@@ -33,7 +33,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
-    """Interpret the program of one device; split lanes are counted within the device."""
+    """Interpret the program of one device; lanes are counted within it."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
     # automatic axes split nothing: a device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}

@@ -106,7 +106,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reduce windows; a window must have length 1 along the axis of the lanes."""
+    """Reduce windows; their length along the lanes' axis must be 1."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]

@@ -1,4 +1,4 @@
-"""Integer arithmetic without effect: `s + 0`, `s >> 0`, `-(-s)`, `s + 1 - 1`."""
+"""Integer arithmetic without effect, as in `s + 0` or `-(-s)`."""
 
 import jax.numpy as jnp
 

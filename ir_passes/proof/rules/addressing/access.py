@@ -102,7 +102,7 @@ class Access:
         return not self.paired and self.scalar and axes == sorted(axes)
 
     def _places(self, excluded_dim: int) -> Iterator[tuple[int, Hashable]]:
-        """Yield the start of a block along each axis with more than one possible start.
+        """Yield a block's start along each axis with several possible starts.
 
         It is a constant or a value number.
         """
@@ -228,7 +228,7 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """Report a constant position in a pool with named dimensions."""
+    """Report constant positions in pools with named dimensions."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
@@ -246,7 +246,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """Return the result's owner if indices of lanes are declared sorted.
+    """Return the result's owner for lane indices declared sorted.
 
     If the declaration is wrong, XLA leaves every element unspecified.
     """
@@ -271,7 +271,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """Note an index along another axis of a pool, possibly out of bounds.
+    """Note an index along a pool's other axis, possibly out of bounds.
 
     Such an index stays inside its row.
     """

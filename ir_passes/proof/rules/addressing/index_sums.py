@@ -48,7 +48,7 @@ def sum_of(value: Value) -> IndexSum | None:
 
 
 def as_fact(value: IndexSum) -> Fact | None:
-    """Return the simplest fact about a sum; None for a constant."""
+    """Return the simplest fact about a sum, except a constant."""
     ((term, _),) = value.terms if len(value.terms) == 1 else ((None, 0),)
     if isinstance(term, Iota | SegmentIds) and value == single(term):
         return term
@@ -155,7 +155,7 @@ def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], 
 
 
 def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum after one index along an axis is selected.
+    """Return the change of a sum at one index along an axis.
 
     Args:
         symbol_of: layout of the axis, "" for lanes -> the index, if known.

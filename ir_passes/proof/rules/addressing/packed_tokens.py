@@ -1,8 +1,8 @@
 """Rules for packed tokens: indexing by token or by lane, and same-lane masks.
 
 Every rule for lanes also holds for tokens if each token counts as a separate lane. An owner with `packed` counts tokens
-and never joins an owner that counts lanes. The rules of this module know that several tokens belong to one lane, from
-facts about shared arrays: `SegmentIds`, `TokenOfLane` and `SameLane`.
+and never joins an owner that counts lanes. These rules know the tokens of one lane from facts about shared arrays:
+`SegmentIds`, `TokenOfLane` and `SameLane`.
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
@@ -70,7 +70,7 @@ _FINITE = (
 
 
 def tokens(axis: int, layout: str) -> LaneRows:
-    """Return the owner of an array with one index per token along an axis."""
+    """Return the owner of an array with tokens along an axis."""
     return LaneRows(axis, packed=layout)
 
 
@@ -132,7 +132,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 
 
 def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
-    """Return the owner of rows of lanes after tokens are scattered to their lanes.
+    """Return the owner of lanes after tokens are scattered to them.
 
     Padding may reach the last lane if everything that it writes is shared.
 
@@ -166,7 +166,7 @@ def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, di
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
-    """Return the token of an iteration that writes the row of its lane.
+    """Return the token of an iteration that writes its lane's row.
 
     None if the iteration may write padding.
     """

@@ -45,7 +45,7 @@ def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | Non
 
 
 def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
-    """Return the fact of an entry plus an offset that stays within the page.
+    """Return the fact of an entry plus an offset within the page.
 
     A row past every pool stays past it. None if the entry may be below row 0: the sum may be a row.
     """
@@ -71,7 +71,7 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
 
 
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
-    """Return the fact of a select between entries of a lane and unowned rows.
+    """Select between entries of a lane and unowned rows.
 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
     number far below row 0 stays below it; other negative numbers have no fact. With any other predicate, `entry + size`

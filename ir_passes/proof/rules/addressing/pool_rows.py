@@ -127,7 +127,7 @@ def _row_key(index: Value) -> tuple:
 
 
 def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
-    """Return the view after rows are written back by the slot map of their read.
+    """Return the view after rows are written back by their slot map.
 
     The read may lack the guard of the write. Elements within rows, and pages, need the same index for both.
     """

@@ -1,4 +1,4 @@
-"""Checks that an index by slot map selects the promised rows, on every device."""
+"""Checks that a slot map selects the promised rows, on every device."""
 
 import math
 

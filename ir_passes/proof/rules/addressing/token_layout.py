@@ -99,7 +99,6 @@ def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
 
 
 def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
-    """Return an operand as a sum for all result elements."""
     terms = sum_of(value)
     if terms is None or terms.below is not None or not is_full(site, operand, index_sums.axes_of(terms)):
         return None
@@ -259,7 +258,7 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
 
 
 def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
-    """Return the fact about the first or last token of one or each lane."""
+    """Return the fact about a first or last token of lanes."""
     if isinstance(fact, TokenOfLane):
         return fact
     entry, by = entry_of(fact) or (None, 0)

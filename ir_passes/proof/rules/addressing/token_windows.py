@@ -30,7 +30,7 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
 
 
 def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Value | None:
-    """Return a carry as the next iteration sees it, if it depends on one token.
+    """Return the next iteration's carry, if it depends on one token.
 
     Args:
         tokens: this iteration's token in each layout.

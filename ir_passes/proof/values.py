@@ -17,7 +17,7 @@ Range = tuple[int, int]
 
 
 class Fact:
-    """A fact about the elements of an array, in addition to owner and bounds.
+    """A fact about the elements of an array.
 
     Attributes of several facts: `layout` is the layout of packed tokens; `axis` their axis, None for the token of a
     loop iteration; `token` this token, as in `OneLane`; `when` the value of mask elements with the stated property;

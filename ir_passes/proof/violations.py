@@ -94,7 +94,7 @@ def violation_at(
 def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     """Merge violations of one fault; the first has the lanes and pools of all.
 
-    They share `fault`, or kind, primitive, source line and call stack (for example one per layer).
+    They share `fault`, or kind, primitive, source line and call stack, as in layers.
     """
     merged: dict[Hashable, Violation] = {}
     first_of: dict[Hashable, Hashable] = {}

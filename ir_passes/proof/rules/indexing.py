@@ -351,7 +351,7 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
 
 
 def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
-    """True if a write addresses rows by position in an order of all lanes.
+    """True if a write addresses positions in an order that depends on all lanes.
 
     It changes some of the rows, writes different values to them, or uses another index.
     """

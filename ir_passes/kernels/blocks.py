@@ -32,7 +32,7 @@ class Component:
 
     @property
     def level(self) -> int:
-        """The innermost grid axis of the index; -1 without one."""
+        """The innermost grid axis of the index, or -1."""
         return max(self.axes, default=-1)
 
 
@@ -118,7 +118,7 @@ class Blocks:
 
     @property
     def level(self) -> int:
-        """The innermost grid axis that picks the block; -1 without one."""
+        """The innermost grid axis that picks the block, or -1."""
         return max(self.axes, default=-1)
 
     def along(self, axis: int) -> int | None:

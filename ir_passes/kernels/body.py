@@ -177,7 +177,7 @@ class _Body(KernelRun):
         return [] if self.copies is None else list(self.copies.running)
 
     def _check_running(self, running: list[Copy], eqn: ir.JaxprEqn) -> None:
-        """Raise UnreadableKernel if an iteration starts or waits for a copy."""
+        """Raise UnreadableKernel if an iteration starts or awaits a copy."""
         if self.copies is not None and self.copies.running != running:
             raise UnreadableKernel(f"a copy is under way at the end of an iteration at {ir.source_of(eqn)}")
 

@@ -4,7 +4,7 @@ A running copy may write its target at any time, and signals its end at a semaph
 write at the wait for it if three things are shown:
 
 * The wait is for this copy: no other running copy has its semaphore, and the wait names the same place of the target.
-* In between, nothing touches the target's place, and nothing writes to the source's place.
+* In between, nothing touches the target's place, and nothing writes to the source's place, so it is unchanged.
 * The copy was started under the conditions of the wait, so it runs whenever the wait is reached.
 
 Places and semaphores are compared as terms (`index_terms`). A loop that waits for copies of the iteration before is

@@ -29,8 +29,8 @@ def devices_agree(operands: Any) -> Array:
         operands: a pytree of arrays with 32-bit elements.
 
     Returns:
-        bool [], equal on all devices of the mesh; True if no operand is shared between devices. Return it as a `Shared`
-            output, for the host to raise an error.
+        bool [], equal on all devices of the mesh, so no device writes where two disagree; True if devices share no
+            operand. Return it as a `Shared` output, for the host to raise an error.
 
     Raises:
         TypeError: an array with elements of another width.

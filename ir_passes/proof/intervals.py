@@ -25,7 +25,7 @@ def _range_of(dtype: Any) -> Range | None:
 
 
 def fits(aval: Any, *numbers: int) -> bool:
-    """Whether numbers are within the limits of an integer or boolean dtype."""
+    """Whether numbers are within the limits of a dtype."""
     limits = dtype_range(aval)
     return limits is not None and all(limits[0] <= number <= limits[1] for number in numbers)
 

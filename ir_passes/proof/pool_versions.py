@@ -48,7 +48,7 @@ class PoolVersions:
         return part
 
     def put_together(self, version: Version | None) -> Version | None:
-        """Return a pool's version after its parts are put together."""
+        """Return a pool's version with its parts."""
         if version is None or version not in self.origin:
             return version
         pool = self.origin[version]

@@ -114,7 +114,7 @@ class Prover:
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        """Interpret a program on each device of a mesh."""
+        """Interpret a program on each device."""
         outer = self.devices, self.invariance
         self.devices, self.invariance = self.devices | devices, self.invariance and invariance
         yield
@@ -150,7 +150,7 @@ class Prover:
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
-        """Return the abstract value of an operand."""
+        """Return the value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
         # `values` keeps the literal alive, so its id stays unique
@@ -161,7 +161,7 @@ class Prover:
         return literal
 
     def constant(self, array: Any) -> Value:
-        """Return the abstract value of a constant array."""
+        """Return the value of a constant array."""
         dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
         if not (is_integer(dtype) or dtype == np.bool_):
@@ -180,7 +180,7 @@ class Prover:
         return Value(fact=constant, range=span, number=self._constant_number(array))
 
     def index_number(self, dtype: Any, shape: Sequence[int], axis: int) -> Number:
-        """Return the number of an array that counts up along an axis."""
+        """Return the number of an array that counts up."""
         return self.number(("index", str(dtype), tuple(shape), axis))
 
     def _constant_number(self, array: Any) -> Number:

@@ -63,11 +63,11 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def maker(self, atom: Any) -> Any:
-        """Return the equation of a value, if any."""
+        """Return the equation of a value."""
         return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
 
     def apply(self, operands: list[Value]) -> list[Value]:
-        """Return the values of the results by the rule of the primitive."""
+        """Return the results' values by the primitive's rule."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
                 self.report(
@@ -191,7 +191,7 @@ class Site:
         return replace(owner, view=(), unframed=owner.unframed or violation)
 
     def path(self, value: Value) -> str:
-        """Return the path of the pool with this version."""
+        """Return the path of a version's pool."""
         leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
@@ -245,7 +245,7 @@ class Site:
 
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Interpret every equation of a program by its rule."""
+    """Interpret a program's equations by their rules."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.values[jaxpr] = env

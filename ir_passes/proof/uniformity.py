@@ -48,7 +48,7 @@ def _same(value: Value, shape: Shape, axis: int) -> bool:
 
 
 def constant(value: Value, shape: Shape) -> bool:
-    """Whether all elements of a shared array are known to be equal."""
+    """Whether all elements of a shared array are equal."""
     return math.prod(shape) <= 1 or all(_same(value, shape, axis) for axis in range(len(shape)))
 
 

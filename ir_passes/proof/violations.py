@@ -83,7 +83,7 @@ class Violation:
 def violation_at(
     place: Place, kind: ViolationKind, message: str, remedy: str, concerned: tuple[str, ...], around: Sequence[Any] = ()
 ) -> Violation:
-    """Return the violation at a place; `around`: its calls, innermost first."""
+    """Return the violation at a place; `around`: calls, innermost first."""
     if place.index == len(place.jaxpr.eqns):
         return Violation(kind, "", "unknown", message, remedy, concerned, place)
     eqn = place.jaxpr.eqns[place.index]

@@ -75,7 +75,7 @@ class _Walk:
         self._callers: tuple[ir.JaxprEqn, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
-        """Return the dimensions of the results, and their pools."""
+        """Return dimensions and pools of the results."""
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
@@ -138,7 +138,7 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Report dimensions without the pool's names, as one violation per write."""
+        """Report wrong dimensions, as one violation per write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
         wrong = []

@@ -10,7 +10,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule("uninitialized", reads="dtype shape")
 def uninitialized(site: Site) -> list[Value]:
-    """Refuse memory with data of unknown lanes."""
+    """Refuse uninitialised memory: it may hold data of any lane."""
     return [
         Value(
             site.mixed(

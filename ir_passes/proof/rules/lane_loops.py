@@ -31,7 +31,7 @@ _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 @dataclass(frozen=True)
 class Counter:
-    """A carry that counts iterations; it is below its bound in every iteration."""
+    """A carry that counts iterations, below its bound in each."""
 
     index: int
     bound: Value
@@ -222,6 +222,7 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
 
 
 def _counts_up(body: Any, k: int, inner: int) -> bool:
+    """True if an iteration adds a positive constant to an integer carry."""
     eqn = maker(body, body.outvars[k])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
         return False
@@ -242,5 +243,5 @@ def _source(body: Any, env: Env, atom: Any) -> Number | None:
 
 
 def maker(jaxpr: Any, atom: Any) -> Any:
-    """Return the equation of a value, if any."""
+    """Return the equation of a value."""
     return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

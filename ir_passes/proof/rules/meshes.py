@@ -77,7 +77,7 @@ class Split:
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Return the view's step to a device's part."""
+        """Return the step to a device's part."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 

@@ -89,7 +89,7 @@ def noted(kernels: ReadKernels) -> Iterator[Statement]:
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
-    """Yield the assumption for every call of a declared operation."""
+    """Yield the assumption for each declared call."""
     for name, calls in declared.items():
         kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
         places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
@@ -122,6 +122,7 @@ class _Declared:
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
         version = self.site.prover.versions.succeed(pool.version)
+        # the length of a lane that is assumed idle is 0
         idle = any(self.operands[k].range == (0, 0) for k in lengths_of(self.entry))
         intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
@@ -154,7 +155,7 @@ class _Declared:
         return site.mixed(message, remedy, ViolationKind.OPAQUE)
 
     def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
-        """Yield operands with rows of lanes: value, name, shape, axis of rows."""
+        """Yield operands with rows: value, name, shape, axis of rows."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             owner = value.owner
             if isinstance(owner, PoolRows) or isinstance(declared, Shared):

@@ -13,7 +13,7 @@ from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Return the owner of the rows [start, start + size * step) along its axis."""
+    """Return the owner of rows [start, start + size * step) along its axis."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:

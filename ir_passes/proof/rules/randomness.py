@@ -38,7 +38,7 @@ def from_keys(site: Site, key: Value) -> list[Value]:
 
 @rule("random_wrap", reads="impl")
 def wrap(site: Site, words: Value) -> list[Value]:
-    """Wrap words as keys: the last axes are the words of one key."""
+    """Wrap words along the last axes as keys."""
     return [Value(_of_one_key(site, words, len(site.shape)))]
 
 

@@ -12,7 +12,7 @@ from ir_passes.proof.values import Fact, Finite, Mask, MaskedOut, OneHot, TokenP
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
-    """Return the fact about the result of an operation.
+    """Return the fact about an operation's result.
 
     Args:
         fact: about the first operand; the others depend on the row's lane only.

@@ -53,7 +53,7 @@ def _by_mask(site: Site, x: Value, y: Value) -> Value | None:
 
 
 def _undone(site: Site, x: Value, y: Value) -> Value | None:
-    """Return the integer before an operation that this equation undoes."""
+    """Return the integer before an operation that an equal constant undoes."""
     by, inverse = constant_of(y), _INVERSE.get(site.name)
     eqn = None if by is None or inverse is None else site.maker(site.eqn.invars[0])
     if eqn is None or eqn.primitive.name != inverse or site.shapes[0] != site.shape:

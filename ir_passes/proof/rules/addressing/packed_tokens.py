@@ -8,7 +8,7 @@ and never joins an owner that counts lanes. These rules know the tokens of one l
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
 * `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane without tokens is
   another lane's; no claim covers it.
-* `where(same, pairs, c)`: an element other than `c` combines two tokens of one lane.
+* `where(same, pairs, c)`: an element other than `c` combines two tokens of the row's lane.
 * `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Zero times
   a finite value is zero; values that may be nan or infinite are refused.
 
@@ -194,7 +194,7 @@ def by_token(access: Access) -> bool:
 
 
 def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
-    """Return the fact about a vector's element at one token."""
+    """Return the fact about a vector at one token."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     if axis != 0 or len(access.full) != 1 or not access.scalar or access.sizes != (1,):
         return None
@@ -270,7 +270,7 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     """Add facts about packed tokens to results."""
     layout_facts = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
-        # A reshaped array has the same number, but other axes.
+        # The array depends on the layout alone. A reshaped array has the same number, but other axes.
         value if fact is None or len(shape) != 1 else value.replace(owner=COMMON, fact=fact, range=bounds)
         for value, (fact, bounds), shape in zip(results, layout_facts, ir.shapes(site.eqn.outvars), strict=True)
     ]
@@ -404,12 +404,14 @@ def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
 
 
 def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
+    """Combine masks of pairs: true "and" and false "or" hold for both operands."""
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "not":
         return result.replace(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
     when = site.name == "and"
     if any(fact.when != when for fact in same_lane):
+        # "and" and "or" of equal masks return the mask itself
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
         full_shape = all(is_full(site, k, (same_lane[0].rows.axis, same_lane[0].columns.axis)) for k in (0, 1))
         return result.replace(fact=same_lane[0]) if alike and full_shape else None

@@ -1,4 +1,4 @@
-"""Location of a checkpoint: a local directory, the Hugging Face Hub or its cache."""
+"""Location of a checkpoint: a directory, the Hugging Face Hub or its cache."""
 
 import os
 import re
@@ -36,15 +36,15 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.
 
 
 def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, cache_dir: str | None = None) -> Path:
-    """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
+    """Return a checkpoint's directory or GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing path takes precedence over a Hub id ("organisation/name").
+        dir_or_hub_id: an existing path precedes a Hub id ("organisation/name").
         revision: branch, tag or commit on the Hub.
-        cache_dir: replaces huggingface_hub's own cache.
+        cache_dir: None for huggingface_hub's own.
 
     Raises:
-        CheckpointError: no such directory or Hub id, not allowed, or not in the cache while offline (HF_HUB_OFFLINE=1).
+        CheckpointError: no such directory or Hub id, not allowed, or not cached offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
     # os.path: Path raises for "~nobody" and too long names.
@@ -74,7 +74,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
+    """Return the directory of a checkpoint with an adapter folder, otherwise as `resolve`."""
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path

@@ -28,10 +28,8 @@ def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
-        default: default of the field.
-        help: text of `--help`.
-        **arguments: further arguments of `typer.Option`; `flags`, spellings of the option, by default its name; and
-            `read`, the function from the text of the option to the value of the field.
+        **arguments: of `typer.Option`; `flags`, spellings of the option; and `read`, from the text of the option to the
+            value of the field.
     """
     return field(default=default, metadata={"help": help, **arguments})
 
@@ -175,11 +173,6 @@ class EngineConfig:
     ) -> "ResolvedConfig":
         """Resolve the options for a model and its devices.
 
-        Args:
-            model: configuration of the whole model.
-            dtype: dtype of the matrices.
-            chunk: default of `chunk`, unless the context is less.
-
         Raises:
             ValueError: `context`, `chunk` or `draft_tokens` is too large; `prefix_cache` has a host size over several
                 processes.
@@ -198,12 +191,9 @@ class EngineConfig:
         return ResolvedConfig(**values)
 
     def texts(self, *without: str) -> dict[str, str]:
-        """Return the options as texts that are equal in all processes.
+        """Return the options as texts, equal in all processes.
 
         A custom drafter is represented by the name of its class, a mesh by the sizes of its axes.
-
-        Args:
-            *without: options that are left out.
         """
         values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in without}
         if not isinstance(self.speculate, str | None):

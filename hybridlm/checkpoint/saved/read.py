@@ -30,10 +30,7 @@ def read_saved(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tiles.
 
-    Complete tiles are compared with their checksums. No memory is shared with the files.
-
-    Args:
-        kind: dtype in memory.
+    Complete tiles are compared with their checksums; no memory is shared with the files.
 
     Returns:
         The parameter, its stored dtype or kind of codes if converted, and no sentences.
@@ -155,7 +152,7 @@ class _Reading:
         """Return an array of pieces of the parameter.
 
         Args:
-            windows: for each piece its place in the parameter and in the result.
+            windows: place in the parameter and in the result, by piece.
         """
         stored = self.parameter.dtype
         result = aligned_empty(shape, stored)

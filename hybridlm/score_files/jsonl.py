@@ -14,8 +14,6 @@ from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, O
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; see `TextLines`."""
-
     def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
         self._reader, self.id_name = reader, reader.id_name
@@ -60,7 +58,7 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts, one part in memory; if compressed, one sort window."""
+        """Write the lines of all parts with one part, or a compressed sort window, in memory."""
         if self._gzipped:
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # its header has no name and no time
                 compressed.writelines(self.lines(parts))

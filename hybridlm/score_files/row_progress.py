@@ -22,7 +22,6 @@ Tokens = Callable[[], int]
 
 
 def no_tokens() -> int:
-    """Return 0, where tokens are not counted."""
     return 0
 
 
@@ -30,9 +29,9 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
     """Return a line with the share of finished work and the remaining time.
 
     Args:
-        seconds: since the beginning of this run.
+        seconds: of this run.
         stored: finished amount of an earlier run.
-        tokens: computed by this run; 0 if not counted.
+        tokens: of this run; 0 if not counted.
     """
     seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
     ahead = (
@@ -72,13 +71,11 @@ class Amount(NamedTuple):
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
-    Rows count by bytes. Within a part progress follows computed tokens, as a share of its tokens or, if unknown, by
-    tokens per byte of earlier parts.
+    Rows count by bytes. Within a part progress follows computed tokens, as a share or by tokens per byte of earlier
+    parts.
 
     Args:
         lines: print a line for each call of `tick`, and one at the end.
-        tokens: counts the computed tokens.
-        verb: word for the computation.
     """
 
     def __init__(self, bar: Progress | None, lines: bool, tokens: Tokens, verb: str = "scoring"):

@@ -169,11 +169,9 @@ def scored_rows(
     """Return the task of scores.
 
     Args:
-        encode: (item, name in messages) -> token ids of each completion; raises ValueError or TypeError.
+        encode: (item, name in messages) -> token ids of each completion.
         scores: (token ids, questions, probes) -> scores, a function of order and content.
         origin: everything else that scores depend on.
-        settings: questions; `token_ids` may name a field.
-        **fields: of `RowTask`.
     """
     chosen = settings.token_ids
     field = chosen if isinstance(chosen, str) else None

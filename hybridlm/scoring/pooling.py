@@ -69,11 +69,9 @@ class ReadText(QueuedText):
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name."""
         return {"vectors": self.vectors, "total": self.total}
 
     def finish(self) -> None:
-        """Copy the vectors of the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             self.vectors[: len(self.parent.vectors)] = self.parent.vectors
@@ -94,7 +92,6 @@ def read_hidden(
     Args:
         texts: at least one token, within the context.
         places: per text, ascending indices of tokens.
-        summed: also sum the vectors of all tokens.
     """
     if not texts:
         return []
@@ -146,10 +143,10 @@ def pooled(
     normalised: bool,
     full_lanes: bool = False,
 ) -> tuple[np.ndarray, dict[int, int]]:
-    """Return a vector for each text: the pooled residual stream after the final norm.
+    """Return pooled residual streams after the final norm, float32 [texts, hidden].
 
-    Vectors are float32 [texts, hidden]. Also return, by text, the first token with numbers that are not finite. A text
-    has the same vector alone, in steps of this shape.
+    Also return, by text, the first token with numbers that are not finite. A text has the same vector alone, in steps
+    of this shape.
     """
     mean = pooling == "mean"
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
@@ -164,7 +161,6 @@ def pooled(
 
 
 def check_pooling(pooling: object) -> None:
-    """Raise ValueError if a pooling does not exist."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 

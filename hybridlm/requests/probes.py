@@ -65,7 +65,7 @@ class Probe:
         return [position for run in self.runs for position in range(max(first, run.start), min(end, run.stop))]
 
     def stop(self, consumed: int, end: int) -> int:
-        """Return the end of the next step: a token with a read or changed state, or `end`."""
+        """Return the end of the next step: a read or changed token, or `end`."""
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
         return min([end, *stops])

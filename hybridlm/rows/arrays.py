@@ -25,12 +25,8 @@ class RowArrays:
     """Makes the arrays of rows.
 
     Args:
-        model: the model as one device holds it.
-        dtype: dtype of convolution states and KV cache.
-        placement: the devices; rows and pages are split over the data axis.
-
-    Attributes:
-        model, dtype: as given.
+        dtype: of convolution states and KV cache.
+        placement: rows and pages are split over the data axis.
     """
 
     def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
@@ -38,12 +34,11 @@ class RowArrays:
         self.dtype, self._placement = dtype, placement
 
     def blocks(self, context: int) -> int:
-        """Return the pages of `context` tokens; 0 for a model without KV caches."""
         grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
         return context_pages(context) if grows else 0
 
     def abstract(self, rows: int, pages: int) -> Rows:
-        """ShapeDtypeStructs of a pool with as many rows, and pages of KV caches."""
+        """ShapeDtypeStructs of a pool with these rows, and pages of KV caches."""
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
             return self._over_devices(array.of(rows, pages, self.dtype), array)
@@ -58,7 +53,7 @@ class RowArrays:
         return DATA if count % self._placement.data == 0 else None
 
     def _over_devices(self, array_type: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
-        """Return an array's global type: the devices' shards of one dimension follow one another."""
+        """Return an array's global type: shards of one dimension follow one another."""
         shape = list(array_type.shape)
         split = [self._split(shape[0]), *[None] * (len(shape) - 1)]
         if array.sharded_dim is not None:
@@ -67,7 +62,6 @@ class RowArrays:
         return jax.ShapeDtypeStruct(tuple(shape), array_type.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, rows: int, pages: int) -> Rows:
-        """Allocate a pool of zero state."""
         return zeros(self.abstract(rows, pages))
 
 

@@ -82,7 +82,7 @@ class ItemReader:
         return [self.pair(prompt, completion, "prompt", f"completion[{i}]") for i, completion in enumerate(completions)]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat; the last answer is scored up to the end token.
+        """Return a chat's tokens; the last answer is scored up to the end token.
 
         The prompt is the earlier messages with a generation prompt; with the answer, the template may replace this
         generation prompt only.

@@ -19,12 +19,7 @@ __all__ = ["TemplateError", "compile_template", "literal_text"]
 
 
 def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
-    """Return a template and the names that it reads.
-
-    Raises:
-        TemplateError: a syntax error.
-        RecursionError: it is nested too deeply.
-    """
+    """Return a template and its names; raises TemplateError, or RecursionError if nested too deeply."""
     sandbox = _sandbox()
     names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
     return sandbox.from_string(source), names

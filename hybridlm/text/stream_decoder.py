@@ -1,4 +1,4 @@
-"""Incremental detokenization: joined pieces equal the whole text, and pieces never change.
+"""Incremental detokenization: joined pieces equal the whole text, and never change.
 
 `tokenizers.decoders.DecodeStream` raises for invalid bytes behind a returned character, holds back a U+FFFD of the
 text, and has no end.
@@ -84,7 +84,7 @@ def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
 
 
 class StreamDecoder:
-    """Decoder of token ids to text, one at a time; holds back text that a later token could change."""
+    """Decoder of token ids, one at a time; holds back text that may change."""
 
     def __init__(
         self,

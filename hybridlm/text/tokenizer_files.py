@@ -115,7 +115,7 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return non-special tokens reserved for chat templates, or None; raises ValueError for no list."""
+    """Return non-special tokens reserved for chat templates; raises ValueError for no list."""
     tokens = settings.get("chat_control_tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
@@ -123,10 +123,7 @@ def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
-
-    Raises as `read_tokenizer`.
-    """
+    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json."""
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
@@ -173,10 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return sources of chat templates by name; files precede tokenizer_config.json.
-
-    Raises as `read_tokenizer`.
-    """
+    """Return sources of chat templates by name; files precede tokenizer_config.json."""
     files = sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))
     if len(files) > MAX_TEMPLATES:
         raise ValueError(f"{TEMPLATE_FOLDER}: expected at most {MAX_TEMPLATES} templates, found {len(files)}")

@@ -22,7 +22,7 @@ class AcceptancePrior:
     """Expected acceptance rate of a sequence's first drafts, from the last sequences.
 
     Attributes:
-        rate: probability that a draft is accepted if those before it are; initially high enough for drafts to be tried.
+        rate: probability that a draft is accepted after accepted ones; initially high enough for drafts to be tried.
     """
 
     def __init__(self, rate: float = 0.8) -> None:
@@ -53,7 +53,6 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Probability that a draft is accepted if those before it are."""
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
@@ -85,7 +84,6 @@ class Drafting:
         self.acceptance = Acceptance(rate)
 
     def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the MTP drafts that follow `generated` generated tokens."""
         if isinstance(self._drafter, MtpDrafter):
             self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())

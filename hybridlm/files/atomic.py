@@ -18,8 +18,7 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: its folder does not exist.
-        PermissionError: no file can be created.
-        ValueError: the input, or no regular file.
+        PermissionError, ValueError: no file can be created; the input, or no regular file.
     """
     if str(output) == "-" or (output.exists() and not output.is_file() and not output.is_dir()):
         # Before links are resolved: the target of /dev/stdout has a name that nobody gave.

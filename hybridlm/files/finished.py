@@ -25,7 +25,7 @@ class FinishedTexts:
 
     Args:
         folder: written by this process only.
-        begun: start of the first run, seconds since 1970.
+        begun: of the first run, seconds since 1970.
 
     Attributes:
         tokens: of texts to compute; 0 while unknown.
@@ -85,7 +85,6 @@ class FinishedTexts:
             self.flush()
 
     def flush(self) -> None:
-        """Write new results durably."""
         from safetensors.numpy import save
 
         if self._new:

@@ -38,7 +38,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return an object's "id", or None; raises ValueError for neither string nor integer."""
+    """Return an object's "id"; raises ValueError for neither string nor integer."""
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
         raise ValueError(f"id: expected a string or a whole number, got {id!r}")

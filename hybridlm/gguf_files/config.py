@@ -32,7 +32,6 @@ class ArchitectureMetadata(ConfigReader):
         return value
 
     def fault(self, name: str, expected: str) -> None:
-        """Record a fault, cut to `MAX_FAULT` characters."""
         super().fault(name, expected)
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 

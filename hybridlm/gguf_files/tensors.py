@@ -94,7 +94,7 @@ class NamedTensor(NamedTuple):
         return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays in packed form; raises CheckpointError for scales that are not finite."""
+        """Return the packed form; raises CheckpointError for scales that are not finite."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape

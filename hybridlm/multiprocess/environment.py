@@ -46,6 +46,5 @@ def set_peer_timeout(timeout: float) -> None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Raise ValueError for a timeout out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT:
         raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

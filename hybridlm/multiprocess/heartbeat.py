@@ -1,7 +1,7 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
 A step waits inside the runtime, where no exception reaches it, so a thread ends the process. A silent peer has ended; a
-lagging peer sends heartbeats but does not receive messages.
+lagging peer sends heartbeats but receives no messages.
 """
 
 import json
@@ -33,10 +33,9 @@ BEATS = 10.0
 
 
 class HeartbeatRecord(NamedTuple):
-    """One heartbeat of a process.
+    """One heartbeat of a process, with its host.
 
     Attributes:
-        name: process and host.
         epoch: messages received or sent.
         busy: work of unbounded duration (compilation), or "".
     """
@@ -51,12 +50,11 @@ class Heartbeat:
     """Sends heartbeats and watches the other processes.
 
     Args:
-        timeout: seconds until a silent or lagging process makes all others exit; they notice after half.
+        timeout: seconds of a silent or lagging process until all others exit; they notice after half.
         members: initial processes; others count from their first heartbeat.
         end: exits with a status; replaced in tests.
 
     Attributes:
-        epoch, busy: of this process; see `HeartbeatRecord`.
         failure: cause of another process's end.
     """
 
@@ -97,7 +95,6 @@ class Heartbeat:
         return None if cause is None else f"{cause}; {self._name} ends"
 
     def report_failure(self, message: str) -> None:
-        """Publish why this process cannot go on."""
         self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
     def wait_for_cause(self) -> None:
@@ -168,7 +165,7 @@ class Heartbeat:
             self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:
-        """Return a process that has been silent for `seconds`, with a message."""
+        """Return a process silent for `seconds`, with a message."""
         now = time.monotonic()
         quiet = now - self._last_answer
         if quiet > seconds:  # no answer from the store, which is in process 0
@@ -227,7 +224,7 @@ def join(timeout: float, devices: int | None = None) -> None:
     """Join a run as one process of a launcher, and watch the others.
 
     Args:
-        timeout: seconds without an answer until a process counts as lost.
+        timeout: seconds without an answer until a process is lost.
         devices: virtual CPU devices; None for JAX's default.
 
     Raises:

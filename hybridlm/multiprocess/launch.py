@@ -31,14 +31,14 @@ class LaunchError(RuntimeError):
 def launch(command: Sequence[str], count: int, timeout: float) -> None:
     """Run a command as `count` processes on this machine.
 
-    Other processes write to standard error, each line with a prefix "[1] ". SIGINT and SIGTERM are forwarded.
+    Other processes write to standard error, with a prefix "[1] ". SIGINT and SIGTERM are forwarded.
 
     Args:
         command: of each process; environment variables have its number.
         timeout: seconds for all others to end after a failure or process 0's end.
 
     Raises:
-        LaunchError: a process failed; with its name.
+        LaunchError: names the failed process.
     """
     address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []

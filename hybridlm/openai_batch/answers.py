@@ -78,7 +78,7 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
 
 
 def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the scores of the prompts of each request; empty without echoed log-probabilities."""
+    """Return scores of each request's prompts; empty without echoed log-probabilities."""
     scores: list[list[Score]] = [[] for _ in requests]
     for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
         places = [i for i, request in enumerate(requests) if request.scored and request.top == top]

@@ -85,10 +85,8 @@ class OpenAIRequest:
 
     Attributes:
         model, user: unchecked; None if absent.
-        requests: engine requests, numbered from 0: choices of the first prompt, then of the second; empty for an echo
-            alone.
-        echo: repeat the prompt before each continuation.
-        top: report log-probabilities of tokens and this many most likely ones, or None.
+        requests: numbered from 0: choices of the first prompt, then of the second; empty for an echo alone.
+        top: report log-probabilities of tokens and this many most likely ones.
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 

@@ -19,11 +19,10 @@ def response_body(
     model: str,
     created: int,
 ) -> dict[str, Any]:
-    """Return the body of a response.
+    """Return the body of a response; without a tokenizer `text` is null.
 
     Args:
-        scores: of its prompts, in order; empty without their log-probabilities.
-        tokenizer: None makes `text` null.
+        scores: of its prompts; empty without their log-probabilities.
         created: seconds since 1970.
     """
     choices = []

@@ -1,4 +1,4 @@
-"""Moves of states between pool rows and cached buffers, by certified steps; full pages may be shared instead."""
+"""Moves of states between pool rows and cached buffers, by certified steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,14 +24,10 @@ class RowMoves:
     """Moves states between rows and cached buffers.
 
     Args:
-        kind: kind of the states.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        stats: counts `prefix_tokens_saved`.
-        head: the model has an MTP head, whose keys and values depend on the next token, which differs where sequences
-            part.
+        head: the model has an MTP head, with keys and values by the next token, which differs where sequences part.
 
     Attributes:
-        grows: a sequence has growing arrays.
         state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """
 
@@ -92,7 +88,6 @@ class RowMoves:
         return [page.right for page in pages]
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
-        """Return example arguments, with arrays as ShapeDtypeStructs."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 3
@@ -111,12 +106,11 @@ class RowMoves:
         """Copy a row's state after the dispatched steps.
 
         Args:
-            tokens: all consumed tokens.
-            cached: spans of its first positions.
+            cached: spans of the row's first positions.
             share: keep full pages of the row instead of copies.
 
         Raises:
-            SnapshotError: the row has consumed another number of tokens.
+            SnapshotError: the row has not consumed `tokens`.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
@@ -138,7 +132,6 @@ class RowMoves:
 
     @property
     def state_places(self) -> list[int]:
-        """Indices of fixed-size arrays among a row's arrays."""
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
@@ -150,7 +143,7 @@ class RowMoves:
         snapshot.require(self.kind)
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Restore a snapshot into a new row; return the number of consumed tokens.
+        """Restore a snapshot into a new row; return the consumed tokens.
 
         Raises:
             SnapshotError: another model, or other tokens.
@@ -172,18 +165,13 @@ class RowMoves:
         return snapshot.label.position
 
     def copied(self, buffers: CachedBuffers) -> CachedBuffers:
-        """Return a copy in arrays of a page of a pool; other buffers as they are."""
         page = buffers.page
         if page is None:
             return buffers
         return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from foreign arrays.
-
-        Args:
-            arrays: in layout order; growing arrays have the label's positions.
-        """
+        """Build a snapshot from foreign arrays in layout order, growing ones at label positions."""
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
@@ -202,7 +190,7 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's buffers: as in a pool, but not split over data."""
+        """Return the types of a part's buffers, not split over the data axis."""
         count = self._placement.data
         return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
@@ -224,7 +212,7 @@ class RowMoves:
         return buffers
 
     def _copied(self, pool: RowPool, page: int, position: int, count: int, mark: Label | None) -> CachedBuffers:
-        """Dispatch the step that copies the first positions of a page into new arrays."""
+        """Copy the first positions of a page into new arrays."""
         buffers = CachedBuffers(self._empty["span"](), position, mark)
         self._keep(buffers, "span", pool, _scalars(page, 0, count))
         return buffers
@@ -250,7 +238,7 @@ def _size(pool: RowPool, part: RowPart) -> int:
 
 
 def buffers_by_block(spans: Sequence[BufferSpan[CachedBuffers]]) -> dict[int, CachedBuffers]:
-    """Return block of positions -> its last buffers, which have all positions of the sequence in this block."""
+    """Return the last buffers by block, which have all its positions."""
     return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in spans}
 
 

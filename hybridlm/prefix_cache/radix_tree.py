@@ -24,11 +24,8 @@ class Node(Generic[S, B]):
 
     Attributes:
         tokens: of its edge; empty for the root.
-        spans: buffers of these tokens.
-        parent: None for the root.
         position: tokens from the root.
-        children: by first token.
-        state: after all tokens up to here, or None.
+        state: after all tokens up to here.
     """
 
     __slots__ = ("__weakref__", "_parent", "children", "spans", "position", "state", "tokens")
@@ -67,8 +64,6 @@ class Match(NamedTuple, Generic[S, B]):
     """Longest match of tokens in the tree.
 
     Attributes:
-        length: matched tokens.
-        node: deepest node.
         into: child with the edge where the match ends, or None.
     """
 
@@ -92,7 +87,6 @@ class RadixTree(Generic[S, B]):
         self._uses = Counter[B]()
 
     def match(self, tokens: Sequence[int]) -> Match[S, B]:
-        """Return the longest match of these tokens."""
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -112,17 +106,12 @@ class RadixTree(Generic[S, B]):
         return None
 
     def known(self, tokens: Sequence[int]) -> tuple[BufferSpan[B], ...]:
-        """Return the buffers of the matched tokens."""
         match = self.match(tokens)
         edge_spans = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
         return match.node.all_spans + edge_spans
 
     def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
-        """Insert a state after tokens.
-
-        Raises:
-            TreeError: an existing state, no token, or another length of spans; nothing has changed.
-        """
+        """Insert a state after tokens; raises TreeError, before any change."""
         tokens, match = tuple(tokens), self.match(tokens)
         count, missing = sum(span.count for span in spans), len(tokens) - match.length
         if not tokens:
@@ -165,7 +154,6 @@ class RadixTree(Generic[S, B]):
         return freed
 
     def nodes(self) -> Iterator[Node[S, B]]:
-        """Iterate over all nodes but the root."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -197,7 +185,6 @@ class RadixTree(Generic[S, B]):
             raise TreeError("; ".join(faults))
 
     def _split(self, node: Node[S, B], count: int) -> Node[S, B]:
-        """Insert and return a node after the first `count` tokens of an edge."""
         parent, (first, rest) = node.parent, split_spans(node.spans, count)
         assert parent is not None
         middle: Node[S, B] = Node(node.tokens[:count], first, parent)
@@ -233,7 +220,7 @@ class RadixTree(Generic[S, B]):
 def split_spans(
     spans: Sequence[BufferSpan[B]], count: int
 ) -> tuple[tuple[BufferSpan[B], ...], tuple[BufferSpan[B], ...]]:
-    """Split spans after `count` tokens; without spans both parts are empty. An empty span begins an edge."""
+    """Split spans after `count` tokens; an empty span begins an edge."""
     first, rest = [], []
     for span in spans:
         head = min(max(count, 0), span.count)
@@ -244,7 +231,6 @@ def split_spans(
 
 
 def common_length(sequence: T, other_sequence: T) -> int:
-    """Return the length of the common prefix of two tuples of tokens, or two texts."""
     low, high = 0, min(len(sequence), len(other_sequence))
     while low < high:
         middle = (low + high + 1) // 2

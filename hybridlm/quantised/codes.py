@@ -61,8 +61,8 @@ def packed_integers(
 
     Args:
         words: little-endian; an integer may straddle two.
-        bits: of each integer, at most 8.
-        count: integers in each row.
+        bits: at most 8.
+        count: in each row.
     """
     stream = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:

@@ -49,7 +49,7 @@ class RowArrays:
         return Rows(layers, token)
 
     def _split(self, count: int) -> str | None:
-        """Return the mesh axis of rows or pages; None for an uneven number, which is replicated."""
+        """Return the mesh axis of rows or pages; None replicates an uneven number."""
         return DATA if count % self._placement.data == 0 else None
 
     def _over_devices(self, array_type: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:

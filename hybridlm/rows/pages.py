@@ -137,7 +137,7 @@ class RowPages:
         return row // self._row_part * self._page_part + int(self._table[row, block])
 
     def require(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Check that rows have the pages of all positions before `ends`, and alone hold written ones.
+        """Check that rows have all pages before `ends`, and alone hold written ones.
 
         Args:
             begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
@@ -164,7 +164,7 @@ class RowPages:
         self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """Check that each page is free or held, by rows with it in their tables, or kept.
+        """Check that each page is free, kept, or held by rows with it.
 
         Raises:
             SlotError: with every fault.

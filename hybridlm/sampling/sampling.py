@@ -37,7 +37,6 @@ class Sampling(NamedTuple):
     """Sampling settings of each lane, applied in order: temperature, top_k, top_p, min_p.
 
     Attributes:
-        temperature: 0 for the most likely token.
         top_k: keep the k most likely tokens, and ties with the last; 0 keeps all.
         top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
@@ -63,7 +62,7 @@ def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"
 
 
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
-    """Return whether some logit of a row is NaN, which XLA:CPU's max() drops in large arrays.
+    """Whether a row has NaN, which XLA:CPU's max() drops in large arrays.
 
     Slices are combined element by element, faster than a reduction along the row.
     """
@@ -120,7 +119,7 @@ def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
     """Return the mask of tokens that each lane's filters keep, on CPUs.
 
-    The most likely token is always kept. A filter is a cutoff, so ties stay together, and nothing is sorted.
+    The most likely token is always kept. A filter is a cutoff: ties stay together, and nothing is sorted.
 
     Args:
         scaled: logits over temperature.
@@ -167,8 +166,6 @@ def sample_tokens(
     """Sample the next token of every lane; `vocab` for a lane with NaN.
 
     Args:
-        logits: processed.
-        positions: of each lane's new token.
         sampling_mode: `GREEDY` if all temperatures are 0, `SAMPLED` without filters, else `FILTERED`; `BESIDE_GREEDY`
             has no effect.
         devices: on GPUs and TPUs a loop would launch operations lane by lane.
@@ -210,7 +207,6 @@ def _sampled(
     sampling_mode: Int32[Array, ""],
     devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` if lanes have a temperature; others take `greedy`."""
     vocab = logits.shape[1]
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]

@@ -58,7 +58,7 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts; one part, or a compressed sort window, is in memory."""
+        """Write all lines; one part, or a compressed sort window, is in memory."""
         if self._gzipped:
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # its header has no name and no time
                 compressed.writelines(self.lines(parts))

@@ -167,7 +167,7 @@ def load(
                 "hybridlm": __version__,
             },
         )
-    # Types only: the engine does not hold weights that are replaced later.
+    # Types only: replaced weights are freed.
     engine = Engine(typed, params, programs, settings, fingerprint, runner)
     start.ended("engine")
     admit_steps(engine, demand)

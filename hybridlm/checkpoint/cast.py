@@ -21,7 +21,7 @@ ALIGNMENT = 64
 """XLA's CPU client uses an array of this alignment without a copy."""
 PAGE = 2 << 20
 BLOCK = 64 << 20
-"""Address space shared by weights, so that small weights fill a page; unwritten pages take no memory."""
+"""Address space shared by small weights, to fill a page; unwritten pages take no memory."""
 
 
 class HugePages:
@@ -85,7 +85,7 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
     """
     kind = result.dtype
     narrowing = kind != array.dtype and kind != np.float32
-    # Overflow (above 65504 in float16) is found below, and named with its tensor.
+    # Overflow (above 65504 in float16) is found below, with its tensor.
     with np.errstate(over="ignore"):
         for block in _blocks(array.shape):
             np.copyto(result[block], array[block], casting="unsafe")

@@ -47,7 +47,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
         CheckpointError: no such directory or Hub id, not allowed, or not cached offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
-    # os.path: Path raises for "~nobody" and too long names.
+    # Path raises for "~nobody" and too long names.
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path)
@@ -89,7 +89,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    # Imported here: it takes longer than loading a local directory.
+    # This import takes longer than loading a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -124,6 +124,5 @@ def _download(
             f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local directory.",
         ) from error
     except OSError as error:
-        # Any other error of the network, the Hub or the disk.
         raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
     return Path(folder)

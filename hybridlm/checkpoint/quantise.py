@@ -37,7 +37,7 @@ FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 MIXERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "in_proj_qkv", "in_proj_z", "out_proj"})
 HEAD = frozenset({"embed_tokens", "lm_head"})
 """Matrices of the vocabulary: one tensor in tied models."""
-# Engines multiply these two at once, with one scale of the matrix.
+# Engines multiply these two at once, with one matrix scale.
 _TOGETHER = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 
 

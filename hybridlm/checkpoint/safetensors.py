@@ -42,7 +42,7 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     }
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
-"""Dtype of the format -> NumPy's dtype; floats of 8 bits are codes."""
+"""NumPy dtype by format dtype; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
@@ -188,7 +188,7 @@ NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F1
 
 
 Types = Mapping[str, tuple[tuple[int, ...], str]]
-"""Name of an array -> its shape and its dtype, one of `NAMES`."""
+"""Shape and dtype, one of `NAMES`, by name of an array."""
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:

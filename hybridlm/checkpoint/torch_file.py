@@ -18,7 +18,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.quantised.shapes import TensorInfo
 
 MAX_DIRECTORY_BYTES = 16_000_000
-"""Most bytes of the archive's table of entries, and of the description of the tensors."""
+"""Most bytes of the archive's table of entries, and of the tensors' description."""
 LOCAL_HEADER_BYTES = 30
 _ZIP_ERRORS = (
     zipfile.BadZipFile, NotImplementedError, OSError, ValueError, KeyError, EOFError, OverflowError, struct.error

@@ -31,7 +31,7 @@ TEMPLATE = "decision_template.jinja"
 CALIBRATION, HEAD = "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
-"""Files of heads that read several places of a question; not implemented."""
+"""Unimplemented heads, which read several places of a question."""
 OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
 """Architectures of decision models with unsupported heads."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
@@ -104,7 +104,7 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
         CheckpointError: an unreadable file, an invalid value, or an unknown head.
     """
     if not directory.is_dir():
-        return DecisionSettings()  # a GGUF file
+        return DecisionSettings()
     fields = read_config(directory / MODEL) if (directory / MODEL).is_file() else {}
     _refuse_other_heads(directory, fields)
     for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):

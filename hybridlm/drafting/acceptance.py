@@ -7,7 +7,7 @@ from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 DECAY = 0.9
 """Exponential decay of past acceptance counts."""
 MIN_PAUSE = 32
-"""Tokens without drafts after drafts did not pay; doubles each time in a row."""
+"""Tokens without drafts after unprofitable drafts; doubles each time in a row."""
 MIN_TRUSTED_RATE = 0.6
 """Acceptance rate above which the next pause is the shortest."""
 RETRY_INTERVAL = 16

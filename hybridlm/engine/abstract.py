@@ -61,5 +61,5 @@ def abstract_engine(
     model, _ = assemble(model, weight_types(weights, shards, dtype) | packed)
     structure, params = flatten(model)
     programs = Programs(structure, "error" if target is None else "warn", placement=placement)
-    # Without weights there is no fingerprint, and no state to check against one.
+    # Without weights no state is checked against a fingerprint.
     return Engine(model, params, programs, settings, prefill_lanes=DEFAULT_PREFILL_LANES)

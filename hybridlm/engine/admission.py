@@ -22,7 +22,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
-"""Reserved positions behind the prompt of a sequence that joins; fewer if it samples fewer tokens."""
+"""Reserved positions behind a joining sequence's prompt; fewer if it samples fewer tokens."""
 
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)

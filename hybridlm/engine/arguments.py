@@ -62,6 +62,6 @@ def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> 
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
-    # Merging a nested state would keep its arrays alive in a reference cycle after the model is gone.
+    # A nested state's arrays would stay alive in a reference cycle after the model is gone.
     filled = nnx.statelib.FlatState([(path, variable.replace(arrays[path])) for path, variable in flat], sort=True)
     return nnx.merge(graph, filled), names

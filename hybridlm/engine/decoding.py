@@ -73,7 +73,7 @@ class Decoding:
         self._probing = probing
 
     def begin(self, sequence: ActiveSequence) -> None:
-        # What changes the logits after a draft depends on the draft.
+        # Changes of logits after a draft depend on the draft.
         if self._speculation is not None and not sequence.request.params.changes_logits:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
@@ -126,7 +126,7 @@ class Decoding:
         assert speculation is not None
         for sequence, lane in dispatched.sequences:
             count, drafted = int(accepted[lane]), self._drafted[lane]
-            if sequence.slot is None:  # it left or was preempted while the step was in flight
+            if sequence.slot is None:  # it left or was preempted meanwhile
                 sequence.consumed += count
                 continue
             if not 1 <= count <= drafted + 1:

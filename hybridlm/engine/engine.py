@@ -54,15 +54,15 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
-"""Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
+"""Lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
 
 P = TypeVar("P", Shape, EditShape)
 """A shape with pages."""
 
 TURN_LOCK = threading.RLock()
-"""Held while queues or a pool change: sessions and calls of several threads take turns."""
+"""Held while queues or a pool change: threads of sessions and calls take turns."""
 StepHook = Callable[[Rows, list[Any]], Rows]
-"""(rows, owner in the step of each row) -> rows; for tests that inject faults."""
+"""(rows, owner of each row) -> rows; for tests that inject faults."""
 
 
 class RowQueue(Protocol):
@@ -320,7 +320,7 @@ class Engine:
                 queue.lose_rows()
             if self._pool is not None and self.prefix_cache is not None:
                 self.prefix_cache.lose_pages()
-            self._pool = None  # frees its memory before the new pool is allocated
+            self._pool = None  # frees its memory before the next allocation
             self._pool = self.new_pool(self.rows)
         return self._pool
 
@@ -378,7 +378,7 @@ class Engine:
         lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
         positions = inputs.batch.positions
         ends = np.where(lengths > 0, positions + lengths + shape.mtp_drafts, 0)
-        # An MTP head writes the last position of the step before once more.
+        # An MTP head writes the last position of the previous step again.
         pool.row_pages.require(rows, positions - 1 if self._head else positions, ends)
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)

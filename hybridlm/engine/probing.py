@@ -151,7 +151,7 @@ class Probing:
             return None
         states = None if reads.states is None else self._read(reads.states)
         hidden = self.sites.hidden
-        # A step without slots reads states alone; one for other lanes may have more of them.
+        # A step without slots reads states alone; one for other lanes may have more hidden states.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
         for i, position in enumerate(reads.positions):

@@ -43,12 +43,12 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 MAX_PREFILL_RUN = 2
 """Consecutive prefill steps after which decoding sequences get a step."""
 SHRINK_PLACES = 256
-"""A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
-compiling the smaller step costs more time."""
+"""A decode step gets fewer lanes if this saves so many idle places, lanes times remaining steps: otherwise compiling
+the smaller step costs more time."""
 IDLE_TURNS = 8
-"""After so many turns of another session or call of the same thread, a session without a turn is idle."""
+"""Turns of another session or call of the same thread until a session without a turn is idle."""
 IDLE_SECONDS = 10.0
-"""After so long without a turn, a session is idle for sessions and calls of other threads."""
+"""Seconds without a turn until a session is idle for other threads."""
 WAIT_SECONDS = 0.001
 """Pause of a turn without a row, while others have all rows."""
 
@@ -492,7 +492,7 @@ class Scheduler:
             fits = pool.fitting([slots[index] for index in order], lanes)
             return [index for index in order if slots[index] in fits]
 
-        # Two chunks tell what a prompt leaves to later steps.
+        # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         platform = engine.placement.platform
         chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform, new)
@@ -513,7 +513,7 @@ class Scheduler:
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled(sequence.slot) or not sequence.shares_states:
             return
-        # A state beyond the known tokens contains drafts that were accepted after the end.
+        # A state beyond the known tokens contains drafts accepted after the end.
         if 0 < sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 

@@ -29,7 +29,7 @@ from hybridlm.rows.snapshot import (
 from ir_passes.files.strict_json import parse_json
 
 FORMAT = "hybridlm snapshot 2"
-"""Version 1 held recurrent states as [key, value]; if both have one size, its shapes do not tell it from version 2."""
+"""Version 1 held recurrent states as [key, value], of the same shape if both have one size."""
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:

@@ -12,11 +12,11 @@ from hybridlm.drafting.step_times import StepTimes
 from hybridlm.requests.sequence import ActiveSequence
 
 MIN_SPEEDUP = 1.02
-"""Minimum expected speed-up, in tokens per second over no drafts, for verifying."""
+"""Least expected speed-up over no drafts, for verifying."""
 MIN_WAIT, MAX_WAIT = 8, 512
-"""Steps without drafting after drafts did not pay for all lanes together; doubles each time in a row."""
+"""Steps without drafting after unprofitable drafts of all lanes; doubles each time in a row."""
 REMEASURE_AFTER = 64
-"""After this many steps without drafting, unprofitable drafts are verified once, since step times may have changed."""
+"""Steps without drafting until unprofitable drafts are verified once: step times may have changed."""
 
 
 class Speculation:
@@ -80,7 +80,7 @@ class Speculation:
             return proposed
         if not self.times.measured(self.steps(len(lanes))[0]):
             return None
-        if self._wait:  # the MTP head drafted although it does not pay, so that the time is measured
+        if self._wait:  # the MTP head drafted to measure the time
             return proposed
         return proposed if self._should_verify(lanes, proposed) else None
 

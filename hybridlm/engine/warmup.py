@@ -10,7 +10,7 @@ from hybridlm.programs.shapes import AnyShape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
-"""Budget of one step, from tracing to its certificate; slower steps are named in a warning."""
+"""Budget of one step, from tracing to its certificate; a warning names slower steps."""
 
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
-"""Narrowest step of the other platforms: their products need more tokens to be bound by arithmetic."""
+"""Narrowest step of other platforms: their products need more tokens to be bound by arithmetic."""
 STEP_COST = {"cpu": 48}
 """Cost of a step in token places by platform: the weights are read once for any number of tokens."""
 DEVICE_STEP_COST = 256
-"""Cost of a step of the other platforms, which read weights more slowly than they multiply them."""
+"""Cost on other platforms, which read weights more slowly than they multiply them."""
 WIDTH_RATIO = 4
-"""Ratio of neighbouring widths. Each width is a compiled program."""
+"""Ratio of neighbouring widths, each with a compiled program."""
 
 
 class PrefillStep(NamedTuple):

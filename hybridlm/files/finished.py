@@ -89,7 +89,7 @@ class FinishedTexts:
 
         if self._new:
             path, partial = self._path(self._written), self._folder / "finished.partial"
-            partial.unlink(missing_ok=True)  # of a run that was killed here
+            partial.unlink(missing_ok=True)  # of a killed run
             with naming(path), whole_file(path, partial) as file:
                 file.write(save(self._new, {"sha256": _digest(self._new)}))
             self._written, self._new = self._written + 1, {}

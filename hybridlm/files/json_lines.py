@@ -28,7 +28,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error
     except json.JSONDecodeError as error:
-        # Its own "line 1" is not the file's.
+        # Its "line 1" is not the file's.
         raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
     except ValueError as error:
         raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error

@@ -26,7 +26,7 @@ def locked(folder: Path) -> Iterator[Path]:
             _require_own(folder)
             file = path.open("ab")
         except FileNotFoundError:
-            continue  # another process has just deleted the folder
+            continue  # another process has deleted the folder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -39,7 +39,7 @@ def locked(folder: Path) -> Iterator[Path]:
             raise
         if _is_open(path, file):
             break
-        file.close()  # deleted between opening and locking
+        file.close()
     with file:
         yield path
 

@@ -156,7 +156,7 @@ class Parts:
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
         """Replace the output by the parts atomically; raises ValueError for a changed part."""
         partial_output = self.folder / "whole"
-        partial_output.unlink(missing_ok=True)  # of a run that was killed here
+        partial_output.unlink(missing_ok=True)  # of a killed run
         with naming(partial_output), whole_file(self.output, partial_output) as file:
             write([partial(_content, self._path(i), part.sha256) for i, part in enumerate(self.done)], file)
         sync(self.output.parent)
@@ -231,7 +231,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
             parts.leave()
             lock.unlink(missing_ok=True)
             with suppress(OSError):
-                # Not empty: parts are left, or another process has made its lock.
+                # Parts are left, or another process has made its lock.
                 folder.rmdir()
 
 

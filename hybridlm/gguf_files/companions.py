@@ -99,7 +99,7 @@ def _tokenizer(header: GgufHeader, tokens: list[str], special: dict[str, Any]) -
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        # As in the tokenizer.json of these models; llama.cpp does not normalise.
+        # As in these models' tokenizer.json; llama.cpp does not normalise.
         "normalizer": None if llama3 else {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [pieces, bytes_of]},
         "post_processor": _around(header, special, llama3, vocabulary),

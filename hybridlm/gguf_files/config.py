@@ -10,7 +10,7 @@ from models.config.reader import ConfigReader
 ARCHITECTURES = ("qwen35", "qwen35moe", "lfm2")
 MAX_EXPERTS = 65_536
 MAX_SIZE, MAX_FAULT = 2**31, 400
-"""Sizes are less; shown characters of a fault."""
+"""Bounds of sizes and of a fault's characters."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -72,7 +72,7 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
     elif isinstance(tokens, list) and len(tokens) > rows:
         fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
     fields.choice("rope.scaling.type", ["none"], "none")
-    fields.choice("attention.causal", [True], True)  # false in files of encoders
+    fields.choice("attention.causal", [True], True)  # in files of encoders
     blocks = {match[1] for name in header.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
     if fields.integer("block_count") > len(blocks):
         fields.faults.append(

@@ -28,7 +28,7 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
     def report(number: int) -> None:
         why = reason()
         if why is not None:
-            os.write(2, f"error: {why}\n".encode())  # sys.stderr may be held by a thread that waits
+            os.write(2, f"error: {why}\n".encode())  # a waiting thread may hold sys.stderr
             os._exit(status)
 
     handler = _Handler(report)

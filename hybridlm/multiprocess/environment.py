@@ -7,7 +7,7 @@ import time
 import jax
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Coordinator address, number of processes, and own number; not needed on a detected cluster."""
+"""Coordinator address, number of processes, and own number; unnecessary on a detected cluster."""
 MAX_TIMEOUT = 60
 EXIT_PEER_LOST = 70
 """Exit status caused by another process."""
@@ -29,7 +29,7 @@ def exit_peer_lost() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
-        time.sleep(_timeout / 8)  # the others read here why they exit
+        time.sleep(_timeout / 8)
     os._exit(EXIT_PEER_LOST)
 
 

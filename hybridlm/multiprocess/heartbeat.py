@@ -131,7 +131,7 @@ class Heartbeat:
                     (why for other, why in failed.items() if other != self._process), None
                 )
             except jax.errors.JaxRuntimeError:
-                pass  # no answer: `_check_loop` measures how long
+                pass  # no answer, timed by `_check_loop`
             self._stopped.wait(self._interval)
 
     def _update(self, records: dict[int, HeartbeatRecord]) -> None:
@@ -158,10 +158,10 @@ class Heartbeat:
     def _exit_now(self, reason: str) -> None:
         if not self._stopped.is_set():
             print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
-            self.failure = self.failure or reason  # not the reason why JAX may abort this process meanwhile
+            self.failure = self.failure or reason  # no reason for JAX to abort this process
             self._stopped.set()
             if self._process == 0:
-                time.sleep(self._limit / 4)  # the others read here why they exit
+                time.sleep(self._limit / 4)
             self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:
@@ -243,7 +243,7 @@ def join(timeout: float, devices: int | None = None) -> None:
             **numbers,
             initialization_timeout=2 * MAX_TIMEOUT,
             heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
-            # Processes leave together; JAX aborts all if one is later than this, perhaps still loading programs.
+            # Processes leave together; JAX aborts all if one is later, perhaps still loading programs.
             shutdown_timeout_seconds=max(1, int(timeout)),
         )
     except ValueError as error:

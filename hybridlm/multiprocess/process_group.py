@@ -23,7 +23,7 @@ from ir_passes.compile.stored import StoredStep
 from ir_passes.xla_audit.hlo import HloError
 
 _MAX_IN_FLIGHT = 16
-"""Steps dispatched beyond those known to have succeeded."""
+"""Steps dispatched beyond known successes."""
 _POLL = 0.5
 _counter = itertools.count()
 Program = CompiledStep | StoredStep

@@ -105,7 +105,7 @@ def _complete(
             try:
                 ended |= {event.index: event.completion for event in session.step() if event.completion is not None}
             except (NumericalError, GrammarError):
-                pass  # its request has ended without a completion, the others go on
+                pass  # its request has ended without a completion
             for index in session.errors.keys() - failed:
                 ended[index] = session.errors[index].of(f"choice {owners[index][1].index}")
                 failed.add(index)

@@ -47,7 +47,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
     "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip
-"""Unsupported fields with the values that have no effect."""
+"""Unsupported fields with their values without effect."""
 OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",), "add_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
 }  # fmt: skip

@@ -46,7 +46,7 @@ class PrefixCache:
         self._moves, self._chunk = moves, chunk
         self._tree: RadixTree[Snapshot, CachedBuffers] = RadixTree(moves.grows)
         self._nodes: dict[CachedBuffers, CacheNode] = {}
-        # Not a method: the memory must not refer back to the cache, so that all states are freed with it.
+        # The memory must not refer back to the cache: all states are freed with it.
         self._drop = partial(_drop, self._tree, self._nodes)
         self._memory = CacheMemory(budget, self._drop, moves.copied)
         self._lock = threading.RLock()
@@ -202,7 +202,7 @@ class PrefixCache:
                     self._refused += 1
                     return
             snapshot = self._moves.take(pool, slot, tokens, owner, cached_spans, share=True)
-            # Spans belong to the edges, which may be split and shared later; the node has the fixed-size state.
+            # Spans belong to the edges, which may be split and shared later.
             node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(cached_spans) :])
             assert snapshot.state is not None
             self._nodes[snapshot.state] = node

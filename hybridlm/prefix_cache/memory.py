@@ -64,7 +64,7 @@ class CacheMemory:
 
     def _spill(self, buffers: CachedBuffers) -> None:
         """Move buffers to the host, where there is room."""
-        if buffers in self._device:  # they may have gone with a state that was dropped to make room
+        if buffers in self._device:  # they may have gone with a state dropped to make room
             del self._device[buffers]
             self.device_bytes -= buffers.nbytes
             buffers.to_host(self._copied(buffers))

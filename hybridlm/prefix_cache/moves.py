@@ -155,7 +155,7 @@ class RowMoves:
         for block, buffers in buffers_by_block(snapshot.spans).items():
             number, page = pool.page(slot, block), buffers.page
             if page is not None and page.number == number:
-                continue  # the row shares it
+                continue
             count = min(KV_BLOCK, snapshot.label.position - block * KV_BLOCK)
             source = self.copied(buffers) if page is not None else buffers
             self._restore(source, "span", pool, _scalars(0, number, count), snapshot.mark)

@@ -29,7 +29,7 @@ from models.state.state import StateArray
 
 VOCABULARY = 64
 POSITION = 5
-"""Tokens before the step in half of the lanes; the other sequences begin in the step."""
+"""Tokens before the step in half of the lanes; the other sequences begin in it."""
 COUNTS = 8
 """Numbers of accepted tokens per call, with four lanes each."""
 TOLERANCE = 1e-3

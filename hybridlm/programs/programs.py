@@ -53,7 +53,7 @@ CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 COPIED: tuple[Role, ...] = ("conv", "hidden")
 """Roles of small pools that a step may copy: the last inputs of a convolution, which shift by the step's tokens, and
 the previous step's hidden state, which the MTP head reads after this step has written its own. On CPUs XLA writes both
-in place in all steps of tests/reference/pages/certificate_table.py."""
+in place (tests/reference/pages/certificate_table.py)."""
 
 PASSES = (DropDead(),)
 """The model's steps already have the form that the other rewrites produce."""
@@ -62,8 +62,8 @@ GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
 }
-"""XLA's compiler options by platform, unless XLA_FLAGS sets them. Merging products of one input would copy their
-weights in every step."""
+"""XLA's compiler options by platform, below XLA_FLAGS. Merging products of one input would copy their weights in every
+step."""
 NO_TILES = "Couldn't find output tile sizes"
 """XLA's message about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
@@ -234,7 +234,7 @@ class Programs:
                     # Under settings of the calling thread alone, that thread compiles by itself.
                     if jax_private.program_settings() == thread_settings:
                         self.compiled(shape, arguments)
-            except Exception:  # the caller of the program compiles it again, and sees the error
+            except Exception:  # the caller compiles it again, and sees the error
                 _log.debug("%s was not made ahead", shape, exc_info=True)
 
         if self._threads is None:

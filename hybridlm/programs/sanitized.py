@@ -34,7 +34,7 @@ Sanitized = tuple[SanitizedStep, Callable[..., Any]]
 class Sanitizer(Runner):
     """Proves, compiles and runs sanitized steps, on one device."""
 
-    min_rows = 2  # it recognizes the row axis of an array by its length
+    min_rows = 2  # it recognizes the row axis by its length
     checks_rows = True
 
     def __init__(self, programs: Programs, placement: Placement) -> None:

@@ -82,7 +82,7 @@ class StoredPrograms:
         self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
     ) -> tuple[StoredStep, float] | None:
         if not threading.main_thread().is_alive():
-            return None  # the interpreter ends once the threads do, and the other processes wait for this one
+            return None  # the interpreter would wait for the threads, and other processes for this one
         began = time.perf_counter()
         entry = self._store.find(key)
         if entry is None:

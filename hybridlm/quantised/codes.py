@@ -27,7 +27,7 @@ NF4 = np.array(
 _FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4 = np.concatenate([_FP4, -_FP4])
 """Values of bitsandbytes' 4-bit floats, unlike E2M1: at most 1."""
-# Column of a group of eight that each nibble of an AWQ word holds, the lowest nibble first.
+# Column of a group of eight in each nibble of an AWQ word, the lowest nibble first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

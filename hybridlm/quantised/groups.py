@@ -101,7 +101,7 @@ def group_tensors(
 
 
 def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
-    """Return the weight of a tensor of codes and its tensors by role, or (None, {})."""
+    """Return the weight of a tensor of codes and its tensors by role."""
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
@@ -129,7 +129,7 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
     else:
         return None, {}
     members = {role: other for role, other in roles.items() if other in tensors}
-    # Codes without other tensors are reported by the check of headers.
+    # The check of headers reports codes without other tensors.
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 

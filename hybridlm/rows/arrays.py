@@ -18,7 +18,7 @@ from models.state.pages import context_pages
 from models.state.state import StateArray
 
 _ALIGNED = 64
-"""XLA:CPU uses memory of the host in place if its address is a multiple of this."""
+"""XLA:CPU uses host memory in place at multiples of this address."""
 
 
 class RowArrays:
@@ -67,7 +67,7 @@ class RowArrays:
 
 def zeros(types: Any) -> Any:
     """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
-    # Here without a program, which would be compiled for every shape.
+    # A program would be compiled for every shape.
     if local_target().platform == "cpu" and jax.process_count() == 1:
         return jax.tree.map(lambda array_type: jax.device_put(_zeros_to_copy(array_type), array_type.sharding), types)
     return jax.tree.map(

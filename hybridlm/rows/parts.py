@@ -95,7 +95,7 @@ def copy_places(
         into: tuple[Array, ...], out_of: tuple[Array, ...], read: Array, write: Array, count: Array
     ) -> tuple[tuple[Array, ...]]:
         place = jnp.arange(KV_BLOCK, dtype=jnp.int32)[None]
-        # All other places get the same index past the end: they are filled with zeros, and dropped.
+        # Other places get the same index past the end: they are filled with zeros, and dropped.
         places = jnp.where(place < count[:, None], place, KV_BLOCK)
 
         def move(into: Array, out_of: Array, axis: int) -> Array:

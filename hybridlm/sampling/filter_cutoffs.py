@@ -23,8 +23,7 @@ DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
 """Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
-each pass.
-"""
+each pass."""
 PASSES = 32 // DIGIT
 """Passes of the kernel for each of the two cutoffs."""
 MAX_BLOCK = 2048
@@ -32,7 +31,7 @@ MAX_BLOCK = 2048
 PART_BLOCKS = 2
 """Blocks of a program instance: few, so that one lane occupies half of a GPU's processors."""
 STATE = (jnp.uint32, jnp.uint32, jnp.float32)
-"""Dtypes that each instance hands on to the next pass: digits found, cutoff of top_k, needed sum."""
+"""Dtypes of each instance's state for the next pass: digits found, cutoff of top_k, needed sum."""
 MIN_VOCAB = 16
 
 

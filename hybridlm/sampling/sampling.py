@@ -89,21 +89,19 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     groups = _groups(logits)
     size = groups.shape[2]
     highest = group_max(logits)
-    # Indices, not comparisons with the maximum: XLA may compute a value twice, rounded otherwise (ops/layout: fusion).
+    # Not by comparison with the maximum: XLA may compute a value twice, rounded otherwise (ops/layout: fusion).
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
     return first * size + lax.argmax(group, 1, jnp.int32)
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
-"""The most general mode that a lane needs; general modes are slower with equal samples."""
+"""A lane's most general mode; general modes are slower with equal samples."""
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if a lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
-"""Logits that are sampled together on a CPU; above it, lane by lane.
-
-With more, XLA maps a step's scratch anew in every call (docs/performance.md); with fewer, one core works.
-"""
+"""Logits that are sampled together on a CPU, above it lane by lane. With more, XLA maps a step's scratch anew in every
+call (docs/performance.md); with fewer, one core works."""
 
 
 def _key(sampling: Sampling, position: Array) -> Array:

@@ -116,8 +116,8 @@ class Vocabulary(NamedTuple):
         wrong = first == self.shard_size
         local_logit = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
         local_token = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.shard_size)[:, None]
-        # Shards are in order as in `best`. Indices, not comparisons with a device's own logit: XLA may compute a value
-        # twice, with different rounding.
+        # Shards are in order as in `best`. XLA may compute a value twice, with different rounding, so comparisons with
+        # a device's own logit fail.
         highest, tokens = (
             lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (local_logit, local_token)
         )

@@ -60,7 +60,7 @@ class JsonScores:
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write all lines; one part, or a compressed sort window, is in memory."""
         if self._gzipped:
-            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # its header has no name and no time
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # without name and time
                 compressed.writelines(self.lines(parts))
             return
         for contents, order in parts:

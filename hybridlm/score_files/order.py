@@ -30,7 +30,7 @@ PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest compared beginning, and the number of beginnings, each twice as long."""
 SortWindow = tuple[int, np.ndarray | None]
-"""Number of parts of consecutive rows; row in each place of the parts, int64 [rows]; None in order."""
+"""Number of parts of consecutive rows; row of each place in them, int64 [rows], or None in order."""
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
@@ -62,7 +62,7 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
             yield (len(parts), np.concatenate(parts)), ([unsorted[i] for i in part] for part in parts)
         else:
             yield (len(group), None), (list(islice(rows, window.rows)) for window in group)
-            deque(rows, maxlen=0)  # skips the other rows
+            deque(rows, maxlen=0)
 
 
 def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:

@@ -16,7 +16,7 @@ FileProgress = bool | Literal["lines"] | None
 SECONDS_BETWEEN_LINES = 30.0
 """Time between two lines of progress."""
 SECONDS_BETWEEN_RATES = 0.5
-"""Seconds between updates of the number of tokens in a bar."""
+"""Seconds between updates of the tokens in a bar."""
 Tokens = Callable[[], int]
 """Returns the tokens computed so far: parts of a file may take hours."""
 
@@ -113,7 +113,7 @@ class RowProgress:
 
     def tick(self) -> None:
         with self._lock:
-            if self.done < self._total.size:  # the total is 0 before it is known; the last line has been printed
+            if self.done < self._total.size:  # the total is unknown, or the last line has been printed
                 self._show(line=True)
 
     @property

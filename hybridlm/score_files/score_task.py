@@ -92,7 +92,7 @@ class ScoreTask(Task):
     Attributes:
         token_ids: chosen ids with log-probabilities and ranks: a list for all rows, or the field with the ids of each
             row.
-        top, start, temperature, entropy: as for `LM.score`, for all rows.
+        top, start, temperature, entropy: as for `LM.score`.
         hidden_states, states, positions: as for `LM.score`, at the last or all tokens of each row: columns "positions",
             "hidden_states[i]" and states, flat over positions. Not for lists of completions.
         interventions: a list for all rows, or the field with objects of `kind` and arguments of this `Intervention`

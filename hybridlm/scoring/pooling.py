@@ -63,9 +63,9 @@ class ReadText(QueuedText):
                 self.vectors[i] = hidden[token - begin]
         if self.question.summed:
             if self.parent is not None and not self._own_total_begun:
-                # Its steps have been read: the sum goes on where the shared prefix ends.
+                # The sum goes on where the shared prefix ends.
                 self.total, self._own_total_begun = self.parent.total.copy(), True
-            for row in hidden:  # in order, independent of the chunks
+            for row in hidden:  # independent of the chunks
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
@@ -179,7 +179,7 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return logits, float32 [texts, labels], summed in float64."""
     wide = weight.astype(np.float64)
     logits = np.zeros((len(vectors), len(weight)), np.float32)
-    with np.errstate(all="ignore"):  # the caller checks the logits
+    with np.errstate(all="ignore"):
         for row, vector in zip(logits, vectors.astype(np.float64), strict=True):
-            row[:] = (wide * vector).sum(axis=1)  # one text at a time: equal bits in any batch
+            row[:] = (wide * vector).sum(axis=1)  # equal bits in any batch
     return logits

@@ -81,7 +81,7 @@ def shared_prefixes(
     Returns:
         Prefixes, each behind its parent, and the prefix index of each text.
     """
-    # A radix tree: an edge is one step of a text and the token after it, a node has the texts that end there.
+    # A radix tree: an edge is a step of a text and the next token, a node has the texts that end there.
     numbers: dict[Any, int] = {}
     tree: RadixTree[list[int], Any] = RadixTree(grows=False)
     ends = [list(accumulate(text_widths(len(text) - 1 - begin, widths), initial=begin)) for text in texts]

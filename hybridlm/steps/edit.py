@@ -24,7 +24,7 @@ EDITED: tuple[Role, ...] = ("recurrent", "conv")
 """Roles of state arrays that can be changed."""
 
 NOT_EDITED = Pool("unchanged")
-"""Entry of other arrays: none of their rows is written, but model steps write rows in all pools of a group."""
+"""Entry of unwritten arrays: model steps write rows in all pools of a group."""
 
 
 def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:

@@ -22,9 +22,9 @@ from models.sharding.devices import Devices
 from models.state.rows import put_rows, take_rows
 
 LAST_SAMPLED = -1
-"""Placeholder for the lane's last sampled token, which the host may not know yet."""
+"""Placeholder for the lane's last sampled token, perhaps unknown to the host."""
 NO_TOKEN = 1
-"""Token `vocab + NO_TOKEN` is returned where changes of logits leave no token."""
+"""Token `vocab + NO_TOKEN` stands for none left by changes of logits."""
 
 
 class SampledTokens(NamedTuple):
@@ -177,13 +177,13 @@ def propose_mtp_drafts(
     length, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
 
     def inside(token: Array) -> Array:
-        # sampling from NaN logits gives an id outside the vocabulary
+        # NaN logits give an id outside the vocabulary
         return jnp.where(token < vocabulary.size, token, 0)
 
     token, drafts, start = inside(token), list[Array](), inputs.batch.positions + consumed
     for place in range(count):
         # Without a barrier XLA:CPU fuses the drafts of a single lane into one another endlessly; before a loop it would
-        # convert the whole embedding to float32 for the few rows that are read.
+        # convert the whole embedding to float32 for a few rows.
         hidden, token = lax.optimization_barrier((hidden, token))
         position = start + place
         residual, rows = model.mtp_forward(

@@ -93,10 +93,8 @@ class ProbeInputs(NamedTuple):
 
 
 HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
-"""Hidden states of some tokens of each lane, by slot.
-
-No state array has this shape: XLA would write hidden states in its place.
-"""
+"""Hidden states of some tokens of each lane, by slot. No state array has this shape: XLA would write hidden states in
+its place."""
 
 
 class ProbeHooks(Hooks):

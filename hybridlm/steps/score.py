@@ -16,7 +16,7 @@ from models import Decoder
 from models.ops.layout import materialize
 
 MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
-"""Maximum bytes of logits that the head holds at a time, and minimum rows, which share one read of its weight."""
+"""Maximum bytes of logits in the head at a time, and minimum rows, which share one read of its weight."""
 
 
 class Scored(NamedTuple):
@@ -85,7 +85,7 @@ def score_tokens(
     def describe_block(inputs: tuple[Array, Array, Array, Array]) -> Scored:
         hidden, target, token_ids, temperature = inputs
         logits = model.logits(hidden).reshape((target.size, -1))
-        # The last block is padded with zeros. One array for all that follows: a rank compares logits with one of them.
+        # The last block is padded with zeros. A rank compares logits with one of the same array.
         logits = materialize(logits / jnp.where(temperature > 0, temperature, 1.0).reshape((-1, 1)))
         each = target.reshape((-1,))
         total, logit = vocabulary.log_total(logits), vocabulary.logit(logits, each)

@@ -85,7 +85,7 @@ class ThinkingBudget:
         self._text += self._stream.push(token)
         beginning = (self._text + self._stream.unsettled()).lstrip()
         self._opened = self._opened or beginning.startswith(self._start)
-        # Neither thoughts so far, nor the beginning of their marker; or they have ended.
+        # No thoughts so far, no beginning of their marker, or their end.
         if (not self._opened and not self._start.startswith(beginning)) or self._end in beginning:
             self._budget = -1
             return False

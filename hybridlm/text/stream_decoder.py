@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 64
-"""Tokens after which the window is shortened."""
+"""Tokens before the window is shortened."""
 _MIN_CONTEXT = 4
 """Tokens of a shortened window: decoders treat the first token of a text differently."""
 _OF_ONE_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")
@@ -62,9 +62,9 @@ def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
     for place, step in enumerate(steps):
         kind = step.get("type")
         if joined and (kind not in ("Fuse", "Strip") or step.get("stop")):
-            return False  # it sees one token, the whole text
+            return False
         if after_suffix and kind != "Fuse":
-            return False  # the last token's text changes when it is no longer the last
+            return False  # the last token's text changes behind it
         if kind in ("Fuse", "ByteLevel"):
             joined = True
         elif kind == "ByteFallback":

@@ -154,7 +154,7 @@ class Tokenizer:
 
     @cached_property
     def _added_behind(self) -> int:
-        # An added token has an id in every vocabulary.
+        # Every vocabulary has an id for an added token.
         mask = self._backend.encode("".join(["a", *list(self.added_tokens)[:1]])).special_tokens_mask
         return next((i for i, added in enumerate(reversed(mask)) if not added), 0)
 
@@ -304,7 +304,7 @@ class Tokenizer:
         try:
             without = self.encode_chat(messages, **variables)
         except ChatTemplateError:
-            return ids  # it has to have some
+            return ids
         if ids == without:
             raise ChatTemplateError("tools: the chat template of this checkpoint does not show them to the model")
         return ids

@@ -128,7 +128,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
-    # Tokens with a name of the model's own. Those that are written here replace the list that a saved tokenizer has.
+    # Tokens with a name of the model's own; those written here replace the list of a saved tokenizer.
     names = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
     names |= _take_dict(settings, "extra_special_tokens")
     saved = _take_dict(settings, NAMED)
@@ -142,7 +142,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
                 value = [*present, *(token for token in value if token not in present)]
             settings[role] = value
         names |= _take_dict(settings, "extra_special_tokens")
-        # As objects of tokenizer_config.json they are no special tokens of added_tokens.json.
+        # Objects of tokenizer_config.json are no special tokens of added_tokens.json.
         listed, tokens = (source.get("extra_special_tokens") or [] for source in (settings, older))
         if not isinstance(listed, list):
             raise ValueError(f"extra_special_tokens: expected a list or an object, found {listed!r}")

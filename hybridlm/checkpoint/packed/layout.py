@@ -53,7 +53,6 @@ class PackedLayout(NamedTuple):
     def build(self, read: Callable[[ArraySlice], Iterable[Rows]]) -> QuantisedWeight:
         """Build the parameter from the pieces of each window of rows."""
         kinds = _kinds(self.form)
-        # An array of one column has no sharded columns.
         shards = next(iter(self.shards.values()))
         last = len(shards.shape) - 1
         rows = tuple(sharded for sharded in shards.sharded_dims if sharded.dim != last)

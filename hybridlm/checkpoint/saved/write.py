@@ -27,7 +27,7 @@ from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-# Without the adapter's file: it is merged.
+# Not the adapter's file: it is merged.
 SMALL_FILES = (  # heads of decision models among them
     *(name for name in FILES if "safetensors" not in name and name != ADAPTER),
     "head.safetensors",
@@ -149,10 +149,10 @@ def _require_room(target: Path, size: int) -> None:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
-    # Imported here: it takes as long as scoring a short file.
+    # This import takes as long as scoring a short file.
     import orbax.checkpoint as ocp
 
-    # One uncompressed file for each array of a device, to be mapped and read in part.
+    # One uncompressed file per array of a device can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))

@@ -104,8 +104,6 @@ def _warn_of_waiting(reserved: float) -> None:
 
 
 class _Worker:
-    """A task with an actor's loaded model."""
-
     def __init__(self, task: Task, model: str, settings: dict[str, Any]):
         self._task = task.on(load(model, **settings).text_model)
 

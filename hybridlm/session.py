@@ -182,7 +182,6 @@ class Session:
         return request.index
 
     def _reading(self) -> Probing:
-        """Return this session's probing, created for the first request with probes."""
         if self._probing is None:
             probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
@@ -280,7 +279,6 @@ class Session:
             return events
 
     def _next(self) -> DispatchedStep | None:
-        """Dispatch the next step, as `Scheduler.next`; a failure closes the session."""
         try:
             return self._scheduler.next(unread=bool(self._in_flight))
         except BaseException:
@@ -365,7 +363,6 @@ class Session:
         return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
-        """Process a step's outputs: append tokens, end requests, store MTP drafts."""
         wrong: NumericalError | GrammarError | None = None
         try:
             if accepted is not None:
@@ -441,7 +438,6 @@ class Session:
             self._end(alive, reason, token)
 
     def _end_thoughts(self, alive: AliveRequest, text: GrowingText, end_ids: list[int]) -> None:
-        """Append the end marker of thoughts to a request, and queue it again."""
         sequence, request, index = alive.sequence, alive.sequence.request, alive.sequence.request.index
         remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
         prompt = (*request.prompt, *sequence.generated, *end_ids)

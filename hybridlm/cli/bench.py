@@ -219,7 +219,6 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
 
 
 def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]) -> float:
-    """Return the median seconds of a decode step; append `engine`'s host times."""
     seconds = statistics.median(side.decode(steps))
     if side is engine:
         hosts.append(statistics.median(engine.engine_steps(steps)) - seconds)

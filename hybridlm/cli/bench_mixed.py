@@ -100,7 +100,6 @@ def bench_mixed(
 def _peers(
     stack: ExitStack, mixed: MixedOptions, peers: Sequence[Path | None], lm: LM, context: int, left_out: set[str]
 ) -> list[MixedSide]:
-    """Start the other engines; leave out failing engines."""
     sides, lanes = list[MixedSide](), lm.engine.lanes
     for gguf in peers:
         try:

@@ -147,7 +147,6 @@ class Decoding:
         top: int | None,
         mtp_drafts: int,
     ) -> DispatchedStep:
-        """Dispatch a step with one sampled token and `mtp_drafts` drafts per lane."""
         engine = self._engine
         consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
         positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
@@ -211,7 +210,6 @@ class Decoding:
         return blocks_for(min(end + mtp_drafts, self._engine.context))
 
     def _time(self, shape: Shape) -> StepTiming | None:
-        """Start measuring the next step, without compilation, if drafting depends on its time."""
         engine = self._engine
         if self._speculation is None or not engine.runner.start_timing(shape, engine.example_arguments):
             return None

@@ -163,7 +163,6 @@ class Probing:
         return wrong
 
     def _read(self, states: CachedBuffers) -> dict[str, np.ndarray]:
-        """Return copied states as whole arrays by name."""
         arrays = self._engine.runner.read(states.arrays)
         index = {place: i for i, place in enumerate(self._engine.moves.state_places)}
         named = {}

@@ -170,7 +170,6 @@ class Scheduler:
         heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
 
     def _pop(self, kind: Reading[Any] | None) -> None:
-        """Remove the first sequence, or text of a reading, from the queue."""
         heapq.heappop(self._heaps[kind])
         if not self._heaps[kind]:
             del self._heaps[kind]
@@ -363,7 +362,6 @@ class Scheduler:
         return self.seconds - queue.seconds > IDLE_SECONDS
 
     def _cache_of(self, sequence: ActiveSequence) -> PrefixCache | None:
-        """Return the prefix cache, if the sequence shares its states."""
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
@@ -401,7 +399,6 @@ class Scheduler:
         return True
 
     def _grow(self) -> None:
-        """Reserve pages for the next decode step; preempt sequences if there are too few."""
         pool = self._pool
         if pool is None:
             return
@@ -518,7 +515,6 @@ class Scheduler:
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence) -> None:
-        """Let a sequence decode in its row, or release the row after its only token."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
@@ -543,7 +539,6 @@ class Scheduler:
                 self._release(sequence)
 
     def _fit_decode_lanes(self, pool: RowPool) -> int:
-        """Return the next step's lanes: those before if fewer save little."""
         engine, lanes = self._engine, self._decode_lanes
         needed = engine.bucket(pool.lanes_for(slots_of(self.decoding)), engine.lanes)
         if needed >= lanes:
@@ -568,7 +563,6 @@ class Scheduler:
     def _by_lane(
         self, pool: RowPool, sequences: list[ActiveSequence], count: int
     ) -> tuple[list[ActiveSequence | None], LaneMap]:
-        """Return a step's sequences by lane, and their rows."""
         lanes: list[ActiveSequence | None] = [None] * count
         places, lane_map = pool.arrange(slots_of(sequences), count)
         for lane, sequence in zip(places, sequences, strict=True):
@@ -587,7 +581,6 @@ def _in_use(engines: Sequence[Engine]) -> bool:
 
 
 def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:
-    """Release the rows of a scheduler that was not closed."""
     for sequence in itertools.chain(*groups):
         if isinstance(sequence, QueuedText):
             sequence.reading.release(sequence)

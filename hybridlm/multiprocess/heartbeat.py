@@ -165,7 +165,6 @@ class Heartbeat:
             self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:
-        """Return a process silent for `seconds`, with a message."""
         now = time.monotonic()
         quiet = now - self._last_answer
         if quiet > seconds:  # no answer from the store, which is in process 0

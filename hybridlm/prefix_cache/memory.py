@@ -63,7 +63,6 @@ class CacheMemory:
         return True
 
     def _spill(self, buffers: CachedBuffers) -> None:
-        """Move buffers to the host, where there is room."""
         if buffers in self._device:  # they may have gone with a state dropped to make room
             del self._device[buffers]
             self.device_bytes -= buffers.nbytes

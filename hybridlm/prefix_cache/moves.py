@@ -66,7 +66,6 @@ class RowMoves:
         return self.state_bytes + len(self._new_blocks(position, cached)) * self.span_bytes
 
     def _new_blocks(self, position: int, cached: int) -> range:
-        """Return the blocks of positions that a state adds to `cached` ones."""
         if not self.grows or cached >= position:
             return range(0)
         return range(max(0, cached - self._unfinished) // KV_BLOCK, kv_blocks(position))
@@ -190,7 +189,6 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's buffers, not split over the data axis."""
         count = self._placement.data
         return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
@@ -212,7 +210,6 @@ class RowMoves:
         return buffers
 
     def _copied(self, pool: RowPool, page: int, position: int, count: int, mark: Label | None) -> CachedBuffers:
-        """Copy the first positions of a page into new arrays."""
         buffers = CachedBuffers(self._empty["span"](), position, mark)
         self._keep(buffers, "span", pool, _scalars(page, 0, count))
         return buffers

@@ -196,7 +196,6 @@ class RadixTree(Generic[S, B]):
         return middle
 
     def _join(self, node: Node[S, B], child: Node[S, B]) -> None:
-        """Remove a node between two edges, and join split spans."""
         parent, spans = node.parent, [*node.spans]
         assert parent is not None
         for span in child.spans:
@@ -209,7 +208,6 @@ class RadixTree(Generic[S, B]):
         parent.children[child.tokens[0]] = child
 
     def _unused(self, buffer: B) -> list[B]:
-        """Drop one reference to a buffer; return it after the last one."""
         self._uses[buffer] -= 1
         if self._uses[buffer]:
             return []

@@ -144,7 +144,6 @@ class ItemReader:
         return ids
 
     def _check(self, ids: ScoredIds, where: str, prompt: Any, completion: Any, prompt_name: str) -> None:
-        """Check scored tokens and context; raises ValueError with both texts."""
         texts = _SHORT.repr(prompt), _SHORT.repr(completion)
         if ids.prompt >= len(ids.token_ids):
             raise ValueError(f"{where}: {texts[1]} adds no token to the {prompt_name} {texts[0]}")

@@ -81,7 +81,6 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
 def _piece(
     array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[ShardedDim, int, int]]
 ) -> jax.Array | np.ndarray:
-    """Return the piece's array from each sharded dimension's segment."""
     if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):
         return array
     local: list[slice] = [slice(None)] * array.ndim

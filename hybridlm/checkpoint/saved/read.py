@@ -139,8 +139,6 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
 
 
 class _Reading:
-    """One saved array while this process reads its shards."""
-
     def __init__(self, saved: SavedDirectory, name: str):
         self._saved, self._name, self.parameter = saved, name, saved.parameters[name]
         self._read = Counter[Tile]()

@@ -375,7 +375,7 @@ class Session:
                         break  # the request ended during this step, or with an earlier token
                     error = self._error(sequence, sampled, place)
                     if error is None and self._probing is not None:
-                        hidden: Any = sampled.hidden_states
+                        hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
                         wrong_place = self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
                         if wrong_place is not None:
                             error = NumericalError(f"request {sequence.request.index}", wrong_place)
@@ -443,7 +443,7 @@ class Session:
         prompt = (*request.prompt, *sequence.generated, *end_ids)
         if remaining < 1 or len(prompt) >= self._engine.context:
             return  # the thoughts end with the completion
-        sequence.finish_reason = "cancelled"
+        sequence.finish_reason = "cancelled"  # tokens of steps in flight are dropped
         self._scheduler.leave(sequence)
         params = replace(request.params, max_tokens=remaining)
         completed = len(sequence.output) + len(end_ids)

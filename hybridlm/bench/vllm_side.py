@@ -59,5 +59,5 @@ class VllmSide:
 
     def close(self) -> None:
         self._process.terminate()
-        with self._process:
+        with self._process:  # closes its pipes and waits
             self._stderr.close()

@@ -30,7 +30,7 @@ class Fingerprint:
     To hash all weights takes longer than to load them. The same unchanged files are equal without computation.
 
     Args:
-        text: or a function that computes it.
+        text: the SHA-256, or a function that computes it.
         source: versions of files and settings, if they identify the content.
     """
 

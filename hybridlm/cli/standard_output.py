@@ -61,7 +61,7 @@ def standard_output() -> Iterator[None]:
     finally:
         named, sys.stdout = sys.stdout, stream
         if named is not stream:
-            named.close()
+            named.close()  # nothing is buffered: it was flushed, or goes nowhere
 
 
 def concerns_standard_output(error: BaseException) -> bool:

@@ -70,7 +70,7 @@ class Decider:
                 text = next(texts)
                 wrong = text.first_wrong if wrong is None else wrong
                 for vector, question, place in zip(text.vectors, prompt.questions, prompt.places, strict=True):
-                    with np.errstate(all="ignore"):
+                    with np.errstate(all="ignore"):  # checked below
                         scores = self.head.scores(vector, question)
                         answer = answer_of(question, scores, temperature.get(question.type, 1.0))
                     if wrong is None and not np.isfinite(list(answer.probabilities.values())).all():

@@ -104,7 +104,7 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
         CheckpointError: an unreadable file, an invalid value, or an unknown head.
     """
     if not directory.is_dir():
-        return DecisionSettings()
+        return DecisionSettings()  # a GGUF file
     fields = read_config(directory / MODEL) if (directory / MODEL).is_file() else {}
     _refuse_other_heads(directory, fields)
     for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):

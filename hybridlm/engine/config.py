@@ -28,8 +28,8 @@ def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
-        **arguments: of `typer.Option`; `flags`, spellings of the option; and `read`, from the text of the option to the
-            value of the field.
+        **arguments: of `typer.Option`; `flags`, spellings of the option, by default its name; and `read`, from the text
+            of the option to the value of the field.
     """
     return field(default=default, metadata={"help": help, **arguments})
 

@@ -262,7 +262,6 @@ class Engine:
         return self.row_arrays.zeros(count, self.pages(count))
 
     def new_pool(self, count: int) -> RowPool:
-        """Allocate a pool of `count` rows of zero state."""
         return RowPool(self.new_rows(count), self.pages(count), self.blocks, self.placement.data)
 
     @cached_property
@@ -283,7 +282,6 @@ class Engine:
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
     def buckets(self, limit: int) -> list[int]:
-        """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
     def paged(self, shape: P) -> P:

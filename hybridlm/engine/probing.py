@@ -64,7 +64,7 @@ class StepReads(NamedTuple):
 class Probing:
     """Reads and changes inside the model by the sequences of one call or session.
 
-    A sequence is an `ActiveSequence` or a `QueuedText`; Requests read hidden states where a token is sampled.
+    A sequence is an `ActiveSequence` or a `QueuedText`. Requests read hidden states where a token is sampled.
 
     Args:
         target: folder for a file per sequence, or a table; None for memory.

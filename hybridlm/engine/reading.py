@@ -286,7 +286,7 @@ class Reading(Generic[T]):
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:
-                continue
+                continue  # it was preempted
             text.take(results, lane, first, count)
             if self._probing is not None:
                 text.mark_wrong(self._probing.take(text, reads, results.hidden_states, lane))

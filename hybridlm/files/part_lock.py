@@ -39,7 +39,7 @@ def locked(folder: Path) -> Iterator[Path]:
             raise
         if _is_open(path, file):
             break
-        file.close()
+        file.close()  # deleted between opening and locking
     with file:
         yield path
 

@@ -72,7 +72,7 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
     elif isinstance(tokens, list) and len(tokens) > rows:
         fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
     fields.choice("rope.scaling.type", ["none"], "none")
-    fields.choice("attention.causal", [True], True)  # in files of encoders
+    fields.choice("attention.causal", [True], True)  # false in files of encoders
     blocks = {match[1] for name in header.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
     if fields.integer("block_count") > len(blocks):
         fields.faults.append(

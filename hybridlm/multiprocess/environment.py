@@ -29,7 +29,7 @@ def exit_peer_lost() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
-        time.sleep(_timeout / 8)
+        time.sleep(_timeout / 8)  # the others read here why they exit
     os._exit(EXIT_PEER_LOST)
 
 

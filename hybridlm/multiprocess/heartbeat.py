@@ -161,7 +161,7 @@ class Heartbeat:
             self.failure = self.failure or reason  # no reason for JAX to abort this process
             self._stopped.set()
             if self._process == 0:
-                time.sleep(self._limit / 4)
+                time.sleep(self._limit / 4)  # the others read here why they exit
             self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:

@@ -46,7 +46,7 @@ class PendingStep(NamedTuple):
 
 
 class ProcessGroup:
-    """This process among those of one model."""
+    """This process and the others of one model."""
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()

@@ -99,7 +99,7 @@ class PrefixCache:
     ) -> int:  # fmt: skip
         """Restore a pinned state into a prompt's row; return the consumed tokens.
 
-        Its host buffers move to the device, if there is room: full pages are those of the row from now on.
+        Its host buffers move to the device, if there is room: full pages become the row's pages.
         """
         if snapshot is start:
             self._misses += 1

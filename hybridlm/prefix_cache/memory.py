@@ -72,7 +72,7 @@ class CacheMemory:
             self.spills += 1
 
     def add(self, buffers: CachedBuffers) -> None:
-        """Add buffers on the device, which must fit, or mark them as used."""
+        """Add fitting buffers on the device, or mark them as used."""
         if buffers in self._host:
             self._host.move_to_end(buffers)
             return

@@ -57,7 +57,6 @@ class RowMoves:
         )
 
     def shapes(self, rows: int, pages: int) -> list[PartShape]:
-        """Return the steps between a pool of this size and cached buffers."""
         parts: list[tuple[RowPart, int]] = [("state", rows), *([("span", pages)] if self.grows else [])]
         return [self._shape(part, keep, size) for part, size in parts for keep in (True, False)]
 
@@ -75,7 +74,7 @@ class RowMoves:
         return max(0, position - self._unfinished) // KV_BLOCK if self.grows else 0
 
     def shareable(self, snapshot: Snapshot | None) -> list[Page]:
-        """Return the first full pages of a state that are in the pool, on one device."""
+        """Return the first full pages of a state in the pool, on one device."""
         pages: list[KeptPage] = []
         if snapshot is not None:
             buffers = buffers_by_block(snapshot.spans)
@@ -109,7 +108,7 @@ class RowMoves:
             share: keep full pages of the row instead of copies.
 
         Raises:
-            SnapshotError: the row has not consumed `tokens`.
+            SnapshotError: the row has consumed another number of tokens.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
@@ -154,7 +153,7 @@ class RowMoves:
         for block, buffers in buffers_by_block(snapshot.spans).items():
             number, page = pool.page(slot, block), buffers.page
             if page is not None and page.number == number:
-                continue
+                continue  # the row shares it
             count = min(KV_BLOCK, snapshot.label.position - block * KV_BLOCK)
             source = self.copied(buffers) if page is not None else buffers
             self._restore(source, "span", pool, _scalars(0, number, count), snapshot.mark)
@@ -235,7 +234,7 @@ def _size(pool: RowPool, part: RowPart) -> int:
 
 
 def buffers_by_block(spans: Sequence[BufferSpan[CachedBuffers]]) -> dict[int, CachedBuffers]:
-    """Return the last buffers by block, which have all its positions."""
+    """Return the last buffers by block, with all its positions."""
     return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in spans}
 
 

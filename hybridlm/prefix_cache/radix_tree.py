@@ -111,7 +111,11 @@ class RadixTree(Generic[S, B]):
         return match.node.all_spans + edge_spans
 
     def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
-        """Insert a state after tokens; raises TreeError, before any change."""
+        """Insert a state after tokens.
+
+        Raises:
+            TreeError: an existing state, no token, or another length of spans; nothing has changed.
+        """
         tokens, match = tuple(tokens), self.match(tokens)
         count, missing = sum(span.count for span in spans), len(tokens) - match.length
         if not tokens:

@@ -123,7 +123,7 @@ class Programs:
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
-        """Return compiled programs by shape, which repeats under other settings of JAX."""
+        """Return compiled programs with shapes, perhaps repeated under other settings of JAX."""
         return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property

@@ -67,7 +67,6 @@ class Runner(ABC):
     Attributes:
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
         checks_rows: the engine checks the holders of rows after every step.
-        compiles_ahead: programs are compiled in threads ahead.
         decisions: commands and decisions shared with other processes.
     """
 

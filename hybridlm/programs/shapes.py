@@ -17,7 +17,6 @@ class Shape:
 
     Attributes:
         top: reported log-probabilities.
-        mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: changed logits per lane (penalties, biases, bans); 0 for a step without.
         masked: with masks of tokens (grammars); such steps also have changes, so that steps are few.
         chosen: chosen ids of each position; None for a step without `Chosen`.

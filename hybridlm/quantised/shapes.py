@@ -53,9 +53,9 @@ class Mismatch(ValueError):
 
 @dataclass
 class Tensors:
-    """The tensors of one weight, by role:
+    """The tensors of one weight, by role.
 
-    "codes", "scale", "inverse", "global", "zero", "order" and "shape".
+    Roles are "codes", "scale", "inverse", "global", "zero", "order" and "shape".
     """
 
     members: dict[str, str]

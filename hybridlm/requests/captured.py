@@ -119,7 +119,7 @@ class Recorder:
         add: Callable[[int, dict[str, np.ndarray]], None] | None = None,
     ):
         self._add = add
-        self._last: tuple[int, dict[str, np.ndarray]] | None = None
+        self._last: tuple[int, dict[str, np.ndarray]] | None = None  # a row of a table
         self._hidden, self._states = tuple(hidden_states), tuple(site.name for site in states)
         self._dims = {site.name: ("position", *site.dims) for site in states}
         self._count, self._capacity, self._path, self._partial = 0, capacity, path, None

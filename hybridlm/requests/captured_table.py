@@ -30,7 +30,7 @@ class CaptureTable:
         # float32 has every number of floats that Arrow or its readers lack.
         tensors |= {site.name: pa.fixed_shape_tensor(pa.float32(), site.shape, dim_names=site.dims) for site in states}
         self._schema = pa.schema([("index", pa.int32()), ("position", pa.int32()), *tensors.items()])
-        self._file = ExitStack()
+        self._file = ExitStack()  # whole or deleted at its end
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
     def add(self, index: int, position: int, arrays: dict[str, np.ndarray]) -> None:

@@ -38,7 +38,7 @@ class ResolvedParams(PlainSettings):
 
     @property
     def changes_logits(self) -> bool:
-        """Whether sampled tokens and settings change logits: penalties, biases or bans."""
+        """Whether penalties, biases or bans change logits, by all sampled tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)

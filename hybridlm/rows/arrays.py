@@ -66,7 +66,6 @@ class RowArrays:
 
 
 def zeros(types: Any) -> Any:
-    """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
     # A program would be compiled for every shape.
     if local_target().platform == "cpu" and jax.process_count() == 1:
         return jax.tree.map(lambda array_type: jax.device_put(_zeros_to_copy(array_type), array_type.sharding), types)

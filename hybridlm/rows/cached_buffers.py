@@ -12,7 +12,7 @@ from ir_passes.host.row_ledger import Label
 
 
 class KeptPage(NamedTuple):
-    """A right to a page of a pool, which a cached state shares with rows."""
+    """A right to a page of a pool, shared by a cached state with rows."""
 
     pool: RowPool
     right: Page

@@ -111,7 +111,6 @@ class RowPool:
         return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
-        """Return the indices of slots without pages for their first positions."""
         rows = zip(self.rows_of(slots), positions, strict=True)
         return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(row, count)]
 

@@ -17,7 +17,7 @@ class SplitRows(NamedTuple):
     axis: str | None = None
 
     def mine(self, row: Array, pool: Array) -> Array:
-        """Return a row's number on this device, outside of its rows for another device's."""
+        """Return a row's number on this device; another device's row is outside its rows."""
         return row if self.axis is None else row - lax.axis_index(self.axis) * pool.shape[0]
 
     def take(self, pool: Array, row: Array, part: Callable[[Array], Any] | None = None) -> Array:

@@ -62,7 +62,7 @@ def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"
 
 
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
-    """Whether a row has NaN, which XLA:CPU's max() drops in large arrays.
+    """Whether a row has NaN: XLA:CPU's max() drops it in large arrays.
 
     Slices are combined element by element, faster than a reduction along the row.
     """

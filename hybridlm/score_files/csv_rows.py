@@ -26,7 +26,7 @@ class CsvRows(TextLines):
     """A CSV file of texts or requests, perhaps .gz; an empty cell is null.
 
     Raises:
-        ValueError: damaged, or a missing or duplicate column.
+        ValueError: damaged gzip or CSV, or a missing or duplicate column.
     """
 
     unit = "row"

@@ -62,7 +62,7 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
             yield (len(parts), np.concatenate(parts)), ([unsorted[i] for i in part] for part in parts)
         else:
             yield (len(group), None), (list(islice(rows, window.rows)) for window in group)
-            deque(rows, maxlen=0)
+            deque(rows, maxlen=0)  # skips the other rows
 
 
 def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:

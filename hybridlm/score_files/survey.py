@@ -90,7 +90,7 @@ def _twice(hashes: "array[int]") -> set[int]:
     if len(hashes) < 2:
         return set()
     values = np.frombuffer(hashes, np.int64)
-    values.sort()
+    values.sort()  # in place: no second array of them
     return set(values[1:][values[1:] == values[:-1]].tolist())
 
 

@@ -40,7 +40,7 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
 
 
 def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) -> ScoredIds:
-    """Tokenize a prompt and a completion, which is scored.
+    """Tokenize a prompt and a completion to be scored.
 
     Tokens that the tokenizer appends to every text are omitted.
 
@@ -51,7 +51,7 @@ def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) 
     prompt_ids = tokenizer.encode_open(prompt, add_special_tokens)
     joined = tokenizer.encode_open(prompt + completion, add_special_tokens)
     if not prompt and not prompt_ids and joined[:1] == [prefix]:
-        prompt_ids = [prefix]
+        prompt_ids = [prefix]  # the completion begins with the prefix
     return join_ids(prompt_ids, joined, lambda: prefix)
 
 

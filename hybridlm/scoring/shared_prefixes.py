@@ -1,4 +1,4 @@
-"""Common prefixes of the texts of a call, which are prefilled once."""
+"""Common prefixes of the texts of a call, prefilled once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Reads and writes of a step's GPU kernels at given lengths, in place of declared ones."""
+"""Reads and writes of GPU kernels at given lengths, in place of declared ones."""
 
 from collections import defaultdict
 from collections.abc import Iterable

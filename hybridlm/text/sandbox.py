@@ -56,7 +56,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` without underscore names, which jinja2 would pass to Python."""
+    """`namespace()` without underscore names: jinja2 would pass them to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):

@@ -62,7 +62,7 @@ def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
     for place, step in enumerate(steps):
         kind = step.get("type")
         if joined and (kind not in ("Fuse", "Strip") or step.get("stop")):
-            return False
+            return False  # it sees one token, the whole text
         if after_suffix and kind != "Fuse":
             return False  # the last token's text changes behind it
         if kind in ("Fuse", "ByteLevel"):

@@ -185,7 +185,7 @@ class Tokenizer:
         return [token.id for split in splits for token in backend.model.tokenize(split)]
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
-        """Return the ids of special tokens, which have no text.
+        """Return the ids of special tokens without text.
 
         Args:
             keep_tool_markers: except with "tool" or "function" in their name (<tool_call>, ...).
@@ -304,7 +304,7 @@ class Tokenizer:
         try:
             without = self.encode_chat(messages, **variables)
         except ChatTemplateError:
-            return ids
+            return ids  # it has to have some
         if ids == without:
             raise ChatTemplateError("tools: the chat template of this checkpoint does not show them to the model")
         return ids

@@ -110,7 +110,7 @@ class BoundAdapter:
             if name in self.replaced:
                 _place(weight, source, name, self.adapter.array(self.replaced[name]), windows, result, add=False)
             if name in self.factors:
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore"):  # checked below
                     product = self._product(self.factors[name])
                 require_finite_tensor(self.adapter.file.path, f"the change of {name}", product)
                 _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)

@@ -3,8 +3,6 @@
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows, each with
 another row: an idle lane's row is left unchanged. The KV cache of a row is in pages, which it gets as its sequence
 grows.
-
-More than 300 lines: the holders, lanes and contents of rows change together.
 """
 
 from collections.abc import Container, Sequence

@@ -15,7 +15,7 @@ from ir_passes.files.sources import note_sources
 note_sources(Path(__file__).parent, Path(str(models.__file__)).parent)
 
 _collecting = gc.isenabled()
-gc.disable()  # imports make hundreds of thousands of live objects: to walk them takes a tenth of the time
+gc.disable()  # imports make hundreds of thousands of live objects: walking them takes a tenth of the time
 try:
     from hybridlm import compiler, demo, families
     from hybridlm.checkpoint import CheckpointError

@@ -12,7 +12,7 @@ class ItemError(RuntimeError):
     _arguments: tuple[Any, ...]
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # Without this, pickle calls the class with the message.
+        # pickle would call the class with the message.
         return type(self), self._arguments
 
     def of(self, item: str) -> Self:

@@ -113,7 +113,7 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
     """Check untraced tokens, and return tokens as int32 [N, T].
 
     Raises:
-        TypeError, ValueError: tokens are not ids of the vocabulary, or stand for images, audio or video.
+        TypeError, ValueError: no ids of the vocabulary, or placeholders of images, audio or video.
     """
     if isinstance(tokens, str):
         raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
@@ -201,7 +201,6 @@ class HiddenStates(Hooks):
         self.found: list[Array] = []
 
     def residual(self, x: Array, index: int) -> Array:
-        """Store the residual stream: 0 after the embedding, `i` after layer `i - 1`."""
         self.found.append(x)
         return x
 
@@ -214,7 +213,6 @@ class ForwardSettings(NamedTuple):
         lanes: at a time on a device.
         padded: lanes of all devices, a multiple of `lanes`.
         blocks: KV cache blocks to visit; static, so that the loop has a gradient.
-        types: of the state of the padded lanes.
         split: None on one device.
     """
 
@@ -340,11 +338,11 @@ def _device_step(
 
 
 def lane_types(arrays: Any, pages: Any, context: int) -> Any:
-    """Return the types of a state with a lane's positions in one array, with shardings.
+    """Return the types of a state with a lane's positions in one array.
 
     Args:
         pages: types with one page per lane.
-        context: positions, rounded up to whole pages.
+        context: rounded up to whole pages.
     """
 
     def typed(array: StateArray, page: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -381,7 +379,7 @@ def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return (width, number of consecutive steps) for `count` tokens.
 
-    Steps are as in `LM.score`, which omits the last token: it has a step only if the others are full.
+    As in `LM.score`, which omits the last token: it has a step only if the others are full.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:
@@ -407,7 +405,6 @@ def _head(
 
 
 def head_logits(engine: Engine, params: tuple[Parameter, ...], hidden: Any) -> Array:
-    """See `LM.logits`."""
     engine.placement.require_one_process("logits")
     size = engine.row_arrays.model.config.hidden_size
     shape, dtype = np.shape(hidden), getattr(hidden, "dtype", None)
@@ -429,7 +426,6 @@ def forward(
     keep_logits: bool,
     chunk: int | None,
 ) -> ForwardOutput:
-    """See `LM.forward`."""
     engine.placement.require_one_process("forward")
     if tokens is None and embeddings is None:
         raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")

@@ -76,7 +76,7 @@ NOTES: Mapping[str, str] = {
 
 
 def unknown_keyword(name: str, names: Collection[str]) -> str:
-    """Return the fault of an unknown keyword, with the matching argument or closest name."""
+    """Return the fault of an unknown keyword, with the matching or closest name."""
     targets = [target for target, synonyms in SYNONYMS.items() if name in synonyms and target in names]
     if not targets and name in NOTES:
         return f"{name}: no such argument; {NOTES[name]}"
@@ -91,7 +91,7 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     Valid are the signature's names and, for `**options: Unpack[Options]`, the TypedDict's keys.
 
     Raises:
-        TypeError: a call has unknown keywords; the error lists all of them. Nothing has been computed.
+        TypeError: with all unknown keywords of a call, before any computation.
     """
 
     @functools.cache

@@ -280,7 +280,7 @@ class LM:
                 a list of completions to score; or `{"messages": [...]}`, a chat with a last answer to score, with
                 `tools` and `chat_template_kwargs`.
             top_logprobs: most likely tokens to report at each position.
-            prefix: state that every text continues (see `prefix`); the texts' tokens have scores, including the first.
+            prefix: state that every text continues (see `prefix`); all tokens of the texts have scores.
 
         Returns:
             One score per text or completion, in order. Scores of completions have their own tokens and a token that
@@ -508,8 +508,8 @@ class LM:
     def merge_adapter(self, adapter: File) -> None:
         """Merge a LoRA adapter in PEFT's format into the current weights.
 
-        The model equals one loaded with the adapter. Prefixes of the earlier weights are dropped or refused. See
-        docs/checkpoints/adapters.md.
+        The model equals one loaded with the adapter. Prefixes of the earlier weights are dropped or refused
+        (docs/checkpoints/adapters.md).
 
         Args:
             adapter: directory or Hub id.
@@ -525,8 +525,8 @@ class LM:
         """Replace the weights, as after a training step, without compilation.
 
         After all checks, a layer at a time is replaced: arrays with the sharding and dtype of `lm.params` are used
-        without a copy, and must not be donated later. Prefixes of the earlier weights are dropped or refused. See
-        docs/research.md.
+        without a copy, and must not be donated later. Prefixes of the earlier weights are dropped or refused
+        (docs/research.md).
 
         Args:
             params: an `nnx.State` of `lm.model`, arrays by the names of `lm.params` or of the checkpoint's tensors, or
@@ -546,8 +546,8 @@ class LM:
     def save(self, directory: File) -> None:
         """Write the model to a directory that `hybridlm.load` opens faster.
 
-        It gives the same bits, on any mesh. All processes call this with a shared directory. See
-        docs/checkpoints/saving.md.
+        It gives the same bits, on any mesh. All processes call this with a shared directory
+        (docs/checkpoints/saving.md).
 
         Args:
             directory: new path.

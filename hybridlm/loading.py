@@ -167,7 +167,7 @@ def load(
                 "hybridlm": __version__,
             },
         )
-    # Types only: the engine does not hold weights that are replaced later.
+    # Types only: replaced weights are freed.
     engine = Engine(typed, params, programs, settings, fingerprint, runner)
     start.ended("engine")
     admit_steps(engine, demand)
@@ -194,8 +194,7 @@ def _locate(
     """Return the directories of the base model and its adapter.
 
     Raises:
-        CheckpointError: one of them is missing.
-        ValueError: there are two adapters.
+        CheckpointError, ValueError: one is missing, or there are two adapters.
     """
     path = resolve(path_or_hub_id)
     other = None if adapter is None or adapter is False else resolve(adapter)
@@ -214,7 +213,7 @@ def _locate(
 
 
 def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, other: Path | None) -> Path:
-    """Return a decision model's adapter; raises CheckpointError or ValueError if `other` differs."""
+    """Return a decision model's adapter; raises CheckpointError or ValueError for another one."""
     adapter = path / folder
     if other is not None and other.resolve() != adapter.resolve():
         raise ValueError(

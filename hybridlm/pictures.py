@@ -123,7 +123,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return layer -> (norm before its recurrent mixer or None, mixer)."""
+    """Return each layer's norm before its recurrent mixer, or None, and this mixer."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -296,9 +296,7 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
     """Draw the most likely next token after each layer, coloured by probability.
 
     Args:
-        lens: result of `logit_lens`.
-        path: file, or None.
-        first, count: tokens to show.
+        first, count: shown tokens.
     """
     best, probabilities = lens.top[:, first : first + count, 0], np.exp(lens.logprobs[:, first : first + count, 0])
     figure, axes = _figure("draw_lens", 0.8 * best.shape[1] + 1, 0.4 * best.shape[0] + 1.2)

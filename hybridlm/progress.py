@@ -52,7 +52,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 @contextmanager
 def counting_progress(show: bool | None, description: str, total: int, above: int = 0) -> Iterator[Callable[..., None]]:
-    """Show a bar over items; yield its update (number of finished items, last name).
+    """Show a bar over items; yield its update (finished items, last name).
 
     Args:
         show: None shows it on a terminal, for more than `above` items.

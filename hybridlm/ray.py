@@ -46,18 +46,18 @@ def score_dataset(
 ) -> Dataset:
     """Return the values of a task for every row of a dataset, as `LM.run_file`.
 
-    Rows are in the dataset's order, computed in batches of `batch_size` consecutive rows, independent of blocks and
-    actors: the same dataset and settings give the same bits. Nothing runs before the result is consumed. A warning is
-    given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
+    Rows are in the dataset's order, computed in batches of `batch_size` consecutive rows: the same dataset and settings
+    give the same bits, for all blocks and actors. Nothing runs before the result is consumed. A warning is given if the
+    actors take all cores of the cluster, because reading tasks would wait.
 
     Args:
         dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them not null in
-            every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
-            messages as for `LM.score_file`; and the columns that the task names. Other columns are dropped.
+            every row, and maybe "id" (strings or whole numbers); prompts with completions and messages as for
+            `LM.score_file`; and the columns of the task. Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or a Hub id.
         actors: each loads the model once.
-        num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
-            their number, so that a machine gets one actor.
+        num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores: give their number,
+            so that a machine gets one actor.
         num_gpus: GPUs of an actor; None for none. A model uses one.
         batch_size: rows that are computed together, the longest first.
         task: `ScoreTask`, `EmbedTask` or `ClassifyTask`. Requests (`DecideTask`, `BatchTask`) fit no table, and a
@@ -104,8 +104,6 @@ def _warn_of_waiting(reserved: float) -> None:
 
 
 class _Worker:
-    """A task with an actor's loaded model."""
-
     def __init__(self, task: Task, model: str, settings: dict[str, Any]):
         self._task = task.on(load(model, **settings).text_model)
 

@@ -62,11 +62,7 @@ class AliveRequest:
     """A request that has not ended.
 
     Attributes:
-        sequence: its tokens; after inserted ends of thoughts another one.
-        text: its text; None without a tokenizer.
-        budget: limit of its thoughts.
-        prompt: its prompt while it is scored.
-        prompt_logprobs: log-probabilities of its prompt.
+        sequence: its tokens; another one after an inserted end of thoughts.
     """
 
     sequence: ActiveSequence
@@ -186,7 +182,6 @@ class Session:
         return request.index
 
     def _reading(self) -> Probing:
-        """Return this session's probing, created for the first request with probes."""
         if self._probing is None:
             probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
@@ -225,7 +220,7 @@ class Session:
                 self._unscored.append(alive)
 
     def _start(self, alive: AliveRequest, logprobs: PromptLogprobs | None = None) -> None:
-        """Queue a request, with the log-probabilities of its prompt; end it if its prompt fills the context."""
+        """Queue a request, or end it if its prompt fills the context."""
         alive.prompt_logprobs = logprobs
         if len(alive.sequence.request.prompt) < self._engine.context:
             self._scheduler.add(alive.sequence)
@@ -284,7 +279,6 @@ class Session:
             return events
 
     def _next(self) -> DispatchedStep | None:
-        """Dispatch the next step, as `Scheduler.next`; a failure closes the session."""
         try:
             return self._scheduler.next(unread=bool(self._in_flight))
         except BaseException:
@@ -292,10 +286,10 @@ class Session:
             raise
 
     def check_integrity(self) -> None:
-        """Check that every row of the pools is free or held by one active request.
+        """Check that every row is free or held by one active request.
 
         Raises:
-            SlotError: a row is neither free nor held once; the error lists every fault.
+            SlotError: with every fault.
         """
         self._scheduler.check_integrity()
 
@@ -316,7 +310,6 @@ class Session:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
     def _read(self) -> None:
-        """Wait for the oldest step in flight and process its outputs."""
         # The step stays in the queue until its outputs have arrived, so that an interrupted wait can be repeated.
         dispatched = self._in_flight[0]
         timing = dispatched.timing
@@ -332,10 +325,7 @@ class Session:
             self._take(dispatched, sampled, accepted)
 
     def _read_outputs(self, dispatched: DispatchedStep) -> tuple[np.ndarray | None, SampledTokens]:
-        """Wait for the outputs of a step.
-
-        If the device has failed, the session is closed.
-        """
+        """Wait for the outputs of a step; a failed device closes the session."""
         try:
             return self._engine.read((dispatched.accepted, dispatched.sampled))
         except jax.errors.JaxRuntimeError:
@@ -343,10 +333,10 @@ class Session:
             raise
 
     def _take_prompts(self, dispatched: DispatchedStep, scored: Any) -> None:
-        """Start the requests whose prompts are scored by a step.
+        """Start the requests with prompts scored by a step.
 
         Raises:
-            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
+            NumericalError: a prompt's log-probabilities are not finite; its request has ended.
         """
         wrong: NumericalError | None = None
         for text in dispatched.parts[0].text.reading.take(scored, dispatched.parts):
@@ -364,7 +354,6 @@ class Session:
             raise wrong
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
-        """Return the tokens that may follow the output of a sequence; None for all."""
         request, source = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
@@ -374,7 +363,6 @@ class Session:
         return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
-        """Process the outputs of a step: append tokens, end requests, store MTP drafts."""
         wrong: NumericalError | GrammarError | None = None
         try:
             if accepted is not None:
@@ -384,7 +372,7 @@ class Session:
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
-                        break  # the request ended while this step was in flight, or with an earlier token
+                        break  # the request ended during this step, or with an earlier token
                     error = self._error(sequence, sampled, place)
                     if error is None and self._probing is not None:
                         hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
@@ -450,7 +438,6 @@ class Session:
             self._end(alive, reason, token)
 
     def _end_thoughts(self, alive: AliveRequest, text: GrowingText, end_ids: list[int]) -> None:
-        """Append the end marker of thoughts to a request, and queue it again."""
         sequence, request, index = alive.sequence, alive.sequence.request, alive.sequence.request.index
         remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
         prompt = (*request.prompt, *sequence.generated, *end_ids)
@@ -484,7 +471,6 @@ class Session:
         return "length" if finished else None
 
     def _end(self, alive: AliveRequest, reason: FinishReason, token: int | None) -> None:
-        """Append the last event of a request."""
         sequence, text = alive.sequence, alive.text
         index, logprobs = sequence.request.index, sequence.request.params.logprobs
         if text is not None:

@@ -46,8 +46,6 @@ class LoadedFiles:
     """Contents of a model's files, without weights.
 
     Attributes:
-        adapters: merged into the weights.
-        classifier: head of texts, or None.
         has_vocabulary_head: False without logits of tokens.
     """
 
@@ -64,9 +62,9 @@ class TokenCounts(NamedTuple):
     """Tokens and places that a model has computed.
 
     Attributes:
-        saved: tokens of shared beginnings.
-        computed: prefilled or generated tokens.
-        step_tokens, step_places: tokens of the steps, and their token places (lanes x chunk).
+        saved: of shared beginnings.
+        computed: prefilled or generated.
+        step_tokens, step_places: of steps; places are lanes x chunk.
     """
 
     saved: int = 0
@@ -75,7 +73,6 @@ class TokenCounts(NamedTuple):
     step_places: int = 0
 
     def since(self, begin: "TokenCounts") -> "TokenCounts":
-        """Return the counts since an earlier moment."""
         return TokenCounts(*(end - start for end, start in zip(self, begin, strict=True)))
 
 
@@ -83,15 +80,12 @@ class TextModel:
     """A loaded model for scoring, decisions and files.
 
     Args:
-        params: in use, by dotted name.
+        params: by dotted name.
         start: times, for the first answer.
 
     Attributes:
-        path, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
         text_inputs: checks of texts that need no vocabulary head.
-        config, options: of the whole model; of its engine.
-        structure: for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
@@ -121,7 +115,6 @@ class TextModel:
         return self._engine
 
     def require_vocabulary_head(self) -> None:
-        """Raise ValueError without logits of tokens."""
         if not self.has_vocabulary_head:
             use = "embed (or decide, if it is a decision model)" if self.classifier is None else "classify or embed"
             raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
@@ -171,7 +164,6 @@ class TextModel:
         distributions: DistributionSettings,
         probes: ProbeSettings,
     ) -> list[Score]:
-        """See `LM.score`."""
         inputs, vocab_size = self.inputs, self.config.vocab_size
         limit = inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:

@@ -43,9 +43,7 @@ class ModelWeights:
     """Description of a loaded model's weights.
 
     Attributes:
-        config: of the whole model.
-        dtype: of the matrices.
-        types: shape, dtype and sharding in memory, by name.
+        types: in memory, by name.
     """
 
     config: DecoderConfig
@@ -58,7 +56,6 @@ class ModelWeights:
         return family_of_model(self.config)
 
     def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
-        """Return the layout of each parameter over the devices."""
         return shards_of_model(family, self.config, self.placement)
 
 
@@ -175,8 +172,8 @@ def _parameter_update(
     """Check arrays by the names of parameters.
 
     Args:
-        arrays: `in_place` with shapes of `model.types`, others as in a checkpoint.
-        in_place: arrays with their parameters' sharding, used without a copy.
+        arrays: `in_place` as `model.types`, others as in a checkpoint.
+        in_place: with their parameters' sharding, used without a copy.
     """
     shapes = {dotted(weight.path): tuple(weight.shape) for weight in model.family.weights(model.config)}
     shapes |= {name: tuple(model.types[name].shape) for name in in_place}
@@ -214,7 +211,7 @@ def _parameter_update(
 
 
 def _weights_by_path(family: Family, names: frozenset[str], config: DecoderConfig) -> list[Weight]:
-    """Return the parameters in `names` as checkpoint tensors of the same names."""
+    """Return the parameters as checkpoint tensors of the same names."""
     return [
         tensor(weight.path, dotted(weight.path), weight.shape, weight.float32)
         for weight in family.weights(config)
@@ -234,7 +231,7 @@ def _converted(array: Array, kind: jax.ShapeDtypeStruct) -> Array:
 
 
 def _overflowing(placed: Mapping[str, Array], model: ModelWeights) -> list[str]:
-    """Return the names of arrays with a finite number that the parameter's dtype cannot hold."""
+    """Return the names of arrays with finite numbers beyond the parameter's dtype."""
     overflows = {
         name: _overflows(array, cast(Any, model.types[name].dtype))
         for name, array in placed.items()

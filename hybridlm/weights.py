@@ -36,7 +36,7 @@ class Weights:
 
     Attributes:
         decoder: flax nnx module, with the parameters in use.
-        source_fingerprint: of the checkpoint with the merged adapters.
+        source_fingerprint: of the checkpoint with merged adapters.
     """
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
@@ -81,7 +81,6 @@ class Weights:
         self._use(params, self._engine.row_arrays.model, self.source_fingerprint)
 
     def update(self, params: NewWeights, partial: bool) -> None:
-        """Replace the weights."""
         self._require_replaceable("update")
         weights, texts = self._description, self._texts
         with self._engine.settings.for_arrays():

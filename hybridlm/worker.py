@@ -47,7 +47,7 @@ def open_session(
     speculate: Speculate | AsLoaded,
     capture_to: Path | None = None,
 ) -> Session:
-    """Open a session, in all processes; arguments as for `Session` and `LM.session`."""
+    """Open a session in all processes; arguments as for `Session` and `LM.session`."""
     broadcast = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
     speculation = engine.speculation(speculate)
     with engine.decisions.command("session", logits_processor=processor, speculate=broadcast):
@@ -64,11 +64,7 @@ def probed_session(
     processor: LogitsProcessor | None,
     speculate: Speculate | AsLoaded,
 ) -> tuple[list[Request], Session]:
-    """Return requests with their reads and changes inside the model, and a session for them.
-
-    Args:
-        requests: of a call, `n` for each prompt.
-        processor, speculate: as for `open_session`.
+    """Return `n` requests per prompt with reads and changes, and their session.
 
     Raises:
         ValueError: drafts are requested together with reads or changes.
@@ -99,7 +95,7 @@ def run_requests(requests: list[Request], session: Session, start: Start | None)
 def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
     """Repeat the commands of process 0 to its end; report a failure and exit.
 
-    It must exit, since all other processes wait for it.
+    All other processes wait for it, so it must exit.
     """
     group.messages.classes = {cls.__name__: cls for cls in CLASSES}
     try:

@@ -21,7 +21,7 @@ WARM_UP = 5
 class EngineSide:
     """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
-    Tokens are copied to the host while the next step, which takes them from the rows, runs.
+    Tokens are copied to the host while the next step runs.
 
     Attributes:
         reading, scoring: steps for a chunk of each prompt, and of each text.

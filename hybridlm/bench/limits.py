@@ -28,7 +28,6 @@ class MachineLimits:
     bfloat16_flops: float
 
     def floor_seconds(self, floor: Floor) -> float:
-        """Return a step's least seconds by traffic or products."""
         return max(floor.moved / self.read_bytes, floor.flops / max(self.bfloat16_flops, self.float32_flops))
 
 

@@ -65,7 +65,7 @@ START_SECONDS = 300.0
 
 
 class LlamaServerSide:
-    """A llama-server process on this machine; raises SideFailed after `START_SECONDS`."""
+    """A llama-server process; raises SideFailed after `START_SECONDS`."""
 
     def __init__(self, program: Path, gguf: Path, lanes: int, context: int):
         self.name = f"llama-server {gguf.stem.rpartition('-')[2]}"

@@ -27,7 +27,7 @@ def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[
     """Draw `count` requests of at most `context` tokens.
 
     Raises:
-        ValueError: `context` has no room for the shortest prompt and the longest completion.
+        ValueError: no room for the shortest prompt and the longest completion.
     """
     longest = min(LONGEST_COMPLETION, context // 4)
     if context < SHORTEST_PROMPT + SHORTEST_COMPLETION + longest:
@@ -47,7 +47,7 @@ class LateToken(NamedTuple):
     """The first token of a request that arrives while all other lanes decode.
 
     Attributes:
-        seconds, steps: from its submission to its first token.
+        seconds, steps: from its submission on.
     """
 
     seconds: float
@@ -85,7 +85,7 @@ class OwnMixedSide:
         return seconds
 
     def late_token(self, requests: Sequence[MixedRequest]) -> LateToken:
-        """Measure one more request, greedy, with a prompt of median length, while all other lanes decode."""
+        """Measure a greedy request with a median prompt, while all other lanes decode."""
         count = min(self._lm.engine.lanes - 1, len(requests))
         late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
         with self._lm.session() as session:

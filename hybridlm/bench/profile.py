@@ -33,7 +33,7 @@ def part_of(op_name: str) -> str | None:
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
-    """Return instruction -> part; an unnamed fusion has its computation's part.
+    """Return parts by instruction; an unnamed fusion has its computation's part.
 
     A CPU kernel is a part: JAX lowers it once, without scopes of layers.
     """

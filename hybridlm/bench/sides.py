@@ -19,7 +19,6 @@ MAX_PRINTED = 2000
 
 
 def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes]) -> SideFailed:
-    """Return the error of a process, with the end of its standard error."""
     if not isinstance(stderr, bytes):
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MAX_PRINTED))
         stderr = stderr.read()
@@ -56,9 +55,7 @@ class Measured:
     """Timings of every side for one number of lanes.
 
     Attributes:
-        tokens: per side in one timing.
         timings: ours first.
-        floors: least seconds of each side, or None.
     """
 
     kind: str
@@ -88,7 +85,7 @@ def in_turns(
     """Run all sides in each round (A B A B): other load affects all.
 
     Args:
-        runs: name and run, which returns seconds.
+        runs: name, and run that returns seconds.
         left_out: receives failed sides, which have no timing; without it, failures are raised.
     """
     timed = [(name, run, list[float]()) for name, run in runs]

@@ -30,7 +30,7 @@ def measure_starts(
         settings: JSON arguments of `hybridlm.load`.
 
     Raises:
-        ChildProcessError: a process ended with an error; the message has its output.
+        ChildProcessError: a process ended with an error; with its output.
     """
     with tempfile.TemporaryDirectory(prefix="hybridlm-start-") as folder:
         arguments = {"model": model, "prompt": prompt, "settings": {**settings, "compilation_cache": folder}}
@@ -47,7 +47,7 @@ def start(began: float, imported: float, arguments: Mapping[str, Any]) -> dict[s
         arguments: `spawned` (`time.time()` of the process), `model`, `prompt` and `settings`.
 
     Returns:
-        `parts`: seconds by part, one after the other; `total` is their sum. `steps`: step -> `stored`, and `seconds` by
+        `parts`: seconds by part, one after the other; `total` is their sum. `steps`: `stored`, and `seconds` by
         part; steps load and compile in parallel threads.
     """
     from hybridlm.loading import load

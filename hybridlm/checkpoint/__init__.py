@@ -1,7 +1,4 @@
-"""Checkpoints: find the directory, check it, read parameters, write saved models.
-
-Begin with `opened`, and with `weights`.
-"""
+"""Checkpoints: find the directory, check it, read parameters, write saved models."""
 
 from hybridlm.checkpoint.adapters import Adapter, bind, open_adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory

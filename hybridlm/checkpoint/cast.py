@@ -1,6 +1,6 @@
 """Conversion of arrays to another dtype by blocks, into huge pages.
 
-With small pages a core looks up an address every 4 KB, and prefetches stop there (docs/cpu-kernels.md).
+With small pages a core looks up an address every 4 KB, where prefetches stop (docs/cpu-kernels.md).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ ALIGNMENT = 64
 """XLA's CPU client uses an array of this alignment without a copy."""
 PAGE = 2 << 20
 BLOCK = 64 << 20
-"""Address space shared by weights, so that small weights fill a page; unwritten pages take no memory."""
+"""Address space shared by small weights, to fill a page; unwritten pages take no memory."""
 
 
 class HugePages:
@@ -33,7 +33,7 @@ class HugePages:
         self._used = 0
 
     def empty(self, size: int) -> np.ndarray:
-        """Allocate uninitialised, aligned bytes; freed with their last view."""
+        """Allocate uninitialised, aligned bytes, freed with their last view."""
         if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
             buffer = np.empty(size + ALIGNMENT, np.uint8)
             start = -buffer.ctypes.data % ALIGNMENT
@@ -85,7 +85,7 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
     """
     kind = result.dtype
     narrowing = kind != array.dtype and kind != np.float32
-    # Overflow (above 65504 in float16) is found below, and named with its tensor.
+    # Overflow (above 65504 in float16) is found below, with its tensor.
     with np.errstate(over="ignore"):
         for block in _blocks(array.shape):
             np.copyto(result[block], array[block], casting="unsafe")
@@ -105,7 +105,7 @@ def finite_tensor(path: Path, name: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Raise CheckpointError for NaN or infinity in a tensor."""
+    """Raise CheckpointError for NaN or infinity."""
     finite = np.isfinite(tensor)
     if not finite.all():
         first = [int(index) for index in np.argwhere(~finite)[0]]

@@ -23,7 +23,7 @@ READ_ELSEWHERE = frozenset({SCORE_PATTERN, *JEV_HEAD})
 
 @dataclass(frozen=True)
 class Classifier:
-    """The head of a sequence-classification or reward model; `weight` is float32 [labels, hidden]."""
+    """Head of a sequence-classification or reward model; `weight` is float32 [labels, hidden]."""
 
     weight: np.ndarray
     labels: tuple[str, ...]
@@ -35,11 +35,11 @@ def read_classifier(
     """Read the head of texts of a checkpoint, if it has one.
 
     Returns:
-        Family and configuration of the other tensors, the head, and whether there is a vocabulary head. Without it the
-        model has its embedding in that place, and no result may depend on it.
+        Family and configuration of the other tensors, the head, and whether a vocabulary head exists. Without one,
+        the model has its embedding there, and no result may depend on it.
 
     Raises:
-        CheckpointError: the shape differs from config.json, or a number is not finite.
+        CheckpointError: a shape differs from config.json, or a number is not finite.
     """
     if isinstance(directory, SavedDirectory):
         return family, config, None, True

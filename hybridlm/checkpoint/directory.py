@@ -44,12 +44,11 @@ _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 @dataclass(frozen=True)
 class CheckpointDirectory:
-    """An opened checkpoint: its configuration and the places of its unread tensors.
+    """An opened checkpoint: configuration and places of unread tensors.
 
     Attributes:
-        files: tensor name -> its file; codes and scales are separate tensors.
-        unindexed: tensors outside the index; not in `files`.
-        quantisation_file: content of hf_quant_config.json.
+        files: by tensor name; codes and scales are separate tensors.
+        unindexed: tensors outside the index.
     """
 
     path: Path
@@ -87,7 +86,7 @@ class CheckpointDirectory:
         """Return a weight: a read-only view of its file, or dequantised in float32.
 
         Raises:
-            CheckpointError: an unread dtype, a scale or code that is not finite, or a file that has shrunk.
+            CheckpointError: an unread dtype, a scale or code that is not finite, or a shortened file.
         """
         if name not in self.grouped.quantised:
             return self.files[name].read(name)
@@ -95,14 +94,13 @@ class CheckpointDirectory:
             return dequantise(self.grouped.quantised[name], self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the packed form of a quantised weight, or None."""
         if name not in self.grouped.quantised:
             return self.files[name].packed_form(name)
         tensor = self.grouped.quantised[name]
         return packed_form(tensor, self.info(tensor.parts["scale"]).dtype, self.read_part)
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the arrays of a quantised weight; raises as `read`."""
+        """Return a quantised weight; raises as `read`."""
         if name not in self.grouped.quantised:
             return self.files[name].read_packed(name, form)
         with self._named_faults():
@@ -131,11 +129,11 @@ class CheckpointDirectory:
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a checkpoint directory and check config.json, the index and every header.
 
-    model.safetensors takes precedence over an index, as in transformers; `pytorch_model.bin` is read without both.
+    As in transformers, model.safetensors precedes an index; `pytorch_model.bin` is read without both.
 
     Raises:
-        CheckpointError: no directory, config.json or weights (other pickles are refused), or all faults of the index
-            and the headers.
+        CheckpointError: no directory, config.json or weights (other pickles are refused), or all faults of index and
+            headers.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -182,7 +180,7 @@ def _grouped(
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json of at most 16 MB.
 
-    `{"__float__": "Infinity"}`, of transformers 5, is a float.
+    `{"__float__": "Infinity"}` of transformers 5 is a float.
 
     Raises:
         CheckpointError: missing, too long, or not a JSON object without duplicate keys.
@@ -253,9 +251,9 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> Safetenso
 
 
 def _is_inside(file_name: str) -> bool:
-    """Return whether a file name stays in the directory on every system.
+    """Whether a file name stays in the directory on every system.
 
-    It is not resolved: in the Hub's cache every file is a link into another folder.
+    It is not resolved: the Hub's cache has links to another folder.
     """
     parts = PurePosixPath(file_name)
     windows = PureWindowsPath(file_name)

@@ -27,8 +27,7 @@ _log = logging.getLogger("hybridlm")
 class Fingerprint:
     """SHA-256 of a model, computed on its first comparison or conversion to text.
 
-    Hashing all weights takes longer than loading them. Fingerprints of the same unchanged files are equal without
-    computation.
+    To hash all weights takes longer than to load them. The same unchanged files are equal without computation.
 
     Args:
         text: the SHA-256, or a function that computes it.
@@ -58,8 +57,8 @@ class CheckpointVersion(NamedTuple):
     """Identity of the content of an opened checkpoint.
 
     Attributes:
-        description: SHA-256 of the configuration and of the tensors' names, dtypes and shapes.
-        files: (path, version) of each file with tensors.
+        description: SHA-256 of configuration, names, dtypes and shapes.
+        files: path and version of each file.
     """
 
     path: Path
@@ -80,11 +79,10 @@ def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
     """Return the SHA-256 of the configuration and all tensors.
 
-    Independent of the path, the shards, and the layout of config.json.
+    It depends neither on path and shards nor on the layout of config.json.
 
     Raises:
-        CheckpointError: a file became shorter after opening.
-        OSError: a file cannot be read.
+        CheckpointError: a shortened file.
     """
     digest = hashlib.sha256(_description(directory).encode())
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
@@ -94,7 +92,7 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
-    """Return the fingerprint of a checkpoint; random, with a logged warning, if files have changed."""
+    """Return the fingerprint of a checkpoint; random, with a logged warning, after changes of files."""
     try:
         directory = reopen(version.path)
         if isinstance(directory, CheckpointDirectory) and version_of(directory) == version:

@@ -18,7 +18,7 @@ class GgufFile(MappedFile):
     """A GGUF file with the interface of `SafetensorsFile`.
 
     Attributes:
-        tensors: by Hugging Face name; the dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
+        tensors: by Hugging Face name; the dtype is a type of blocks ("Q4_K") or "F32", "F16" or "BF16".
     """
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
@@ -33,8 +33,7 @@ class GgufFile(MappedFile):
         """Return one tensor; blocks are dequantised in float32.
 
         Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: a scale that is not finite, or a file that has shrunk.
+            CheckpointError: a scale that is not finite, or a shortened file.
         """
         return self._named[name].numbers(self._raw(name), self.path)
 

@@ -1,4 +1,4 @@
-"""Arrays in memory as a checkpoint, with checks and a fingerprint."""
+"""Arrays in memory as a checkpoint."""
 
 import hashlib
 import json
@@ -26,11 +26,10 @@ class GivenTensors(TensorFile):
     """Arrays by name, with the interface of a file of tensors.
 
     Args:
-        arrays: NumPy or JAX arrays; `read` returns their values at the time of the call.
-        where: source, for errors.
+        arrays: NumPy or JAX; `read` returns the values at its call.
 
     Attributes:
-        tensors: dtype and shape; dtypes other than floats of 16 or 32 bits have NumPy's names.
+        tensors: dtypes other than floats of 16 or 32 bits have NumPy's names.
     """
 
     def __init__(self, arrays: Mapping[str, Any], where: str):
@@ -55,12 +54,11 @@ def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirecto
 def imported(tensor: Any) -> np.ndarray | jax.Array:
     """Return an array that shares the memory of a tensor, through DLPack.
 
-    NumPy and JAX arrays are returned unchanged. Only a PyTorch tensor with gaps and a dtype that NumPy lacks (bfloat16)
-    is copied.
+    NumPy and JAX arrays are unchanged; only a PyTorch tensor with gaps and a dtype outside NumPy (bfloat16) is copied.
 
     Raises:
         TypeError: an object without DLPack.
-        ValueError: a sparse tensor, of a device that JAX does not use, or without memory (DLPack exports PyTorch's
+        ValueError: a sparse tensor, one of a device outside JAX, or one without memory (DLPack exports PyTorch's
             DTensor as uninitialised numbers).
     """
     if isinstance(tensor, np.ndarray | jax.Array):
@@ -88,9 +86,9 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
-    """Return a SHA-256 of a description and of each parameter's name, dtype, shape and bits.
+    """Return a SHA-256 of a description and each parameter's name, dtype, shape and bits.
 
-    Each device reduces each parameter to 128 bits, in one pass. The result depends on the order of parts over the mesh.
+    Each device reduces a parameter to 128 bits, in one pass. The order of parts over the mesh changes the result.
     """
     digest = hashlib.sha256(description.encode())
     words = jax.device_get({name: array_digest(array) for name, array in params.items()})

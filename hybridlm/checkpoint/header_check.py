@@ -20,15 +20,13 @@ from models.weights.sources import ArraySlice, TensorSlice
 
 @dataclass(frozen=True)
 class ChosenSource:
-    """The source of one parameter in a checkpoint; `names` maps canonical to stored names."""
+    """A parameter's source; `names` maps canonical to stored names."""
 
     weight: Weight
     source: WeightSource
     names: Mapping[str, str]
 
     def pieces(self, checkpoint: CheckpointDirectory, window: ArraySlice) -> list[TensorSlice]:
-        """Return the slices of a parameter's window, in file order."""
-
         def place(piece: TensorSlice) -> tuple[str, int]:
             name = self.names[piece.name]
             quantised = checkpoint.grouped.quantised.get(name)
@@ -43,8 +41,7 @@ class ReadPlan:
     """The tensors to be read.
 
     Attributes:
-        choices: one per parameter, in the family's order.
-        skipped: pattern -> number of unread tensors.
+        skipped: number of unread tensors by pattern.
     """
 
     choices: tuple[ChosenSource, ...]
@@ -53,9 +50,9 @@ class ReadPlan:
 
 
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
-    """Choose a source for each parameter, from headers and, if present, a redundant head.
+    """Choose a source for each parameter, from headers and a redundant head if present.
 
-    The first complete option with fitting shapes is used; tensors of other options are unexpected.
+    The first complete option with fitting shapes is used; tensors of others are unexpected.
 
     Raises:
         CheckpointError: every missing (in the most complete option), unexpected, mis-shaped, ambiguous or unreadable
@@ -141,7 +138,7 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
     """Return the function from stored to canonical names.
 
     Raises:
-        CheckpointError: all names have a prefix that no checkpoint of the family has.
+        CheckpointError: all names have a prefix unknown to the family.
     """
     names = list(checkpoint.names)
     if {family.canonical(raw) for raw in names} & (wanted - {HEAD}):

@@ -1,4 +1,4 @@
-"""Location of a checkpoint: a local directory, the Hugging Face Hub or its cache."""
+"""Location of a checkpoint: a directory, the Hugging Face Hub or its cache."""
 
 import os
 import re
@@ -36,18 +36,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.
 
 
 def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, cache_dir: str | None = None) -> Path:
-    """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
+    """Return a checkpoint's directory or GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing path takes precedence over a Hub id ("organisation/name").
+        dir_or_hub_id: an existing path precedes a Hub id ("organisation/name").
         revision: branch, tag or commit on the Hub.
-        cache_dir: replaces huggingface_hub's own cache.
+        cache_dir: None for huggingface_hub's own.
 
     Raises:
-        CheckpointError: no such directory or Hub id, not allowed, or not in the cache while offline (HF_HUB_OFFLINE=1).
+        CheckpointError: no such directory or Hub id, not allowed, or not cached offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
-    # os.path: Path raises for "~nobody" and too long names.
+    # Path raises for "~nobody" and too long names.
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path)
@@ -74,7 +74,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
+    """Return the directory of a checkpoint with an adapter folder, otherwise as `resolve`."""
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path
@@ -89,7 +89,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    # Imported here: it takes longer than loading a local directory.
+    # This import takes longer than loading a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -124,6 +124,5 @@ def _download(
             f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local directory.",
         ) from error
     except OSError as error:
-        # Any other error of the network, the Hub or the disk.
         raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
     return Path(folder)

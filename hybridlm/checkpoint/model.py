@@ -1,4 +1,4 @@
-"""Model in a checkpoint directory: family, configuration and multi-token-prediction (MTP) head."""
+"""Model of a checkpoint directory: family, configuration and multi-token-prediction (MTP) head."""
 
 import warnings
 from pathlib import Path
@@ -13,7 +13,7 @@ def open_model(path: Path, head: bool = False) -> OpenModel:
     """Open a checkpoint and read its configuration, but no tensor.
 
     Raises:
-        CheckpointError: faults of the files and of config.json, or no head.
+        CheckpointError: faults of the files, or no head.
         ConfigError, UnsupportedModel: every fault of config.json.
     """
     try:
@@ -88,7 +88,6 @@ def with_head(family: Family) -> Family:
 
 
 def require_head(directory: Checkpoint) -> None:
-    """Raise CheckpointError if a checkpoint has no MTP head."""
     family = family_of(directory.config)
     with_head(family)
     if not has_head(directory, family):

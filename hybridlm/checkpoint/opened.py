@@ -22,8 +22,6 @@ Checkpoint = CheckpointDirectory | SavedDirectory
 
 
 class OpenModel(NamedTuple):
-    """An opened checkpoint, its family and its configuration."""
-
     checkpoint: Checkpoint
     family: Family
     config: DecoderConfig
@@ -39,7 +37,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of most bytes of a checkpoint.
 
-    For a saved model the dtype of its matrices; for a quantised one the dtype of its configuration, or bfloat16.
+    For a saved model this is the dtype of its matrices; for a quantised one the configuration's, or bfloat16.
     """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
@@ -61,8 +59,7 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Return the fingerprint of a model after its weights have been read.
 
-    A saved model has the original's fingerprint, except in another dtype or with other packed weights: saving rounds
-    numbers.
+    A saved model has the original's, except in another dtype or with other packed weights: saving rounds numbers.
 
     Args:
         checkpoint: opened before the weights were read; files of the last seconds are hashed here.

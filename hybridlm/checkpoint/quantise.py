@@ -1,7 +1,7 @@
 """Quantisation of a checkpoint, shard by shard, into files of compressed-tensors.
 
-As in published recipes, these stay plain: embedding, head, norms, convolutions, routers, gates, and small or low-rank
-projections; with 4 bits also mixers' projections, whose rounding costs hybrid models most.
+As in published recipes, embedding, head, norms, convolutions, routers, gates, and small or low-rank projections stay
+plain; with 4 bits also mixers' projections, whose rounding costs hybrid models most.
 """
 
 import json
@@ -37,7 +37,7 @@ FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 MIXERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "in_proj_qkv", "in_proj_z", "out_proj"})
 HEAD = frozenset({"embed_tokens", "lm_head"})
 """Matrices of the vocabulary: one tensor in tied models."""
-# Engines multiply these two at once, with one scale of the matrix.
+# Engines multiply these two at once, with one matrix scale.
 _TOGETHER = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 
 
@@ -46,7 +46,7 @@ class Quantised(NamedTuple):
 
     Attributes:
         name: in the new files.
-        window: place in its tensor; None for a whole tensor.
+        window: None for a whole tensor.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Recipe:
 
     Attributes:
         mixers: quantise projections of mixers with 4 bits.
-        head: rounding of vocabulary matrices; None keeps them plain.
+        head: None keeps vocabulary matrices plain.
     """
 
     rounding: RoundingScheme
@@ -97,7 +97,6 @@ class QuantiseReport:
     """Result of `quantise_checkpoint`.
 
     Attributes:
-        quantised: number of matrices.
         ragged: plain tensors that groups do not divide.
     """
 
@@ -122,18 +121,16 @@ def quantise_checkpoint(
     About one tensor is in memory.
 
     Args:
-        source: directory of a plain checkpoint in Hugging Face's layout.
-        target: new directory.
+        source: a plain checkpoint in Hugging Face's layout.
         scheme: "fp8-block", "int8", "int4" or "nvfp4".
-        group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
+        group_size: columns with one scale, for "int4" (128 by default) and "int8" (a whole row).
         mixers: quantise projections of attention, linear attention and Mamba with 4 bits, too.
         head: quantise head and embedding with 8 bits, as "int8" for schemes of 4.
-        progress: called as `progress(bytes_done, bytes_total, tensor)`.
+        progress: (bytes done, all bytes, tensor).
 
     Raises:
-        ValueError: the scheme or the checkpoint cannot be used.
         CheckpointError: faults of the checkpoint, or numbers that are not finite.
-        OSError: it cannot be written; nothing is left behind.
+        OSError: nothing is left behind.
     """
     recipe, target = Recipe.of(scheme, group_size=group_size, mixers=mixers, head=head), new_path(Path(target))
     checkpoint, family, config = open_model(Path(source))

@@ -42,16 +42,12 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     }
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
-"""Dtype of the format -> NumPy's dtype; floats of 8 bits are codes."""
+"""NumPy dtype by format dtype; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
 class ArrayFile(MappedFile):
-    """A mapped file of plain arrays, with the dtypes of safetensors.
-
-    Attributes:
-        metadata: free-form strings of the file.
-    """
+    """A mapped file of plain arrays, with the dtypes of safetensors."""
 
     metadata: Mapping[str, str] = MappingProxyType({})
 
@@ -62,7 +58,7 @@ class ArrayFile(MappedFile):
         return self.read_stored(name)
 
     def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of a tensor of a dtype of `STORED`, codes as uint8."""
+        """Return a read-only view of a tensor of a dtype in `STORED`, codes as uint8."""
         info = self.tensors[name]
         if info.dtype not in STORED:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
@@ -81,7 +77,7 @@ class SafetensorsFile(ArrayFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file; raise CheckpointError with every fault of the header."""
+        """Open a file; raises CheckpointError with every fault of the header."""
         path = Path(path)
         if not path.is_file():
             raise CheckpointError(path, "expected a safetensors file, found no regular file")
@@ -192,7 +188,7 @@ NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F1
 
 
 Types = Mapping[str, tuple[tuple[int, ...], str]]
-"""Name of an array -> its shape and its dtype, one of `NAMES`."""
+"""Shape and dtype, one of `NAMES`, by name of an array."""
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:

@@ -1,7 +1,7 @@
-"""Shards of a parameter over the devices of a mesh (tensor parallel and expert parallel).
+"""Shards of a parameter over a mesh (tensor parallel and expert parallel).
 
-If a dimension has several segments (rows of q, k and v), each device has a piece of every segment. The array over all
-devices has another order than the whole parameter, and is longer if devices have copies.
+Of a dimension with several segments (rows of q, k and v), each device has a piece of every segment. The array over all
+devices has another order than the whole parameter, and is longer with copies.
 """
 
 import itertools
@@ -29,7 +29,7 @@ class Shards(NamedTuple):
 
     Attributes:
         sharded_dims: others are whole on every device.
-        sharding: of the array over all devices; None for JAX's default device.
+        sharding: None for JAX's default device.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Shards(NamedTuple):
         return tuple(shape)
 
     def windows(self, start: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
-        """Yield the pieces of the shard at `start`: place in the parameter, in the shard."""
+        """Yield the pieces of the shard at `start`: place in parameter and shard."""
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape
         for sharded in self.sharded_dims:
@@ -92,7 +92,7 @@ def build_together(
     """Build arrays on the same devices; this process reads each shard once.
 
     Args:
-        host: (name -> start of the shard) -> (name -> the shard, not written to afterwards).
+        host: shards, not written to afterwards, by the start of each.
     """
     shardings = {name: layout.sharding for name, layout in layouts.items() if layout.sharding is not None}
     if not shardings:

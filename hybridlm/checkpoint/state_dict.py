@@ -1,7 +1,7 @@
 """Tensors of the `data.pkl` of a plain state dict of `torch.save`, without unpickling.
 
-The standard library's disassembler reads the opcodes. Only those of a state dict are followed, on values of our own: a
-class or function is a name, compared with a list. Everything else is refused by name.
+The standard library's disassembler reads the opcodes; only those of a state dict are followed, on values of our own: a
+class or function is a name, compared with a list. Others are refused by name.
 """
 
 import pickletools
@@ -38,7 +38,7 @@ NAMES = frozenset({DICT, TENSOR, PARAMETER, *STORAGES})
 
 
 class StateDictError(ValueError):
-    """An opcode, name or value that no plain state dict has."""
+    """An opcode, name or value outside a plain state dict."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_state_dict(data: bytes) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict by name.
 
     Raises:
-        StateDictError: the first opcode, name or value that no plain state dict has, or a damaged file.
+        StateDictError: the first opcode, name or value outside a plain state dict, or a damaged file.
     """
     machine = _Machine()
     try:

@@ -17,9 +17,9 @@ class StoredWeight:
 
     Attributes:
         name: as if it were stored plainly.
-        stored_as: its dtype, or its quantisation scheme.
-        bytes: of codes and scales together.
-        not_finite: numbers that are NaN or infinite.
+        stored_as: dtype or quantisation scheme.
+        bytes: codes and scales together.
+        not_finite: NaN or infinite numbers.
         zero_rows, clipped_groups: of a matrix; None for another weight.
         lost: rows of zeros where they are many (see `lost_rows`).
     """

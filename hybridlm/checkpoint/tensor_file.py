@@ -1,4 +1,4 @@
-"""Files of tensors with one interface: safetensors, GGUF, or arrays in memory."""
+"""Interface of tensor files: safetensors, GGUF, or arrays in memory."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ from hybridlm.quantised.shapes import TensorInfo
 
 
 class TensorFile:
-    """A file of tensors. Every method raises KeyError if no tensor has the name.
+    """A file of tensors. Every method raises KeyError without a tensor of the name.
 
     Args:
         path: or name of another source.
@@ -32,7 +32,6 @@ class TensorFile:
         return self.read(name)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return a tensor's packed form, or None."""
         return None
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
@@ -46,14 +45,11 @@ class TensorFile:
 class MappedFile(TensorFile):
     """Tensors in a read-only mapped file.
 
-    If the file is rewritten in place, views change or the process crashes. Reading methods raise CheckpointError if it
-    has shrunk.
+    If the file is rewritten in place, views change or the process crashes; reading a shortened file raises
+    CheckpointError.
 
     Args:
-        data_start: byte 0 of `begin` and `end` of a tensor.
-
-    Attributes:
-        version: of the file when it was opened.
+        data_start: byte 0 of a tensor's `begin` and `end`.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):

@@ -1,6 +1,6 @@
 """Reader of `pytorch_model.bin`: torch's zip archive (1.6 or newer) of a plain state dict.
 
-Entries are uncompressed, so that arrays are views of the mapped file. Nothing is unpickled or executed (`state_dict`).
+Entries are uncompressed: arrays are views of the mapped file. Nothing is unpickled or executed (`state_dict`).
 """
 
 import io
@@ -18,7 +18,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.quantised.shapes import TensorInfo
 
 MAX_DIRECTORY_BYTES = 16_000_000
-"""Most bytes of the archive's table of entries, and of the description of the tensors."""
+"""Most bytes of the archive's table of entries, and of the tensors' description."""
 LOCAL_HEADER_BYTES = 30
 _ZIP_ERRORS = (
     zipfile.BadZipFile, NotImplementedError, OSError, ValueError, KeyError, EOFError, OverflowError, struct.error
@@ -35,7 +35,7 @@ class TorchFile(ArrayFile):
     """A `pytorch_model.bin` with a checked table of tensors."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file; raise CheckpointError for anything but a plain state dict."""
+        """Open a file; raises CheckpointError for anything but a plain state dict."""
         path = Path(path)
         if not path.is_file():
             raise CheckpointError(path, "expected a file, found no regular file")
@@ -50,7 +50,7 @@ class TorchFile(ArrayFile):
 
 
 class _LimitedReads(io.FileIO):
-    """A file without reads of more than `MAX_DIRECTORY_BYTES`, whatever sizes it claims."""
+    """A file without reads above `MAX_DIRECTORY_BYTES`, for any claimed size."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_DIRECTORY_BYTES:

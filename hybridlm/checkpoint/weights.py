@@ -37,9 +37,8 @@ class LoadReport:
     """Report on loading a checkpoint.
 
     Attributes:
-        parameters: number of weights.
-        skipped: pattern -> number of unread tensors.
-        converted: stored dtype or scheme -> number of converted parameters, except those always in float32.
+        skipped: number of unread tensors by pattern.
+        converted: number of converted parameters by stored dtype or scheme, except those always in float32.
     """
 
     path: Path
@@ -57,7 +56,7 @@ class LoadReport:
         return lines
 
     def conversions(self, dtype: str) -> list[str]:
-        """Return a sentence per stored dtype, for users who did not choose `dtype`."""
+        """Return a sentence per stored dtype, for users without a chosen `dtype`."""
         return [
             f"{self.path}: {count} of the parameters are stored as {stored} and kept as {dtype}, as most are stored; "
             f'dtype="float32" keeps every bit'
@@ -84,16 +83,14 @@ def load_parameters(
     """Read every parameter of a model.
 
     Args:
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
-        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: by default whole on JAX's default device.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` stay float32.
+        progress: (bytes done, all bytes, path), before the first parameter and after each.
         adapters: merged in float32, in order, and rounded once.
-        only: paths to be read; None for all.
+        only: None for all paths.
         packed: from `packed_parameters` with the same arguments.
 
     Raises:
-        CheckpointError: all faults of the headers; a changed tile of a saved model, or values that `dtype` cannot hold.
-        ValueError: an unknown `dtype`.
+        CheckpointError: all faults of the headers; a changed tile, or values that `dtype` cannot hold.
     """
     checkpoint, family, config = model
     packed = PackedParameters() if packed is None else packed
@@ -145,7 +142,7 @@ def packed_parameters(
     adapters: Sequence[BoundAdapter] = (),
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
-    """Return parameters that can stay packed, and their layouts, from headers; raises CheckpointError."""
+    """Return parameters that can stay packed, from headers; raises CheckpointError."""
     checkpoint, family, config = model
     plan = None
     if isinstance(checkpoint, SavedDirectory):
@@ -167,12 +164,11 @@ def _read_tensors(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tensors.
 
-    Only parts for this process's devices are read, and converted into their final place. Besides the result, one tensor
-    is in memory (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared with the
-    files.
+    Only parts for this process's devices are read, into their final place. Besides the result, one tensor is in memory
+    (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared with the files.
 
     Returns:
-        The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.
+        The parameter, its stored dtypes or schemes if converted, and a sentence per tensor with lost rows.
     """
     weight, source, names = choice.weight, choice.source, choice.names
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}

@@ -76,7 +76,7 @@ class Work:
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
 
     def check(self, mixed: bool) -> None:
-        """Raise ValueError or OSError for unusable files and options: measuring takes minutes."""
+        """Raise ValueError or OSError for unusable files and options, before minutes of measuring."""
         for file in (self.json_to, self.plot_to):
             if file is not None:
                 replaceable(file)
@@ -219,7 +219,6 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
 
 
 def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]) -> float:
-    """Return the median seconds of a decode step; append `engine`'s host times."""
     seconds = statistics.median(side.decode(steps))
     if side is engine:
         hosts.append(statistics.median(engine.engine_steps(steps)) - seconds)

@@ -86,7 +86,7 @@ def evaluate(
             "no results are kept: they are written once all tasks are done; --tasks takes fewer at a time"
         )
         raise
-    assert results is not None  # None is what processes of other ranks get
+    assert results is not None  # None in processes of other ranks
     typer.echo(make_table(results))
     if results.get("groups"):
         typer.echo(make_table(results, "groups"))

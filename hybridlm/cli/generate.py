@@ -105,7 +105,7 @@ def generate(
     ):
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
-    # Of several processes the first one alone has the prompts.
+    # Only the first of several processes has the prompts.
     prompts = [] if jax.process_index() else source.read()
     variables = json_object(chat.chat_template_kwargs, "--chat-template-kwargs")
     functions = [] if tools is None else _read_tools(tools)

@@ -68,7 +68,7 @@ def main() -> None:
             app(prog_name="hybridlm")
     except SystemExit as end:
         if end.code in EXIT_INTERRUPTED:
-            # Without the interpreter's own end, which can crash while other threads compile or compute.
+            # The interpreter's own end can crash while other threads compile or compute.
             sys.stderr.flush()
             os._exit(int(end.code))
         raise

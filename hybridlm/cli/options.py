@@ -46,7 +46,7 @@ EXPECTED = (
     ProcessLost,
     Disagreement,
 )
-"""Errors of input, disk, device or audit; any other is a bug and keeps its traceback."""
+"""Errors of input, disk, device or audit; any other is a bug with a traceback."""
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")

@@ -159,7 +159,7 @@ def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool
     target = engine.placement.target
     if target is None or target.memory is None:
         return True
-    # A step also has results of the same size as its scratch: XLA reports them only after compilation.
+    # A step also has results of its scratch's size: XLA reports them only after compilation.
     fit = fit_of(engine, target.memory, target.platform, max(step.plan.lower_bound for step in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
         console.print(Text(line))

@@ -21,10 +21,8 @@ class Decider:
     """A model that answers typed questions.
 
     Attributes:
-        head: scores options.
         read: (token ids of texts, places of each) -> the residual stream there.
-        context: maximum tokens of a prompt.
-        cache: positions of a device's KV cache; None if it holds a whole context.
+        cache: positions of a device's KV cache, if it is smaller than a context.
     """
 
     prompts: Prompts
@@ -37,7 +35,7 @@ class Decider:
         """Return the checked prompts of a request.
 
         Raises:
-            TypeError, ValueError: the request is wrong, or a prompt does not fit the context.
+            TypeError, ValueError: a wrong request, or a prompt beyond the context.
         """
         prompts = self.prompts.read(request)
         for prompt in prompts:
@@ -48,7 +46,7 @@ class Decider:
         return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:
-        """Return the answers to requests; raises TypeError or ValueError with a wrong request's index."""
+        """Return the answers to requests; raises TypeError or ValueError with an index."""
         encoded = []
         for i, request in enumerate(requests):
             try:
@@ -61,7 +59,7 @@ class Decider:
         return [answer for answer in answers if not isinstance(answer, int)]
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers; for a wrong request the first token without finite numbers."""
+        """Return the answers, or a request's first token without finite numbers."""
         prompts = [prompt for request_prompts in requests for prompt in request_prompts]
         texts = iter(self.read([prompt.token_ids for prompt in prompts], [prompt.places for prompt in prompts]))
         results: list[Answers | int] = []

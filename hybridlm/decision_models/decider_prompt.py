@@ -17,9 +17,8 @@ WORDS: Mapping[str, Mapping[str, str | None]] = {
         "empty": "(empty)",
     },
 }
-"""Prompt family -> words in training: system message, last line of the user's message, and text of an empty state (None
-for its JSON).
-"""
+"""Words in training by prompt family: system message, last line of the user's message, and text of an empty state (None
+for its JSON)."""
 
 _TEMPLATE = """
 {%- macro words(x) %}{% if x is string %}{{ x }}{% else %}{{ x|tojson }}{% endif %}{% endmacro -%}

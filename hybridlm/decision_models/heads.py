@@ -30,7 +30,7 @@ class SlotHead:
         weight: float32 [rows, hidden].
         bias: float32 [rows].
         softcap: `softcap * tanh(score / softcap)`, or None.
-        offsets: type -> row of its first option.
+        offsets: row of a type's first option.
     """
 
     weight: np.ndarray

@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
 
     Attributes:
         token_ids: without sentinels.
-        places: per question, index of the token to read.
+        places: index of the token to read, per question.
     """
 
     token_ids: tuple[int, ...]
@@ -54,7 +54,7 @@ class Prompts:
         """Template of the checkpoint; None for the generic prompt.
 
         Raises:
-            ChatTemplateError: a syntax error, or no question in the template.
+            ChatTemplateError: a syntax error, or no question.
         """
         if self.settings.template is None:
             return None
@@ -137,7 +137,7 @@ class Prompts:
 
 
 def generic_prompt(state: Any, question: DecisionQuestion) -> str:
-    """Return the question as a chat user's message, for models without a decision template.
+    """Return the question as a chat user's message, without a decision template.
 
     It has transformers' words, for comparable answers.
     """

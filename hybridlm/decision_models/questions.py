@@ -23,12 +23,9 @@ class DecisionQuestion:
     """A question with its options in the order of the prompt.
 
     Attributes:
-        name: its key in a request.
-        type: "noul", "choice" or "score".
-        instructions: JSON, or None.
-        options: names of a choice, "0", "1", ... of a score, "true" and "false".
+        options: names of a choice, "0", "1", ... of a score, "true" and "false" of a "noul".
         labels: option names in the prompt.
-        descriptions: JSON per option, or None.
+        descriptions: JSON per option.
     """
 
     name: str
@@ -118,10 +115,10 @@ def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float
 def read_questions(
     questions: Any, labels: Mapping[str, Sequence[str]], noul_options: Sequence[str]
 ) -> list[DecisionQuestion]:
-    """Return the questions of a request, an object of name -> question.
+    """Return the questions of a request, by name.
 
     Args:
-        labels: type -> option labels; default Yes and No, or A, B, C, ....
+        labels: of options by type; default Yes and No, or A, B, C, ....
         noul_options: order of "true" and "false".
 
     Raises:

@@ -31,7 +31,7 @@ TEMPLATE = "decision_template.jinja"
 CALIBRATION, HEAD = "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
-"""Files of heads that read several places of a question; not implemented."""
+"""Unimplemented heads, which read several places of a question."""
 OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
 """Architectures of decision models with unsupported heads."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
@@ -70,12 +70,11 @@ class DecisionSettings:
     """Settings for questions and answers.
 
     Attributes:
-        labels: type -> option labels; default Yes and No, or letters.
-        temperature: type -> divisor of scores; default 1.
-        template: source of the prompt template; None for the generic prompt in the chat template.
+        labels: of options by type; default Yes and No, or letters.
+        temperature: divisor of scores by type; default 1.
+        template: source; None for the generic prompt in the chat template.
         noul_options: order of "noul" options.
         sanitize_control_tokens: control tokens in requests are plain text.
-        adapter: LoRA adapter folder, or None.
         head: None for logits of labels.
     """
 

@@ -1,4 +1,1 @@
-"""Devices: the machine, meshes and their axes, and the placement of a step's arrays.
-
-Begin with `placement`.
-"""
+"""Devices: the machine, meshes and their axes, and the placement of a step's arrays."""

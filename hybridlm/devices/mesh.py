@@ -44,11 +44,7 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
-    """Return a mesh of absent devices, for steps that are proved and planned only.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1.
-    """
+    """Return a mesh of absent devices, to prove and plan steps; raises ValueError."""
     sizes = _checked(data, model, expert)
     return AbstractMesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES))
 
@@ -65,8 +61,7 @@ def with_all_axes(user_mesh: Mesh) -> Mesh:
     """Return a user's mesh with all of `AXES`, in order; missing axes have size 1.
 
     Raises:
-        TypeError: it is not a mesh of devices.
-        ValueError: it has other axes.
+        TypeError, ValueError: no mesh of devices, or other axes.
     """
     if not isinstance(user_mesh, Mesh):
         raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {user_mesh!r}")

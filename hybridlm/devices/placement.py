@@ -38,7 +38,6 @@ class Placement:
 
     @property
     def kernel_mode(self) -> str:
-        """Return one of `models.ops.kernels.MODES`."""
         return default_mode(self.platform) if self.kernels is None else self.kernels
 
     @property
@@ -50,7 +49,6 @@ class Placement:
 
     @cached_property
     def platform(self) -> str:
-        """Platform of compilation: "cpu", "gpu" or "tpu"."""
         if self.target is not None:
             return self.target.platform
         return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
@@ -60,7 +58,7 @@ class Placement:
 
     @property
     def data(self) -> int:
-        """Devices that split lanes (data parallel); divides the rows of a pool."""
+        """Devices that split lanes (data parallel), and the rows of a pool."""
         return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
@@ -127,7 +125,7 @@ class Placement:
     def put(self, inputs: T) -> T:
         """Put host arrays of a step's inputs on a mesh, together.
 
-        On one device they stay on the host: a program's call puts them in a tenth of the time.
+        On one device a program's call puts them in a tenth of the time.
         """
         if self.mesh is None:
             return inputs
@@ -199,7 +197,6 @@ def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> 
 
 
 def check_lanes(lanes: int, data: int) -> None:
-    """Raise ValueError if lanes do not split evenly over devices."""
     if lanes % data:
         below = lanes // data * data
         fitting = [str(count) for count in (below, below + data) if count]

@@ -19,8 +19,6 @@ def sharded(
     JAX checks (`check_vma`) that replicated results do not depend on the device.
 
     Args:
-        step: positional arguments -> tuple.
-        args: examples with shardings.
         contract: of the complete step; a pool keeps its sharding, lanes are split in order.
     """
     in_specs = jax.tree.map(lambda array: array.sharding.spec, args)

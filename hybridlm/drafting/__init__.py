@@ -1,4 +1,1 @@
-"""Speculative decoding without the engine: drafters, acceptance rates and step times.
-
-Begin with `drafters`.
-"""
+"""Speculative decoding without the engine: drafters, acceptance rates and step times."""

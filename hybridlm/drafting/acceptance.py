@@ -7,7 +7,7 @@ from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 DECAY = 0.9
 """Exponential decay of past acceptance counts."""
 MIN_PAUSE = 32
-"""Tokens without drafts after drafts did not pay; doubles each time in a row."""
+"""Tokens without drafts after unprofitable drafts; doubles each time in a row."""
 MIN_TRUSTED_RATE = 0.6
 """Acceptance rate above which the next pause is the shortest."""
 RETRY_INTERVAL = 16
@@ -22,7 +22,7 @@ class AcceptancePrior:
     """Expected acceptance rate of a sequence's first drafts, from the last sequences.
 
     Attributes:
-        rate: probability that a draft is accepted if those before it are; initially high enough for drafts to be tried.
+        rate: probability that a draft is accepted after accepted ones; initially high enough for drafts to be tried.
     """
 
     def __init__(self, rate: float = 0.8) -> None:
@@ -53,7 +53,6 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Probability that a draft is accepted if those before it are."""
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
@@ -85,7 +84,6 @@ class Drafting:
         self.acceptance = Acceptance(rate)
 
     def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the MTP drafts that follow `generated` generated tokens."""
         if isinstance(self._drafter, MtpDrafter):
             self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())

@@ -33,7 +33,7 @@ class NgramDrafter:
     """Prompt lookup: proposes the tokens after an earlier occurrence of the last tokens.
 
     The longest recurring n-gram wins, at its latest occurrence. Positions after all n-grams of 2 to 4 tokens are
-    stored, so that the cost does not grow with the sequence.
+    stored: the cost does not grow with the sequence.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,6 @@ class MtpDrafter:
         self._after, self._mtp_drafts = 0, list[int]()
 
     def observe(self, position: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the drafts that follow `position` tokens."""
         self._after, self._mtp_drafts = position, list(mtp_drafts)
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:

@@ -23,7 +23,7 @@ class StepTimes:
         return len(self._seconds[step]) >= MIN_TIMES
 
     def min_seconds(self, step: Any) -> float:
-        """Return the minimum of the last durations, in seconds: other load only makes steps slower."""
+        """Return the least of the last durations in seconds: other load makes steps slower."""
         return min(self._seconds[step])
 
 

@@ -35,14 +35,12 @@ def abstract_engine(
         path: a config.json of Hugging Face, or the name of `checkpoint`.
         options: as for `load`; `chunk` is 256 or the context, `dtype` the file's by default. Mesh devices need not
             exist.
-        target: machine to compile for, with the devices of a mesh.
-        recipe: weights are packed as by `quantise_checkpoint`; None: plain.
+        None: plain.
         checkpoint: has configuration and weights, packed as by `load`.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: with every fault of the file.
-        ValueError: with every wrong argument; or the model cannot be split over these devices, or has no supported
-            head.
+        ValueError: every wrong argument, a model that these devices cannot divide, or no supported head.
     """
     fields = read_config(path) if checkpoint is None else checkpoint.config
     family, config = read_model(path, fields, options.speculate == "mtp")
@@ -63,5 +61,5 @@ def abstract_engine(
     model, _ = assemble(model, weight_types(weights, shards, dtype) | packed)
     structure, params = flatten(model)
     programs = Programs(structure, "error" if target is None else "warn", placement=placement)
-    # Without weights there is no fingerprint, and no state to check against one.
+    # Without weights no state is checked against a fingerprint.
     return Engine(model, params, programs, settings, prefill_lanes=DEFAULT_PREFILL_LANES)

@@ -1,12 +1,11 @@
-"""Admission by pages of the KV cache: sequences that join, and sequences that are preempted.
+"""Admission by pages of the KV cache: sequences that join or are preempted.
 
-A sequence joins if pages are free for its prompt and for some tokens more, and gets another page when the last is full.
-If no page is free, states of the prefix cache are evicted, and after them the last of the joined sequences in the order
-of the queue is preempted: it gives back its row and all pages, waits again in its old place, and then reads its prompt
-and its tokens once more (recomputation).
+A sequence joins if pages are free for its prompt and some more tokens, and gets another page when the last is full. If
+no page is free, states of the prefix cache are evicted; after them the last joined sequence of the queue is preempted:
+it gives back row and pages, waits in its old place, and reads its prompt and tokens once more (recomputation).
 
-The first sequence of a device is never preempted, and a request that needs more pages than a device has is refused at
-submission. So one sequence can always go on.
+The first sequence of a device is never preempted, and a request for more pages than a device has is refused at
+submission, so one sequence can always go on.
 """
 
 import warnings
@@ -23,7 +22,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
-"""Reserved positions behind the prompt of a sequence that joins; fewer if it samples fewer tokens."""
+"""Reserved positions behind a joining sequence's prompt; fewer if it samples fewer tokens."""
 
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
@@ -40,7 +39,6 @@ class Admission:
 
         Args:
             shared: pages of a cached state that begins the prompt; a row of their device shares them.
-            may_wait: return None without free pages.
 
         Raises:
             SlotsExhausted: no row or pages, and not `may_wait`.
@@ -51,7 +49,6 @@ class Admission:
         return pool.acquire(positions, shared=shared)
 
     def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
-        """Return decoding sequences without pages for their next step, first in the queue first."""
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         indices = pool.short(slots, [self._positions_to_decode(sequence, pool) for sequence in sequences])
         return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
@@ -71,7 +68,7 @@ class Admission:
         """Return the sequence or text to preempt for a sequence: the last of its device.
 
         Raises:
-            SlotsExhausted: no other sequence is on this device; its request should have been refused.
+            SlotsExhausted: no other sequence is on this device.
         """
         assert sequence.slot is not None
         device, slots = pool.device_of(sequence.slot), [self._slot(other) for other in joined]
@@ -85,7 +82,6 @@ class Admission:
         return max(neighbours, key=lambda other: other.order)
 
     def count(self, sequence: ActiveSequence | QueuedText) -> None:
-        """Count a preemption, and warn of the first one of the run."""
         self._engine.stats["preemptions"] += 1
         if not self._warned:
             self._warned = True
@@ -105,6 +101,5 @@ class Admission:
         return min(sequence.consumed + 1 + ahead, self._limit(sequence, pool))
 
     def _limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the most positions that steps of a sequence write."""
         drafts = 0 if self._speculation is None else self._speculation.head_drafts
         return min(sequence.request.positions(self._engine.context) + drafts, pool.blocks * KV_BLOCK)

@@ -15,7 +15,6 @@ from models.sharding.sharded_dim import ShardedDim
 
 
 def dtype_of_caches(dtype: str, platform: str) -> Any:
-    """Return the dtype of convolution states and KV cache."""
     # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
     return jnp.dtype("float32" if platform == "cpu" else dtype)
 
@@ -34,12 +33,11 @@ def check_commit(model: Decoder) -> None:
 
 @lru_cache(maxsize=1)
 def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
-    """Return the shards of a model's parameters; cached for several meshes."""
+    """Return the shards of a model's parameters, cached for several meshes."""
     return family.abstract(config).sharded_dims()
 
 
 def shards_of_model(family: Family, config: DecoderConfig, placement: Placement) -> dict[ParameterPath, Shards]:
-    """Return the layout of each parameter of a whole model over the devices."""
     cuts = shard_specs_of(family, config) if placement.devices.sharded else {}
     return placement.shards(family.weights(config), cuts)
 
@@ -47,7 +45,7 @@ def shards_of_model(family: Family, config: DecoderConfig, placement: Placement)
 def weight_types(
     weights: Iterable[Weight], shards: Mapping[ParameterPath, Shards], dtype: str
 ) -> dict[ParameterPath, jax.ShapeDtypeStruct]:
-    """Return shape, dtype and sharding of each parameter, for `assemble`."""
+    """Return the types and shardings of all parameters, for `assemble`."""
     return {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,
@@ -59,11 +57,11 @@ def weight_types(
 
 
 def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> tuple[Decoder, list[str]]:
-    """Return the module with parameters or types, and dotted names in flat order."""
+    """Return the module with parameters or types, and its dotted names in flat order."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
-    # Merging a nested state would keep its arrays alive in a reference cycle after the model is gone.
+    # A nested state's arrays would stay alive in a reference cycle after the model is gone.
     filled = nnx.statelib.FlatState([(path, variable.replace(arrays[path])) for path, variable in flat], sort=True)
     return nnx.merge(graph, filled), names

@@ -17,7 +17,7 @@ def check_cache(cache: Any) -> None:
 
 
 def _positions(cache: Any) -> int | None:
-    """Return the positions that `cache` gives; None if it has a unit of bytes."""
+    """Return `cache` as positions; None if it has a unit of bytes."""
     text = str(cache).strip()
     if isinstance(cache, bool) or not isinstance(cache, int | str):
         expected = 'a number of positions, or bytes such as "8GB"'
@@ -30,13 +30,10 @@ def _positions(cache: Any) -> int | None:
 
 
 def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | None:
-    """Return the page limit of a pool on each device by `load(cache=)`, or None.
-
-    The null page does not count.
+    """Return the pages of a pool on each device by `load(cache=)`, without the null page.
 
     Args:
-        cache: option of `load`.
-        page_bytes: bytes of a page on each device; 0 for a model without a KV cache, which has no limit.
+        page_bytes: on each device; 0 for a model without a KV cache, which has no limit.
 
     Raises:
         ValueError: `cache` holds not one page on each device.
@@ -61,9 +58,7 @@ def pool_pages(rows: int, blocks: int, limit: int | None) -> int:
     A model without a KV cache has 0.
 
     Args:
-        rows: rows of the pool on each device.
         blocks: pages of a whole context.
-        limit: as from `page_limit`.
     """
     if not blocks:
         return 0

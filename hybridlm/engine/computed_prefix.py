@@ -28,7 +28,6 @@ class PrefixText(QueuedText):
     outside: int = field(kw_only=True)
 
     def take(self, outputs: SampledTokens, lane: int, first: int, count: int) -> None:
-        """Record a last token without finite logits."""
         if first + count == len(self.tokens) and np.asarray(outputs.token)[lane] >= self.outside:
             self.mark_wrong(first + count - 1)
 

@@ -21,17 +21,15 @@ DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 128
 STEP_OPTIONS = ("lanes", "context", "cache", "dtype", "chunk", "mesh", "kernels")
-"""Options that define the compiled steps of scoring: shapes, dtypes, devices and kernels."""
+"""Options that define the compiled steps of scoring."""
 
 
 def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
-        default: default of the field.
-        help: text of `--help`.
-        **arguments: further arguments of `typer.Option`; `flags`, spellings of the option, by default its name; and
-            `read`, the function from the text of the option to the value of the field.
+        **arguments: of `typer.Option`; `flags`, spellings of the option, by default its name; and `read`, from the text
+            of the option to the value of the field.
     """
     return field(default=default, metadata={"help": help, **arguments})
 
@@ -43,49 +41,47 @@ class EngineConfig:
     Attributes:
         lanes: maximum number of sequences that are computed at the same time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
-        cache: size of the KV cache that all sequences of a run share, in pages of 128 positions: "8GB" on each device,
-            or a number of positions on all devices. None for the context of every lane. With less, sequences wait for
-            free pages, and the last ones may be preempted and computed again. See docs/engine.md.
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the
-            checkpoint are stored, also against config.json (a warning counts the other tensors). "float32" computes
-            every product in full float32, also on devices that would use TF32 by default.
+        cache: size of the KV cache of all sequences, in pages of 128 positions: "8GB" on each device, or a number of
+            positions on all devices. None for the context of every lane. With less, sequences wait for free pages, and
+            the last ones may be preempted and computed again (docs/engine.md).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the checkpoint,
+            also against config.json (a warning counts the other tensors). "float32" computes every product in full
+            float32, also on devices that would use TF32 by default.
         certify: "error": a step without a proof of isolation, or with a failed audit, raises IsolationError or
             AuditError on first use, and is never run; "warn" warns and runs it; "off" runs every step unchecked. If a
             backend of XLA does not report its buffer assignment there is no audit: the step runs, and its certificate
-            gives the reason (`not_audited`).
+            has the reason (`not_audited`).
         compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
-            (unless JAX has been given one), False for none. Certificates are stored, too: a proof is made once. Files
-            that somebody else could have written are not read; see docs/trust.md.
-        chunk: tokens of a prompt or text in one step. None for 128, or the context if that is less, and for narrower
-            steps where fewer tokens are left.
+            (unless JAX has been given one), False for none. Certificates are stored, too. Files that somebody else
+            could have written are not read (docs/trust.md).
+        chunk: tokens of a prompt or text in one step. None for 128, or a shorter context, and for narrower steps where
+            fewer tokens are left.
         progress: show a line per phase, and its duration in the last start; None shows them if standard error is a
             terminal.
-        sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
+        sanitize: for debugging: shadow labels (owner, position and step of a state) move with every row and are checked
             wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
             neither audited nor dispatched ahead, and are several times slower.
-        speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the
-            tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
-            of the checkpoint, read only for this option; an object with `propose(token_ids, k)
-            -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same. Drafts pause while
-            they cost more time than they save. See docs/speculation.md.
+        speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the tokens
+            after earlier occurrences of the last tokens; "mtp" uses the multi-token-prediction head of the checkpoint,
+            read only for this option; an object with `propose(token_ids, k) -> list[int]` is a custom drafter; None
+            does not draft. The sampled tokens stay the same. Drafts pause while they cost more time than they save
+            (docs/speculation.md).
         draft_tokens: maximum number of drafts of a sequence in a step; less than the context.
         prefix_cache: memory for the states of earlier prompts, "512MB" or a number of bytes: a prompt continues from
-            the deepest cached state of its first tokens. This much on the device and as much in host memory, which
-            takes the least recently used states; {"device": size, "host": size} sets both. None disables the cache. See
-            docs/prefix-cache.md.
+            its deepest cached state. This much on the device and as much in host memory, for the least recently used
+            states; {"device": size, "host": size} sets both. None disables the cache (docs/prefix-cache.md).
         mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
-            and "expert"; None for JAX's default device. See docs/devices.md.
+            and "expert"; None for JAX's default device (docs/devices.md).
         kernels: "auto" runs the kernels of this library where the platform has them: products of few rows on CPUs,
             states, attention and experts on GPUs; "off" compiles the plain forms with XLA everywhere; "interpret" runs
             kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
-            elsewhere. The numbers are the same up to rounding. See docs/performance.md and docs/accelerators.md.
+            elsewhere. The numbers are the same up to rounding (docs/performance.md, docs/accelerators.md).
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
-            they are read; None keeps matrices packed where they can be, which takes their memory instead. See
-            docs/quantised.md.
+            they are read; None keeps matrices packed where possible (docs/quantised.md).
         adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
-            are rounded. None for the adapter in the directory of the weights, or in the files of a decision model, if
-            there is one; False for the weights alone. A directory with an adapter alone is loaded with the base model
-            of its adapter_config.json. See docs/checkpoints/adapters.md.
+            are rounded. None for the adapter in the directory of the weights, or of a decision model; False for the
+            weights alone. A directory with an adapter alone is loaded with the base model of its adapter_config.json
+            (docs/checkpoints/adapters.md).
 
     Raises:
         TypeError, ValueError: an option is wrong. Options against the model are checked by `resolved`.
@@ -175,11 +171,6 @@ class EngineConfig:
     ) -> "ResolvedConfig":
         """Resolve the options for a model and its devices.
 
-        Args:
-            model: configuration of the whole model.
-            dtype: dtype of the matrices.
-            chunk: default of `chunk`, unless the context is less.
-
         Raises:
             ValueError: `context`, `chunk` or `draft_tokens` is too large; `prefix_cache` has a host size over several
                 processes.
@@ -198,12 +189,9 @@ class EngineConfig:
         return ResolvedConfig(**values)
 
     def texts(self, *without: str) -> dict[str, str]:
-        """Return the options as texts that are equal in all processes.
+        """Return the options as texts, equal in all processes.
 
         A custom drafter is represented by the name of its class, a mesh by the sizes of its axes.
-
-        Args:
-            *without: options that are left out.
         """
         values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in without}
         if not isinstance(self.speculate, str | None):

@@ -1,7 +1,7 @@
 """Decode steps: one token per sequence, or verified drafts (speculative decoding).
 
-Steps that sample one token are dispatched before the previous step's tokens have been read: the token a lane sampled
-last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
+A step that samples one token is dispatched before the previous tokens have been read: the lane's last token is in its
+row. Drafts depend on the sampled tokens, so a verifying step waits for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,10 @@ class DispatchedStep(NamedTuple):
     """A step that was dispatched.
 
     Attributes:
-        sampled: its outputs, which may not have been computed yet.
-        sequences: the sequences that sample a token in it, with their lanes.
-        accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
-        timing: measures it; None if it is not measured.
-        reads: lane -> values that it reads inside the model.
-        parts: of texts, for a step that reads texts.
+        sampled: pending outputs.
+        sequences: sampling sequences, with their lanes.
+        accepted: accepted tokens per lane of a verifying step.
+        reads: values inside the model, by lane.
     """
 
     sampled: Any
@@ -51,8 +49,6 @@ class Decoding:
 
     Args:
         processor: changes the logits of each lane before sampling.
-        speculation: the choice of drafts; None never drafts.
-        probing: reads and changes inside the model; None without any.
     """
 
     def __init__(
@@ -68,7 +64,7 @@ class Decoding:
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
     def read_and_change(self, probing: Probing) -> None:
-        """Enable reads and changes inside the model; raise ValueError if the session drafts."""
+        """Enable reads and changes inside the model; raises ValueError if the session drafts."""
         if self._speculation is not None:
             raise ValueError(
                 "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
@@ -77,8 +73,7 @@ class Decoding:
         self._probing = probing
 
     def begin(self, sequence: ActiveSequence) -> None:
-        """Prepare a sequence that joins the queue."""
-        # What changes the logits after a draft depends on the draft.
+        # Changes of logits after a draft depend on the draft.
         if self._speculation is not None and not sequence.request.params.changes_logits:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
@@ -101,7 +96,6 @@ class Decoding:
                 programs.prepare((step,), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        """Whether the next step of these sequences depends on tokens that are not read yet."""
         return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
@@ -123,7 +117,7 @@ class Decoding:
         return self._generate(pool, lanes, lane_map, top, mtp_drafts)
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        """Process the number of accepted tokens per lane of a step that verified, int32 [N].
+        """Process the accepted tokens per lane of a verifying step, int32 [N].
 
         Raises:
             SlotError: a number is less than 1 or more than the lane's drafts and the token before them.
@@ -132,7 +126,7 @@ class Decoding:
         assert speculation is not None
         for sequence, lane in dispatched.sequences:
             count, drafted = int(accepted[lane]), self._drafted[lane]
-            if sequence.slot is None:  # it left or was preempted while the step was in flight
+            if sequence.slot is None:  # it left or was preempted meanwhile
                 sequence.consumed += count
                 continue
             if not 1 <= count <= drafted + 1:
@@ -153,7 +147,6 @@ class Decoding:
         top: int | None,
         mtp_drafts: int,
     ) -> DispatchedStep:
-        """Dispatch a step with one sampled token and `mtp_drafts` drafts per lane."""
         engine = self._engine
         consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
         positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
@@ -193,7 +186,6 @@ class Decoding:
         drafts: list[tuple[int, ...]],
         top: int | None,
     ) -> DispatchedStep:
-        """Dispatch a step that verifies drafts after the last sampled tokens."""
         engine, tokens = self._engine, speculation.tokens + 1
         feeds = [
             None if s is None else Feed((LAST_SAMPLED, *draft), s.consumed)
@@ -214,14 +206,10 @@ class Decoding:
         return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
 
     def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
-        """Return `kv_blocks` of a step with lanes up to position `end` and `mtp_drafts` drafts.
-
-        Drafts past the context are never used.
-        """
+        """Return `kv_blocks` of a step; drafts past the context are never used."""
         return blocks_for(min(end + mtp_drafts, self._engine.context))
 
     def _time(self, shape: Shape) -> StepTiming | None:
-        """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
         engine = self._engine
         if self._speculation is None or not engine.runner.start_timing(shape, engine.example_arguments):
             return None
@@ -233,7 +221,7 @@ def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequen
 
 
 def append_token(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
-    """Append the outputs of a step, NumPy arrays, at [lane] or [lane, token]."""
+    """Append outputs at [lane] or [lane, token]."""
     count = sequence.request.params.logprobs
     sequence.generated.append(int(sampled.token[place]))
     if count is not None and sampled.logprob is not None:

@@ -54,27 +54,25 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
-"""Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
+"""Lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
 
 P = TypeVar("P", Shape, EditShape)
 """A shape with pages."""
 
 TURN_LOCK = threading.RLock()
-"""Held while queues or a pool change: sessions and calls of several threads take turns."""
+"""Held while queues or a pool change: threads of sessions and calls take turns."""
 StepHook = Callable[[Rows, list[Any]], Rows]
-"""(rows, owner in the step of each row) -> rows; for tests that inject faults."""
+"""(rows, owner of each row) -> rows; for tests that inject faults."""
 
 
 class RowQueue(Protocol):
     """The requests of a session, or the texts of a call."""
 
     @property
-    def unfinished(self) -> int:
-        """Number of requests and texts, with a row and without."""
-        ...
+    def unfinished(self) -> int: ...
 
     def lose_rows(self) -> None:
-        """Let all with a row wait for another one: the pool's arrays are lost."""
+        """Let all wait for another row: the pool's arrays are lost."""
         ...
 
 
@@ -83,31 +81,22 @@ class Engine:
 
     Args:
         model: the model as one device holds it, for the shapes of its state.
-        params, programs: its parameters, flat, and its compiled steps.
-        settings: options of `load` for this model and the devices of `programs`.
+        params: flat.
         fingerprint: of the checkpoint; "" without weights.
-        runner: runs the steps; None for the compiled ones in this process alone.
-        prefill_lanes: most prompts in a prefill step, at most the lanes.
+        runner: None runs the compiled steps in this process alone.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        options, lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
-        widths: tokens of a lane in a prefill or scoring step, the widest first (see `hybridlm.engine.widths`).
-        decisions: shares commands and decisions with the other processes, if there are any.
-        hidden_size: width of the residual stream.
-        rows: rows of the pool: one for each lane.
-        blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
-        page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
-        prefill_lanes, prefill_sizes: most and possible lanes of a prefill or scoring step.
-        prefix_cache: states of earlier prompts; None without.
-        queues: queues of open sessions and calls, which share the pool.
-        given_up: release the rows of queues that were dropped; called by `pool`, because the garbage collector may drop
-            a queue while the pool changes.
-        checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
-        finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
-        after_step: test hook, called after every step with the rows and their owners in the step.
+        decisions: commands and decisions shared with other processes.
+        blocks: pages of a sequence of `context` tokens; 0 without KV caches.
+        page_limit: most pages of a pool on each device by `load(cache=)`.
+        given_up: release rows of dropped queues; called by `pool`, because the garbage collector may drop a queue while
+            the pool changes.
+        checked: check the holders of all rows after every step.
+        finished: takes the results of finished texts while a part of a file is scored.
+        after_step: test hook, called with the rows and their owners in a step.
     """
 
     checked = False
@@ -166,8 +155,7 @@ class Engine:
         """Return the drafting decisions of a run; None if it does not draft.
 
         Raises:
-            TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter, or a layer cannot verify
-                drafts.
+            TypeError, ValueError: `speculate` is no drafter, or a layer cannot verify drafts.
         """
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
@@ -179,7 +167,7 @@ class Engine:
         return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
     def release_parameters(self) -> None:
-        """Let go of the parameters; nothing runs until `replace_parameters` gives others.
+        """Drop the parameters; nothing runs until `replace_parameters`.
 
         Raises:
             RuntimeError: requests are waiting or running.
@@ -193,7 +181,6 @@ class Engine:
         self.params = ()
 
     def require_parameters(self) -> None:
-        """Raise RuntimeError if there are no parameters."""
         if not self.params:
             raise RuntimeError(
                 "the model has no weights, because replacing them failed on the way; call LM.update again with all of "
@@ -218,7 +205,6 @@ class Engine:
 
     @property
     def programs(self) -> Programs:
-        """The compiled steps."""
         return self.runner.programs
 
     @property
@@ -244,11 +230,9 @@ class Engine:
 
     @property
     def settings(self) -> JaxSettings:
-        """Settings of JAX for the steps; see `under_settings`."""
         return self.programs.settings
 
     def pages(self, rows: int) -> int:
-        """Return the pages of a pool of `rows` rows, as many as `load(cache=)` allows."""
         devices = self.placement.data
         return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
 
@@ -275,62 +259,52 @@ class Engine:
 
     @under_settings
     def new_rows(self, count: int) -> Rows:
-        """Allocate `count` rows of zero state, with their pages."""
         return self.row_arrays.zeros(count, self.pages(count))
 
     def new_pool(self, count: int) -> RowPool:
-        """Allocate a pool of `count` rows of zero state."""
         return RowPool(self.new_rows(count), self.pages(count), self.blocks, self.placement.data)
 
     @cached_property
     def moves(self) -> RowMoves:
-        """Moves of states between rows and the prefix cache."""
         # No part of an engine refers back to it, so that its arrays are freed with it.
         rows = self.row_arrays.abstract
         return RowMoves(self.runner, self.kind, rows, self.placement, self.stats, self._head)
 
     @cached_property
     def kind(self) -> StateKind:
-        """Model, dtype and layout that a state must have to be continued here."""
+        """Model, dtype and layout of continuable states."""
         rows, arrays = self.row_arrays.abstract(1, 1), self.programs.structure.arrays
         return StateKind(self._model, self.dtype, self.context, layout_of(rows, arrays, self.context, self.placement))
 
     def bucket(self, count: int, limit: int) -> int:
-        """Return the lanes of a step for `count` sequences.
-
-        For each device one of the sizes of `lane_bucket`, limited.
-        """
+        """Return the lanes of a step: one size of `lane_bucket` per device."""
         devices = self.placement.data
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
     def buckets(self, limit: int) -> list[int]:
-        """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
     def paged(self, shape: P) -> P:
-        """Return a shape with the pages of this engine's pools."""
         pages = self.pages(shape.rows)
         return (
             replace(shape, pages=pages, blocks=self.blocks) if isinstance(shape, Shape) else replace(shape, pages=pages)
         )
 
     def shape(self, step: StepName, lanes: int, tokens: int, rows: int | None = None, **fields: Any) -> Shape:
-        """Return the shape of a step; `rows` of another pool than the engine's; `fields` as in `Shape`."""
+        """Return the shape of a step; `rows` of another pool than the engine's."""
         return self.paged(Shape(step, lanes, tokens, self.rows if rows is None else rows, **fields))
 
     def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
-        """Return the shape of a generating step; `fields` as in `Shape`."""
         return self.shape("generate", lanes, tokens, **fields)
 
     def scoring(self, lanes: int, tokens: int) -> Shape:
-        """Return the shape of a scoring step."""
         return self.shape("score", lanes, tokens, top=0)
 
     @property
     def pool(self) -> RowPool:
-        """The pool of all sequences and texts; allocated at first use, and again if its arrays are lost.
+        """The pool of all sequences and texts, allocated at first use and after a loss.
 
-        Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
+        A sequence begins from zero state inside the step, so old contents are irrelevant.
         """
         self.require_parameters()
         with TURN_LOCK:
@@ -344,7 +318,7 @@ class Engine:
                 queue.lose_rows()
             if self._pool is not None and self.prefix_cache is not None:
                 self.prefix_cache.lose_pages()
-            self._pool = None  # frees its memory before the new pool is allocated
+            self._pool = None  # frees its memory before the next allocation
             self._pool = self.new_pool(self.rows)
         return self._pool
 
@@ -359,9 +333,9 @@ class Engine:
         return devices
 
     def release(self, slot: Slot) -> None:
-        """Give a row of the pool back; a pool without arrays is given up with all its rows.
+        """Give a row back; a pool without arrays is given up with all its rows.
 
-        In an empty pool rows are handed out in the order of a new one, so that no run depends on an earlier one.
+        An empty pool hands out rows in the order of a new one: no run depends on an earlier one.
         """
         if self._pool is not None and self._pool.whole:
             self._pool.release(slot)
@@ -369,7 +343,7 @@ class Engine:
                 self._pool.vacate()
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host; a device that fails loses the pool."""
+        """Wait for outputs of steps; a failure of the device loses the pool."""
         try:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:
@@ -387,22 +361,22 @@ class Engine:
         owners: Sequence[Any],
         counts: np.ndarray | None,
     ) -> Any:
-        """Dispatch a step on the rows of a pool and return its pending outputs.
+        """Dispatch a step on rows of a pool and return its pending outputs.
 
         Args:
-            rows: row of each lane (`LaneMap.rows`), int32 [N]; `inputs` has its slots.
-            inputs: host arrays must not be written to afterwards.
-            owners: owner of each lane, for the sanitizer and the test hook; None for an idle lane.
-            counts: tokens that each lane consumes, int32 [N], on the host; None if the step decides: then it returns
-                them as its first output, and `RowPool.settle` is called once that has been read.
+            rows: `LaneMap.rows`, int32 [N]; `inputs` has its slots.
+            inputs: host arrays, not written to afterwards.
+            owners: of each lane, for the sanitizer and the test hook; None for an idle lane.
+            counts: tokens that each lane consumes, int32 [N]; None if the step returns them as its first output, for
+                `RowPool.settle`.
 
         Raises:
-            IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
+            IsolationError, AuditError, HloError: the step is refused; nothing has run.
         """
         lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
         positions = inputs.batch.positions
         ends = np.where(lengths > 0, positions + lengths + shape.mtp_drafts, 0)
-        # An MTP head writes the last position of the step before once more.
+        # An MTP head writes the last position of the previous step again.
         pool.row_pages.require(rows, positions - 1 if self._head else positions, ends)
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
@@ -433,7 +407,7 @@ class Engine:
         return self.programs.planned(shape, self.example_arguments(shape))
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
-        """Return example arguments of a program, with rows as ShapeDtypeStructs.
+        """Return arguments of a program, with rows as ShapeDtypeStructs.
 
         Raises:
             ValueError: the shape has the pages of another pool.

@@ -1,4 +1,4 @@
-"""Prompts, texts and settings of users become checked requests and token ids."""
+"""Checked requests and token ids from users' prompts, texts and settings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,9 @@ class Inputs:
     """Checks inputs against the limits of one model.
 
     Attributes:
-        tokenizer: None if only token ids are accepted.
-        vocab_size: token ids are below it.
-        eos_token_ids: tokens that end a completion.
-        require: checks that a state can be continued by the model; raises SnapshotError.
-        placeholders: tokens that stand for images, audio or video; they are refused.
-        cache: positions of a device's KV cache; None if it holds a whole context.
-        head_drafts: positions that drafts of the MTP head need behind the end of a sequence.
+        require: raises SnapshotError for a state that the model cannot continue.
+        placeholders: refused tokens of images, audio or video.
+        cache: positions of a device's KV cache, if it is smaller than a context.
     """
 
     tokenizer: Tokenizer | None
@@ -38,30 +34,23 @@ class Inputs:
 
     @property
     def max_logprobs(self) -> int:
-        """Maximum number of most likely tokens that can be requested per position."""
         return min(self.vocab_size, MAX_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of one item; raise TypeError or ValueError with its name.
+        """Return the token ids of an item within the context and the KV cache.
 
-        They fit the context and the KV cache.
+        Raises TypeError or ValueError with the item's name.
         """
         ids = self.token_ids(item, where)
         check_length(ids, where, self.context, self.cache)
         return ids
 
     def room(self, prompt: Sequence[int]) -> int:
-        """Return the number of tokens that can be sampled behind a prompt."""
         room = self.context - len(prompt)
         return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
-        """Return the token ids of one item of any length; raises as `encode`.
-
-        Args:
-            item, where: as for `encode`.
-            continues: as for `to_token_ids`.
-        """
+        """Return the token ids of one item of any length; raises as `encode`."""
         ids = to_token_ids(item, where, self.tokenizer, self.vocab_size, continues)
         for i, token in enumerate(ids if self.placeholders else ()):
             if token in self.placeholders:
@@ -83,9 +72,9 @@ class Inputs:
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of a prefix and an item, together within the context.
+        """Return the token ids of a prefix and an item, within the context.
 
-        Text is encoded separately from the prefix and without the tokenizer's special tokens.
+        The text is encoded separately, without special tokens.
 
         Raises:
             TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
@@ -96,7 +85,7 @@ class Inputs:
         return ids
 
     def continuations(self, prefix: Any, items: Any, name: str) -> list[tuple[int, ...]]:
-        """Return the token ids of a prefix and each item, not empty; raise as `after`."""
+        """Return the token ids of a prefix and each item, not empty; raises as `after`."""
         self.require_prefix(prefix)
         prompts = [self.after(prefix, item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
         for i, ids in enumerate(prompts):
@@ -105,12 +94,6 @@ class Inputs:
         return prompts
 
     def require_prefix(self, prefix: Any) -> None:
-        """Check that the model can continue a prefix.
-
-        Raises:
-            TypeError: it is not a prefix.
-            SnapshotError: another model made it.
-        """
         if not isinstance(prefix, Prefix):
             raise TypeError(f"prefix: expected what lm.prefix or lm.load_prefix returns, got {type(prefix)}")
         self.require(prefix.snapshot)
@@ -125,15 +108,8 @@ class Inputs:
     ) -> list[Request]:
         """Return `n` requests for each prompt.
 
-        Random numbers of a request follow from its seed and its index among all requests; with a list of settings, from
-        its seed and its index among the `n` of its prompt.
-
-        Args:
-            prompts: texts or lists of token ids.
-            n: requests for each prompt.
-            params: for all prompts, or one for each.
-            prefix: common beginning of all prompts.
-            settings: fields that override `params`, for all prompts or lists with a value for each.
+        Random numbers follow from a request's seed and its index among all requests; with a list of settings, from its
+        index among the `n` of its prompt.
 
         Raises:
             TypeError, ValueError: names the prompts, the settings or both; of lists all faults.
@@ -152,7 +128,6 @@ class Inputs:
         return requests
 
     def _resolve_all(self, params: Sequence[SamplingParams]) -> list[ResolvedParams]:
-        """Return the checked settings of each prompt; raise ValueError with all faults, 40 in full."""
         resolved, faults = list[ResolvedParams](), list[str]()
         for i, settings in enumerate(params):
             try:
@@ -170,7 +145,7 @@ class Inputs:
     ) -> tuple[tuple[int, ...], Snapshot | None]:
         """Return the token ids of a prompt and the state that it continues.
 
-        Raises as `encode` and `after`, and ValueError if prompt and completion never fit the KV cache.
+        Raises as `encode` and `after`, and ValueError without room in the KV cache.
         """
         tokens = self.encode(item, where) if prefix is None else self.after(prefix, item, where)
         room, most = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
@@ -186,7 +161,7 @@ class Inputs:
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
     ) -> Request:
-        """Return one request with a number and a priority; raises as `requests`."""
+        """Return one request; raises as `requests`."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self._resolve(params)

@@ -1,7 +1,7 @@
 """Admission of a model by memory per device: weights, rows, pages, scratch, prefix cache.
 
-A model that does not fit is refused at load with `InsufficientMemory`. Later nothing is allocated for sequences: they
-wait for rows and pages (`hybridlm.engine.admission`).
+A model without room is refused at load; later nothing is allocated: sequences wait for rows and pages
+(`hybridlm.engine.admission`).
 """
 
 import math
@@ -35,14 +35,10 @@ class Demand:
     """Memory of a loaded model, in bytes per device.
 
     Attributes:
-        weights: bytes of the parameters.
-        row: bytes of a row: of the arrays of fixed size of one sequence.
-        page: bytes of a page of the KV cache; 0 without one.
-        lanes: rows of the pool on each device, one for each lane.
-        states: most states of common beginnings while texts are scored, which have arrays besides the pool.
-        page_limit: most pages of a pool by `load(cache=)`; None for those of all rows.
-        scratch: scratch of the largest compiled step; 0 while none has been compiled.
-        prefix_cache: limit of the prefix cache.
+        row: arrays of fixed size of one sequence.
+        page: 0 without a KV cache.
+        states: common beginnings of scored texts, with arrays besides the pool.
+        scratch: of the largest step; 0 before compilation.
     """
 
     weights: int
@@ -58,32 +54,23 @@ class Demand:
 
     @property
     def rows(self) -> int:
-        """Bytes of the pool and of states."""
         return self._rows(self.lanes, self.context, self.page_limit)
 
     def _rows(self, lanes: int, context: int, page_limit: int | None) -> int:
-        """Return the bytes of a pool and of states."""
         return (lanes + self.states) * self.row + self._pages(lanes, context, page_limit) * self.page
 
     def _pages(self, lanes: int, context: int, page_limit: int | None) -> int:
-        """Return the pages of a pool and of states."""
         return sum(pool_pages(rows, self._blocks(context), page_limit) for rows in (lanes, self.states))
 
     def _blocks(self, context: int) -> int:
-        """Return the pages of a sequence; 0 without a KV cache."""
         return context_pages(context) if self.page else 0
 
     @property
     def total(self) -> int:
-        """Bytes of weights, rows, scratch and prefix cache together."""
         return self.weights + self.rows + self.scratch + self.prefix_cache
 
     def require(self, available: int | None) -> None:
-        """Check it against the available memory; None if that is unknown.
-
-        Raises:
-            InsufficientMemory: it does not fit.
-        """
+        """Raise InsufficientMemory if it exceeds the available memory; None if that is unknown."""
         if available is None or self.total <= available:
             return
         scratch = f" + scratch of the largest step {format_bytes(self.scratch)}" if self.scratch else ""
@@ -103,7 +90,7 @@ class Demand:
         remaining = available - self.weights - self.scratch - self.prefix_cache
 
         def most(numbers: Sequence[int], pool: Callable[[int], int]) -> int:
-            """Return the largest number with a pool that fits, or 0; it grows with it."""
+            """Return the largest number with a pool that fits, or 0."""
             count = bisect_left(numbers, True, key=lambda number: pool(number) > remaining)
             return numbers[count - 1] if count else 0
 
@@ -124,10 +111,9 @@ class Demand:
 
 
 def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
-    """Return the bytes that can still be allocated on each device; None if unknown.
+    """Return the bytes that each device can still allocate; None if unknown.
 
-    On a CPU this is the operating system's available memory, within the limit of the process's control group; virtual
-    devices share it.
+    On a CPU this is the available memory within the process's control group; virtual devices share it.
     """
     devices = placement.local_devices
     if devices[0].platform != "cpu":
@@ -158,7 +144,7 @@ def _control_group() -> int | None:
 
 
 def format_bytes(count: int) -> str:
-    """Return a number of bytes in decimal units, "1.23 GB"."""
+    """Return bytes in decimal units, "1.23 GB"."""
     if count < 1000:
         return f"{count} B"
     power = min(int(math.log(count, 1000)), 4)
@@ -183,11 +169,10 @@ def weight_bytes(
 
 
 def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placement: Placement) -> Demand:
-    """Return the memory that each device needs without the steps; called before weights are read.
+    """Return the memory per device without the steps, before weights are read.
 
     Args:
-        weights: bytes of its parameters.
-        settings: lanes on all devices, context, dtype and prefix cache; each device may hold all cached states.
+        settings: each device may hold all cached states.
 
     Raises:
         InsufficientMemory: it exceeds the available memory.
@@ -207,7 +192,7 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
 
 
 def admit_steps(engine: Engine, demand: Demand) -> None:
-    """Check the scratch of the steps before any pool is allocated.
+    """Check weights, rows and the largest steps' scratch before a pool is allocated.
 
     Raises:
         InsufficientMemory: weights, rows and the scratch of the largest steps do not fit together.

@@ -1,4 +1,4 @@
-"""Reads and changes inside the model: arguments of `score` and `generate`, checked against a model."""
+"""Checked arguments of `score` and `generate` for reads and changes inside the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,21 +50,11 @@ class ProbeSettings:
         return not nothing or self.states is not False
 
     def check(self) -> None:
-        """Raise ValueError for settings that are wrong for every model."""
         if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
     def of_texts(self, engine: Engine, texts: Sequence[range], prefix: Prefix | None) -> TextProbing:
-        """Return the reads and changes in texts.
-
-        Args:
-            texts: positions behind each prompt, which are "all".
-            prefix: of all texts.
-
-        Raises:
-            TypeError, ValueError: names a setting that does not fit.
-            FileExistsError, OSError: a folder that exists, or cannot be made.
-        """
+        """Return the reads and changes in texts, with positions behind each prompt."""
         sites = probe_sites(engine, "score")
         capture = sites.capture(self.hidden_states, self.states)
         changes = interventions_of(self.interventions, len(texts), "scores")
@@ -84,10 +74,10 @@ class ProbeSettings:
         return TextProbing(engine, sites, self._target(sites, capture), probes, [span.stop for span in texts])
 
     def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], Probing]:
-        """Return requests with reads and changes; raises as `of_texts`.
+        """Return requests with reads and changes.
 
         Raises:
-            TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
+            TypeError, ValueError, FileExistsError, OSError: a wrong setting, or a folder that exists or cannot be made.
         """
         sites = probe_sites(engine, "generate")
         changes = interventions_of(self.interventions, len(requests) // n, "prompts")
@@ -100,11 +90,7 @@ class ProbeSettings:
         return probed, Probing(engine, sites, target)
 
     def of_request(self, probing: Probing, request: Request) -> Request:
-        """Return a request of a session with its reads and changes.
-
-        Raises:
-            TypeError, ValueError: as `of_texts`.
-        """
+        """Return a request of a session with its reads and changes; raises TypeError or ValueError."""
         (changes,) = interventions_of(self.interventions, 1, "request")
         return self._of_request(probing.sites, request, changes, f"request {request.index}")
 
@@ -123,7 +109,6 @@ class ProbeSettings:
         return replace(request, probe=probe)
 
     def _target(self, sites: ProbeSites, capture: Probe) -> Path | CaptureTable | None:
-        """Make the folder or table for captured arrays; None for neither."""
         if self.capture_to is None or Path(self.capture_to).suffix != TABLE:
             return folder_for(self.capture_to)
         states = list(sites.states.values()) if capture.states else []

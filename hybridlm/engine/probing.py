@@ -1,6 +1,6 @@
 """Probes on an engine: inputs of steps, and reads and changes of states between them.
 
-States are copied out of a row, and changed in it, between steps of the model: a step ends with the token concerned.
+States are copied and changed between steps: a step ends with the token concerned.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,7 @@ from hybridlm.steps.operands import Feed
 
 
 def probe_sites(engine: Engine, method: str) -> ProbeSites:
-    """Return the sites of a model.
-
-    Raises:
-        ValueError: the model is loaded without edits; names `method`.
-    """
+    """Return the sites of a model; raises ValueError if it is loaded without edits."""
     engine.runner.require_edits(f"{method}: hidden_states, states and interventions")
     devices = engine.placement.devices.model
     sites, leaves = state_sites(engine.programs.structure), None
@@ -57,8 +53,8 @@ class StepReads(NamedTuple):
     """Values that one step reads of one sequence.
 
     Attributes:
-        positions: at which hidden states are read, in the order of the step's output.
-        states: copies of the row's arrays after the last of them; None where none are read.
+        positions: in the order of the step's output.
+        states: copies of the row's arrays after the last position.
     """
 
     positions: list[int]
@@ -71,11 +67,7 @@ class Probing:
     A sequence is an `ActiveSequence` or a `QueuedText`. Requests read hidden states where a token is sampled.
 
     Args:
-        sites: sites of the model.
-        target: folder where a file is written for each sequence, or a table for all; None for memory.
-
-    Attributes:
-        sites: as given.
+        target: folder for a file per sequence, or a table; None for memory.
     """
 
     def __init__(self, engine: Engine, sites: ProbeSites, target: Path | CaptureTable | None):
@@ -98,7 +90,7 @@ class Probing:
         self.close()
 
     def recorder(self, probe: Probe | None, index: int, capacity: int) -> Recorder | None:
-        """Return the recorder of a sequence, of at most `capacity` positions; None without reads."""
+        """Return the recorder of a sequence with `capacity` positions; None without reads."""
         if probe is None or not probe.runs:
             return None
         path = add = None
@@ -120,10 +112,10 @@ class Probing:
     def after_step(
         self, pool: RowPool, lane_map: LaneMap, stepped: Sequence[tuple[int, Any, int]]
     ) -> dict[int, StepReads]:
-        """Dispatch the changes of states after a step, then the copies of states to read; return lane -> reads.
+        """Dispatch changes of states after a step, then copies; return reads by lane.
 
         Args:
-            stepped: lane, sequence, and number of tokens that the sequence consumed in the step.
+            stepped: lane, sequence, and its number of consumed tokens.
         """
         probed = [entry for entry in stepped if entry[1].probe is not None]
         self._edit(
@@ -139,7 +131,7 @@ class Probing:
         return reads
 
     def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
-        """Dispatch the changes of each lane's state, in turns of one change for each lane."""
+        """Dispatch the changes of states, in turns of one per lane."""
         shape = EditShape(len(lane_map.slots), pool.size, pool.pages)
         for turn in range(max(map(len, edits.values()), default=0)):
             changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(shape.lanes)]
@@ -149,17 +141,17 @@ class Probing:
     def take(
         self, sequence: Any, reads: StepReads | None, hidden_states: Sequence[np.ndarray] | None, lane: int
     ) -> int | None:
-        """Record the values that a step has read; return the first position without finite numbers.
+        """Record the values of a step; return the first position without finite numbers.
 
         Args:
-            hidden_states: of all lanes, [lane, places*hidden] by slot; None for none.
+            hidden_states: [lane, places*hidden] by slot.
         """
         probe: Probe | None = sequence.probe
         if reads is None or sequence.recorder is None or probe is None:
             return None
         states = None if reads.states is None else self._read(reads.states)
         hidden = self.sites.hidden
-        # A step without slots reads states alone; one for other lanes may have more of them.
+        # A step without slots reads states alone; one for other lanes may have more hidden states.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
         for i, position in enumerate(reads.positions):
@@ -171,7 +163,6 @@ class Probing:
         return wrong
 
     def _read(self, states: CachedBuffers) -> dict[str, np.ndarray]:
-        """Wait for copied states, and return the whole arrays by name."""
         arrays = self._engine.runner.read(states.arrays)
         index = {place: i for i, place in enumerate(self._engine.moves.state_places)}
         named = {}
@@ -185,12 +176,10 @@ class Probing:
         return named
 
     def finish(self) -> None:
-        """Give a table its name, once all sequences have ended."""
         if isinstance(self._target, CaptureTable):
             self._target.finish()
 
     def close(self) -> None:
-        """Delete files that were not finished."""
         for recorder in self._recorders:
             recorder.close()
         if isinstance(self._target, CaptureTable):
@@ -200,15 +189,9 @@ class Probing:
 class TextProbing(Probing):
     """Reads and changes inside the model by the texts of one call.
 
-    The slots of a step follow from all texts of the call. A step without probes is the plain step.
-
-    Args:
-        engine, sites, target: as for `Probing`.
-        probes: probes of each text; None for a text without.
-        lengths: tokens of each text.
+    The slots follow from all texts of the call; a step without probes is the plain step.
 
     Attributes:
-        probes: as given.
         one_by_one: whether every step consumes one token of a text.
     """
 
@@ -229,11 +212,7 @@ class TextProbing(Probing):
         self._shape = shape_of(probes, min(places, 1 if self.one_by_one else engine.chunk))
 
     def text_inputs(self, lanes: Sequence[Any], feeds: Sequence[Feed | None], tokens: int) -> ProbeInputs | None:
-        """Return the probe inputs of a step of texts; None without probes.
-
-        Args:
-            tokens: most tokens of a text in the step.
-        """
+        """Return the probe inputs of a step of texts; None without probes."""
         probes = [None if text is None else text.probe for text in lanes]
         active = [probe for probe in probes if probe is not None]
         reads = [

@@ -2,7 +2,7 @@
 
 A text has a row as a request has, and samples no token.
 
-The number of a text's tokens determines its step widths, so its numbers depend neither on other texts nor on requests.
+Its step widths follow from its number of tokens, so its results depend neither on other texts nor on requests.
 
 More than 300 lines: a text and its steps refer to one another.
 """
@@ -32,19 +32,16 @@ class QueuedText:
     """A text or shared prefix, with a row while it is prefilled.
 
     Attributes:
-        index: number in its call; None for a shared prefix.
-        tokens: token ids, with `prefix`; the last is not prefilled.
-        prefix: user's prefix; results begin behind it.
-        parent: shared prefix, with the results of the first tokens.
+        index: None for a shared prefix.
+        tokens: with `prefix`; the last is not prefilled.
+        prefix: results begin behind it.
+        parent: shared prefix with the first tokens' results.
         consumed: tokens of the state after all dispatched steps.
-        keeps_state: `snapshot` is taken at its end.
-        snapshot: state after its last step; of a shared prefix while texts wait for it.
-        children: texts and prefixes that wait for a shared prefix.
-        first_wrong: first token with results that are not finite, or None.
-        stepped: it has had a step since it got its row.
-        restarts: number of preemptions.
-        reading: the call's texts.
-        order: its place in the queue, as `ActiveSequence.order`.
+        snapshot: state after its last step, if `keeps_state`; of a shared prefix while texts wait.
+        first_wrong: first token without finite results.
+        stepped: it has had a step in its row.
+        restarts: preemptions.
+        order: place in the queue, as `ActiveSequence.order`.
     """
 
     index: int | None
@@ -69,7 +66,6 @@ class QueuedText:
 
     @property
     def subject(self) -> str:
-        """Its name in messages."""
         return "a shared prefix" if self.index is None else f"text {self.index}"
 
     @property
@@ -78,7 +74,6 @@ class QueuedText:
         return (self,)
 
     def slot_of(self, engine: Engine) -> Slot | None:
-        """Return its row of one of the engines that read it."""
         return next(copy.slot for each, copy in zip(self.reading.engines, self.copies, strict=True) if each is engine)
 
     @property
@@ -87,27 +82,22 @@ class QueuedText:
 
     @property
     def end(self) -> int:
-        """Number of tokens to prefill: all but the last, unless the probe reads it."""
+        """Tokens to prefill: all but the last, unless the probe reads it."""
         last = len(self.tokens) - 1
         return last + 1 if self.probe is not None and self.probe.reads(last) else last
 
     @property
     def done(self) -> bool:
-        """Whether every token that is prefilled has been."""
         return self.consumed >= self.end
 
     @property
     def start(self) -> Snapshot | None:
-        """State that it continues, or None."""
         if self.parent is not None:
             return self.parent.snapshot
         return None if self.prefix is None else self.prefix.snapshot
 
     def begin_again(self) -> None:
-        """Drop the results, and read the text again from its first token.
-
-        The state of its shared prefix may be released already.
-        """
+        """Drop the results and read from the first token: the prefix's state may be released."""
         self.parent, self.consumed, self.recorder, self.first_wrong = None, 0, None, None
         self.restarts += 1
         self.__post_init__()
@@ -117,18 +107,16 @@ class QueuedText:
 
     @property
     def width(self) -> int:
-        """Width of its next step."""
         return next_width(self.end - self.consumed, self.reading.widths)
 
     def feed(self, width: int) -> Feed:
-        """Return the next tokens to prefill, at most `width`."""
         end = min(self.end, self.consumed + width)
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
         return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens."""
+        """Store a step's results for `count` tokens."""
         raise NotImplementedError
 
     def results(self) -> dict[str, np.ndarray]:
@@ -141,12 +129,11 @@ class QueuedText:
             self.first_wrong = self.parent.first_wrong
 
     def check(self, arrays: Sequence[Any], first: int) -> None:
-        """Record the first token, counted from `first`, without finite results in arrays [token, ..]."""
+        """Record the first token without finite results in arrays [token, ..] from `first` on."""
         wrong = first_not_finite(arrays)
         self.mark_wrong(None if wrong is None else first + wrong)
 
     def mark_wrong(self, token: int | None) -> None:
-        """Record the index of a token without finite results; None for none."""
         if token is not None and (self.first_wrong is None or token < self.first_wrong):
             self.first_wrong = token
 
@@ -156,11 +143,7 @@ V = TypeVar("V")
 
 
 class TextPart(NamedTuple, Generic[T]):
-    """Part of a text in one step.
-
-    Attributes:
-        first, count: `count` predicted tokens from `first` on; the step begins one token earlier.
-    """
+    """Part of a text in one step: `count` predicted tokens from `first` on."""
 
     lane: int
     text: T
@@ -174,22 +157,16 @@ class TextPart(NamedTuple, Generic[T]):
 class Reading(Generic[T]):
     """The texts of one call, and their steps.
 
-    A text has the same lane in the steps of each model (models in lockstep).
+    A text has the same lane in the steps of each model.
 
     Args:
-        engines: the first has widths and statistics.
-        lanes: of every step.
         inputs: (batch, texts in lanes, feeds) -> inputs.
-        top: most likely tokens to report, or None.
-        combine: outputs of each model -> outputs; None with one model.
-        widths: widths of steps, descending; None for those of the first engine.
-        probing: reads and changes inside the model.
-        counter: statistic that counts the tokens.
+        top: most likely tokens to report.
+        widths: descending; None for the first engine's.
 
     Attributes:
-        max_states: maximum states of shared prefixes at a time. A nested prefix can always begin and no prefix waits
-            for later texts, so there is no deadlock.
-        states: states of shared prefixes that are read or wait for texts.
+        max_states: states of shared prefixes at a time. A nested prefix can always begin, and no prefix waits for later
+            texts: there is no deadlock.
     """
 
     def __init__(
@@ -211,7 +188,7 @@ class Reading(Generic[T]):
         self.states = 0
 
     def has_lane(self, text: T, joined: Sequence[QueuedText]) -> bool:
-        """Whether a text may begin next to the texts with a row, of any reading."""
+        """Whether a text may begin next to the texts of any reading with a row."""
         room = self.max_states - (text.parent is None)  # one state is reserved for nested prefixes
         free = sum(other.reading is self for other in joined) < self.lanes
         return free and (text.index is not None or self.states < room)
@@ -219,10 +196,7 @@ class Reading(Generic[T]):
     def devices(self, text: T, joined: Sequence[QueuedText]) -> list[int]:
         """Return the devices with room for a text in each model, most free rows first.
 
-        Room is a free row, pages and a lane. Cached states are evicted if no device has the pages.
-
-        Args:
-            joined: texts with a row, of any reading.
+        Room is a free row, pages and a lane; cached states are evicted for pages.
         """
         pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
         used = [pool.device_of(slot) for slot in slots_of([other for other in joined if other.reading is self])]
@@ -231,11 +205,7 @@ class Reading(Generic[T]):
         return [device for device in devices if used.count(device) < each and all(device in other for other in others)]
 
     def begin(self, text: T, device: int | None) -> None:
-        """Acquire a text's row of each model, and restore its state.
-
-        Raises:
-            SlotsExhausted: a row or pages are missing.
-        """
+        """Acquire a text's row of each model, and restore its state."""
         self.states += text.index is None
         for engine, copy in zip(self.engines, text.copies, strict=True):
             copy.slot = engine.pool.acquire(copy.end, device)
@@ -247,7 +217,7 @@ class Reading(Generic[T]):
         self.detach(text)
 
     def detach(self, text: T) -> None:
-        """Remove a text from those that wait for its prefix; the last releases the state."""
+        """Stop waiting for the shared prefix; the last text releases the state."""
         parent = text.parent
         if parent is not None and text in parent.children:
             parent.children.remove(text)
@@ -257,7 +227,7 @@ class Reading(Generic[T]):
                 self.states -= 1
 
     def end(self, text: T) -> None:
-        """Release the rows of a text after its last step; keep the state of a prefix."""
+        """Release a text's rows after its last step; keep the state of a prefix."""
         for engine, copy in zip(self.engines, text.copies, strict=True):
             if copy.slot is not None and (text.children or text.keeps_state):
                 spans = () if copy.start is None else copy.start.spans
@@ -269,7 +239,6 @@ class Reading(Generic[T]):
         self.states += text.index is None and bool(text.children)
 
     def release(self, text: T) -> None:
-        """Release a text's rows."""
         self.states -= text.index is None
         for engine, copy in zip(self.engines, text.copies, strict=True):
             if copy.slot is not None:
@@ -278,11 +247,10 @@ class Reading(Generic[T]):
                 engine.runner.forget(copy)
 
     def dispatch(self, texts: Sequence[T], width: int) -> tuple[Any, list[TextPart[T]]]:
-        """Dispatch a step of texts with rows; return its pending outputs and its parts.
+        """Dispatch a step of texts; return its pending outputs and its parts.
 
         Args:
-            texts: with probes or without: texts without have the bits of the plain step.
-            width: tokens of a lane.
+            texts: all with probes or all without, which keep the bits of the plain step.
         """
         feeds, places, maps, outputs = [text.feed(width) for text in texts], None, list[LaneMap](), list[Any]()
         probing = None if texts[0].probe is None else self._probing
@@ -314,7 +282,7 @@ class Reading(Generic[T]):
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
-        """Store the results of a step, NumPy arrays, in its texts, and return the finished texts."""
+        """Store the results of a step in its texts; return the finished texts."""
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:
@@ -331,15 +299,12 @@ class Reading(Generic[T]):
 
 
 def slots_of(sequences: Sequence[Any]) -> list[Slot]:
-    """Return the slots of sequences or texts with a row."""
     return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def max_states(lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes.
+    """Return the most states of shared prefixes: one per lane, and a nested one.
 
-    One for each lane, and one for a nested prefix.
-
-    Free memory does not count, so that the steps of a text depend on texts and settings alone.
+    Free memory does not count: the steps of a text depend on texts and settings alone.
     """
     return lanes + 1

@@ -1,13 +1,10 @@
 """The scheduler: continuous batching. Sequences join, prefill, decode and leave at any step.
 
 A sequence waits for admission, then has one row of the pool until it ends: its prompt is prefilled in it chunk by chunk
-(chunked prefill), then it decodes. A text, which is scored or read, has a row while it is prefilled. All sessions and
-calls share one pool. A step has lanes for its own sequences alone. A prefill step has priority over a
-decode step, because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding
-sequences get one step. Every second prefill step has the first sequence or text without a step so far, so one that gets
-a row while prompts are read waits for two steps at most. `Admission` decides by the pages of the KV cache who joins and
-who is preempted. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last
-is in its row.
+(chunked prefill), then it decodes. A scored or read text has a row while it is prefilled. All sessions and calls share
+one pool. A prefill step has priority over a decode step, because a decode step costs the same with idle lanes; after
+`MAX_PREFILL_RUN` prefill steps the decoding sequences get one step. Every second prefill step has the first sequence or
+text without a step, so one that gets a row waits for two steps at most.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
@@ -46,12 +43,12 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 MAX_PREFILL_RUN = 2
 """Consecutive prefill steps after which decoding sequences get a step."""
 SHRINK_PLACES = 256
-"""A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
-compiling the smaller step costs more time."""
+"""A decode step gets fewer lanes if this saves so many idle places, lanes times remaining steps: otherwise compiling
+the smaller step costs more time."""
 IDLE_TURNS = 8
-"""After so many turns of another session or call of the same thread, a session without a turn is idle."""
+"""Turns of another session or call of the same thread until a session without a turn is idle."""
 IDLE_SECONDS = 10.0
-"""After so long without a turn, a session is idle for sessions and calls of other threads."""
+"""Seconds without a turn until a session is idle for other threads."""
 WAIT_SECONDS = 0.001
 """Pause of a turn without a row, while others have all rows."""
 
@@ -62,7 +59,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _in_turn(method: Method) -> Method:
-    """Run a method of a scheduler while no other thread changes queues or pools."""
+    """Run a method while no other thread changes queues or pools."""
 
     @wraps(method)
     def locked(*args: Any, **kwargs: Any) -> Any:
@@ -75,18 +72,15 @@ def _in_turn(method: Method) -> Method:
 class Scheduler:
     """Scheduler of one session's sequences, or one call's texts, in the engine's pool.
 
-    If no row or too few pages are free, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
+    Without free rows or pages, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
-        processor: changes the logits of each lane before sampling.
-        speculation: the choice of drafts; None never drafts.
-        probing: reads and changes inside the model; None without any.
-        engines: all engines of texts that several models read in lockstep.
+        engines: all that read texts in lockstep.
 
     Attributes:
-        prefilling, decoding: sequences with a row, before and after the end of their prompts, in the order they joined.
+        prefilling, decoding: sequences before and after the end of their prompts, in the order they joined.
         reading: texts with a row; those of the last step are last.
-        turn, thread, seconds: number of the last call of `next` among all schedulers, its thread and time.
+        turn, thread, seconds: of the last call of `next`; turns count for all schedulers.
     """
 
     def __init__(
@@ -118,18 +112,16 @@ class Scheduler:
         self._finalizer.atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
-        """Enable reads and changes inside the model; raise ValueError if the session drafts."""
         self._decoding.read_and_change(probing)
         self._probing = probing
 
     @property
     def waiting(self) -> list[tuple[tuple[int, ...], Queued]]:
-        """(order, sequence or text without a row); texts of an unread prefix wait in its `children`."""
+        """(order, sequence or text without a row); texts of an unread prefix are its `children`."""
         return [entry for heap in self._heaps.values() for entry in heap]
 
     @property
     def joined(self) -> list[Queued]:
-        """Sequences and texts with a row."""
         return [*self.prefilling, *self.decoding, *self.reading]
 
     @property
@@ -138,12 +130,11 @@ class Scheduler:
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
     def arrive(self, sequence: ActiveSequence) -> None:
-        """Give a sequence its place in the order of arrival."""
         sequence.arrival = next(_ARRIVALS)
 
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
-        """Add a sequence to the queue; one without a place arrives now."""
+        """Add a sequence to the queue."""
         self._decoding.begin(sequence)
         if sequence.arrival < 0:
             self.arrive(sequence)
@@ -175,19 +166,17 @@ class Scheduler:
                 yield from step.parts[0].text.reading.take(self._engine.read(step.sampled), step.parts)
 
     def _wait(self, sequence: Queued) -> None:
-        """Put a sequence or text into its place of the queue."""
         kind = sequence.reading if isinstance(sequence, QueuedText) else None
         heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
 
     def _pop(self, kind: Reading[Any] | None) -> None:
-        """Remove the first sequence, or text of a reading, from those that wait."""
         heapq.heappop(self._heaps[kind])
         if not self._heaps[kind]:
             del self._heaps[kind]
 
     @_in_turn
     def leave(self, sequence: Queued) -> None:
-        """Remove a sequence or text at its end; a step in flight may write its row."""
+        """Remove a sequence or text; a step in flight may write its row."""
         for kind, heap in list(self._heaps.items()):
             if any(entry[1] is sequence for entry in heap):
                 heap[:] = [entry for entry in heap if entry[1] is not sequence]
@@ -211,7 +200,7 @@ class Scheduler:
             unread: tokens of a step in flight have not been read.
 
         Returns:
-            None without work, while others have all rows, or if the step depends on tokens that are not read.
+            None without work or rows, or if the step needs unread tokens.
         """
         dispatched = self._next(unread)
         if dispatched is None and self._heaps and not self.joined:
@@ -238,15 +227,11 @@ class Scheduler:
 
     @property
     def _prefills_next(self) -> bool:
-        """Whether the next step prefills prompts or texts."""
         prefills = self.prefilling or self.reading
         return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     def _leader(self) -> Queued:
-        """Return the sequence or text that the next prefill step has in any case.
-
-        This is the first in the queue, and in every second step the first one without a step.
-        """
+        """Return the first in the queue; every second time the first without a step."""
         joined: list[Queued] = [*self.prefilling, *self.reading]
         new = [sequence for sequence in joined if not sequence.stepped]
         self._led_by_new = bool(new) and not self._led_by_new
@@ -254,25 +239,22 @@ class Scheduler:
 
     @_in_turn
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        """Process the number of accepted tokens per lane of a step that verified."""
+        """Process the accepted tokens per lane of a verifying step."""
         self._decoding.settle(self._engine.pool, dispatched, accepted)
         self._release_finished(dispatched)
 
     @_in_turn
     def invalidate(self, sequence: ActiveSequence) -> None:
-        """Remove the cached states of a sequence with wrong results."""
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def lose_rows(self) -> None:
-        """Requeue all sequences and texts with a row after the loss of the pool's arrays."""
         for sequence in self.joined:
             self._requeue(sequence)
         self._pool = None
 
     @_in_turn
     def close(self) -> None:
-        """End every sequence and text."""
         self._finalizer.detach()
         self._heaps.clear()
         for sequence in self.joined:
@@ -281,7 +263,7 @@ class Scheduler:
 
     @_in_turn
     def check_integrity(self) -> None:
-        """Check that each row has at most one sequence and each sequence one queue; raises SlotError."""
+        """Check that rows have at most one sequence each, and sequences one queue; raises SlotError."""
         faults: list[Statement] = []
         pool, joined = self._pool, self.joined
         without = [sequence.subject for sequence in joined if sequence.slot is None]
@@ -310,9 +292,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Give rows and pages to waiting sequences and texts.
 
-        A sequence is held back while another one is prefilling a prefix that both have in common, and texts while
-        their reading has no lane. None overtakes a sequence or text that waits for a row or pages, or for its tokens of
-        a step in flight after a preemption.
+        A sequence waits while another one prefills their common prefix, and texts wait for a lane of their reading.
+        None overtakes one that waits for a row, for pages, or after a preemption for its tokens of a step in flight.
         """
         engine, pool, delayed, full_readings = self._engine, self._pool, list[ActiveSequence](), set[Any]()
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
@@ -351,7 +332,7 @@ class Scheduler:
     def _device_for(self, text: QueuedText) -> int | None:
         """Return a device with a free row and pages for a waiting text, or None.
 
-        While no row is in use, this is the first device: texts without room in an empty pool are refused earlier.
+        Without rows in use this is the first device: texts too long for an empty pool are refused earlier.
         """
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
@@ -360,7 +341,7 @@ class Scheduler:
         return devices[0]
 
     def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
-        """Preempt the last of the idle sequences and texts of others; False without any."""
+        """Preempt the last idle sequence or text of others; False without any."""
         queues = {queue for engine in engines for queue in engine.queues if queue.joined}
         last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in queues}
         queues = sorted(last, key=lambda queue: last[queue].order, reverse=True)
@@ -376,13 +357,11 @@ class Scheduler:
         return True
 
     def _sees_idle(self, queue: "Scheduler") -> bool:
-        """Whether another session or call is idle for this one."""
         if queue.thread == self.thread:
             return queue.turn < self._turns[0]
         return self.seconds - queue.seconds > IDLE_SECONDS
 
     def _cache_of(self, sequence: ActiveSequence) -> PrefixCache | None:
-        """Return the prefix cache for a sequence that shares its states."""
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
@@ -398,10 +377,7 @@ class Scheduler:
         return not _in_use([self._engine]) and self._enter(sequence, start, pool)
 
     def _enter(self, sequence: ActiveSequence, snapshot: Snapshot | None, pool: RowPool) -> bool:
-        """Give a sequence a row that begins with this state.
-
-        Returns:
-            False without pages for its prompt.
+        """Give a sequence a row with this state; False without pages for its prompt.
 
         Raises:
             SlotsExhausted: no other sequence has pages; the request should have been refused.
@@ -423,7 +399,6 @@ class Scheduler:
         return True
 
     def _grow(self) -> None:
-        """Reserve pages for the next decode step; preempt sequences if there are too few."""
         pool = self._pool
         if pool is None:
             return
@@ -435,13 +410,11 @@ class Scheduler:
                 self._admission.count(last)
 
     def _preempt(self, sequence: Queued, pool: RowPool) -> None:
-        """Take row and pages of a sequence or text; it waits in its old place."""
         if isinstance(sequence, ActiveSequence):
             self._cache_state(sequence, pool)
         self._requeue(sequence)
 
     def _requeue(self, sequence: Queued) -> None:
-        """Release the row of a sequence or text and let it wait in its old place."""
         self._release(sequence)
         self._engine.runner.forget(sequence)
         if isinstance(sequence, QueuedText):
@@ -449,9 +422,9 @@ class Scheduler:
         self._wait(sequence)
 
     def _read_texts(self, leader: QueuedText) -> DispatchedStep:
-        """Dispatch the next step of texts of the leader's call, those with the widest step first.
+        """Dispatch the next step of the leader's call, texts with the widest step first.
 
-        Texts with probes and texts without have separate steps.
+        Texts with and without probes have separate steps.
         """
 
         def kind(text: QueuedText) -> tuple[Reading[Any], bool]:
@@ -472,7 +445,7 @@ class Scheduler:
         return DispatchedStep(outputs, [], parts=parts)
 
     def _prefill(self, leader: ActiveSequence) -> DispatchedStep:
-        """Dispatch the next chunks of the leader's prompt and others; a sequence with its whole prompt decodes next."""
+        """Dispatch the leader's next chunk and others; complete prompts decode next."""
         engine, pool = self._engine, self._pool
         assert pool is not None
         sequences, size, width = self._next_prefill(leader, pool)
@@ -505,8 +478,6 @@ class Scheduler:
         return DispatchedStep(sampled, sampling, reads=reads)
 
     def _next_prefill(self, leader: ActiveSequence, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
-        """Return sequences, lanes and width of the next prefill step."""
-
         def place(sequence: ActiveSequence) -> Any:
             return sequence is not leader, self._led_by_new and sequence.stepped, sequence.order
 
@@ -518,16 +489,16 @@ class Scheduler:
             fits = pool.fitting([slots[index] for index in order], lanes)
             return [index for index in order if slots[index] in fits]
 
-        # Two chunks tell what a prompt leaves to later steps.
+        # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         platform = engine.placement.platform
         chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform, new)
         return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
-        """Return the sequences of the next decode step: with probes or without, in turn.
+        """Return the sequences of the next decode step: with and without probes in turn.
 
-        Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
+        So requests without probes keep the bits of the plain step.
         """
         probed = [sequence for sequence in sequences if sequence.probe is not None]
         if not probed or len(probed) == len(sequences):
@@ -536,16 +507,14 @@ class Scheduler:
         return probed if self._probed_turn else [sequence for sequence in sequences if sequence.probe is None]
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Cache the state of a sequence's row after the dispatched steps."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled(sequence.slot) or not sequence.shares_states:
             return
-        # A state beyond the known tokens contains drafts that were accepted after the end.
+        # A state beyond the known tokens contains drafts accepted after the end.
         if 0 < sequence.consumed <= len(tokens):
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence) -> None:
-        """Let a sequence decode in its row, or release that after its only token."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
@@ -555,7 +524,6 @@ class Scheduler:
         self.decoding.append(sequence)
 
     def _decode_step(self) -> DispatchedStep:
-        """Dispatch a step that samples one token per decoding sequence, or verifies drafts."""
         pool, sequences = self._pool, self._one_kind(self.decoding)
         assert pool is not None
         self._decode_lanes = self._fit_decode_lanes(pool)
@@ -566,16 +534,11 @@ class Scheduler:
         return dispatched
 
     def _release_finished(self, dispatched: DispatchedStep) -> None:
-        """Release the rows of sequences that have nothing left to sample."""
         for sequence, _ in dispatched.sequences:
             if sequence.slot is not None and not sequence.remaining(self._engine.context):
                 self._release(sequence)
 
     def _fit_decode_lanes(self, pool: RowPool) -> int:
-        """Return the lanes of the next decode step.
-
-        These are the needed lanes, or the lanes of the step before if fewer lanes save little.
-        """
         engine, lanes = self._engine, self._decode_lanes
         needed = engine.bucket(pool.lanes_for(slots_of(self.decoding)), engine.lanes)
         if needed >= lanes:
@@ -585,7 +548,6 @@ class Scheduler:
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
     def _release(self, sequence: Queued) -> None:
-        """Release the row of a sequence or text, if it has one."""
         if isinstance(sequence, QueuedText):
             if sequence in self.reading:
                 self.reading.remove(sequence)
@@ -601,7 +563,6 @@ class Scheduler:
     def _by_lane(
         self, pool: RowPool, sequences: list[ActiveSequence], count: int
     ) -> tuple[list[ActiveSequence | None], LaneMap]:
-        """Return the sequences by lane in a step of `count` lanes, and their rows."""
         lanes: list[ActiveSequence | None] = [None] * count
         places, lane_map = pool.arrange(slots_of(sequences), count)
         for lane, sequence in zip(places, sequences, strict=True):
@@ -609,19 +570,17 @@ class Scheduler:
         return lanes, lane_map
 
     def _top(self, sequences: list[ActiveSequence]) -> int | None:
-        """Return the largest number of log-probabilities that a sequence requests; None if none does."""
+        """Return the most log-probabilities that a sequence requests; None if none does."""
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
         )
 
 
 def _in_use(engines: Sequence[Engine]) -> bool:
-    """Whether a sequence or text has a row of these engines."""
     return any(queue.joined for engine in engines for queue in engine.queues)
 
 
 def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:
-    """Release the rows of a scheduler that was not closed."""
     for sequence in itertools.chain(*groups):
         if isinstance(sequence, QueuedText):
             sequence.reading.release(sequence)

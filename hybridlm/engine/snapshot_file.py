@@ -1,8 +1,7 @@
 """Snapshots in safetensors files: tokens, label and arrays.
 
-Keys and values are written for the positions that the state has seen; all other arrays are written whole. The metadata
-have `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. The hash detects
-accidental damage and changes, not malicious ones.
+Keys and values have the seen positions only; all other arrays are whole. The metadata are `format`, `label`,
+`token_ids` (JSON) and `sha256` of these and the arrays. The hash detects accidental damage, not malice.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from hybridlm.rows.snapshot import (
 from ir_passes.files.strict_json import parse_json
 
 FORMAT = "hybridlm snapshot 2"
-"""Version 1 held recurrent states as [key, value]; if both have one size, its shapes do not tell it from version 2."""
+"""Version 1 held recurrent states as [key, value], of the same shape if both have one size."""
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
@@ -38,7 +37,6 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
 
     Raises:
         SnapshotError: the state has not seen these tokens.
-        OSError, ValueError: the file cannot be written.
     """
     snapshot.require_tokens(tokens)
     label, arrays = snapshot.label, _arrays(snapshot)
@@ -56,8 +54,8 @@ def load_snapshot(
     """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
-        SnapshotError: no such file, damaged, or of another model; has the expected and the actual value.
-        TypeError, ValueError: token ids outside the vocabulary, or more than the context holds.
+        SnapshotError: missing, damaged, or of another model, with the expected and the actual value.
+        TypeError, ValueError: token ids outside the vocabulary or the context.
     """
     engine.placement.require_one_process("load_prefix")
     try:
@@ -101,7 +99,6 @@ def _layout(array: ArrayLayout) -> list[Any]:
 
 
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
-    """Return the shape of an array in the file."""
     return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
 
 
@@ -110,7 +107,6 @@ def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
-    """Return the arrays of a state for the file, in layout order."""
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
@@ -141,7 +137,6 @@ def _json(path: Path, name: str, text: str) -> Any:
 
 
 def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, ...]) -> None:
-    """Check every field of a label against the model and the tokens."""
     expected = _described(engine.kind, len(consumed), token_hash(consumed))
     if not isinstance(label, dict) or set(label) != {*expected, "epoch"}:
         raise SnapshotError(
@@ -166,7 +161,6 @@ def _bytes(file: SafetensorsFile, name: str) -> bytes:
 
 
 def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
-    """Read the arrays of the file, in the order of the layout."""
     types = _types(layout, position)
     expected = {name: (NAMES[dtype], shape) for name, (shape, dtype) in types.items()}
     stored = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}

@@ -1,7 +1,7 @@
 """Speculation: the choice of drafts for the next decode step.
 
-Drafts never change the sampled tokens, only the speed. A verifying step takes longer than a sampling step, and yields
-more tokens if drafts are right. Both are measured: the times of steps, and each sequence's rate of right drafts.
+Drafts never change the sampled tokens, only the speed. A verifying step takes longer, and yields more tokens with right
+drafts; step times and each sequence's rate of right drafts are measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +12,19 @@ from hybridlm.drafting.step_times import StepTimes
 from hybridlm.requests.sequence import ActiveSequence
 
 MIN_SPEEDUP = 1.02
-"""Minimum expected speed-up, in tokens per second over no drafts, for verifying."""
+"""Least expected speed-up over no drafts, for verifying."""
 MIN_WAIT, MAX_WAIT = 8, 512
-"""Steps without drafting after drafts did not pay for all lanes together; doubles each time in a row."""
+"""Steps without drafting after unprofitable drafts of all lanes; doubles each time in a row."""
 REMEASURE_AFTER = 64
-"""After this many steps without drafting, unprofitable drafts are verified once, since step times may have changed."""
+"""Steps without drafting until unprofitable drafts are verified once: step times may have changed."""
 
 
 class Speculation:
     """The drafting decisions of a run.
 
     Args:
-        drafters: makes the drafter of a sequence.
         tokens: most drafts of a lane in a step (K).
-        times, prior: step times, and acceptance rate of new sequences, kept from run to run.
+        times, prior: step times, and acceptance rate of new sequences, from earlier runs.
 
     Attributes:
         always: verify every proposal, for tests.
@@ -43,31 +42,27 @@ class Speculation:
 
     @property
     def ahead(self) -> int:
-        """Most positions behind a lane's next token in a step, for all kinds of drafts."""
+        """Most positions behind a lane's next token in a step."""
         return 2 * self.tokens if self._head else self.tokens
 
     @property
     def head_drafts(self) -> int:
-        """Most tokens that the MTP head drafts behind the end of a sequence."""
         return self.tokens if self._head else 0
 
     def begin(self, prompt: Sequence[int]) -> Drafting:
-        """Return the drafting state of a sequence that joins."""
         return Drafting(self._drafters(), prompt, self._prior.begin())
 
     def should_draft(self, sequences: Sequence[ActiveSequence], context: int) -> bool:
-        """Whether the next step drafts and therefore needs the tokens of the previous step.
+        """Whether the next step drafts and therefore needs the previous step's tokens.
 
-        Waiting for them costs time. It is worth it if there are drafts after the tokens that have been read, even if
-        these are one token short: so it is where text repeats itself. MTP drafts come with the sampled tokens of that
-        step.
+        To wait for them costs time; it pays where the read tokens, although one short, have drafts: where text repeats
+        itself. MTP drafts come with those tokens.
         """
         if self._head:
             return self._mtp_next
         return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
 
     def skip(self) -> None:
-        """Count a step without drafting."""
         self._wait = max(0, self._wait - 1)
 
     def drafts(self, lanes: Sequence[ActiveSequence | None], context: int) -> list[tuple[int, ...]] | None:
@@ -85,16 +80,15 @@ class Speculation:
             return proposed
         if not self.times.measured(self.steps(len(lanes))[0]):
             return None
-        if self._wait:  # the MTP head drafted although it does not pay, so that the time is measured
+        if self._wait:  # the MTP head drafted to measure the time
             return proposed
         return proposed if self._should_verify(lanes, proposed) else None
 
     def mtp_draft_count(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
-        """Return the number of MTP drafts in the next step, verified in a later step.
+        """Return the number of MTP drafts in the next step, for a later step.
 
         Args:
-            verifying: whether the next step verifies drafts. A step that samples drafts only if that is expected to
-                pay.
+            verifying: the next step verifies drafts. One that samples drafts only if that may pay.
         """
         if not self._head:
             return 0
@@ -102,7 +96,6 @@ class Speculation:
         return self.tokens if verifying or self._mtp_next else 0
 
     def _should_propose(self, lanes: Sequence[ActiveSequence | None]) -> bool:
-        """Whether the MTP head should draft in a step without drafts."""
         asking = [
             s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes
         ]
@@ -125,12 +118,12 @@ class Speculation:
         return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
-        """Return the time of a verifying step relative to a sampling step, both measured."""
+        """Return the measured time of a verifying step relative to a sampling step."""
         plain, verify = self.steps(lanes)
         return self.times.min_seconds(verify) / self.times.min_seconds(plain)
 
     def observe(self, sequence: ActiveSequence, lanes: int, drafted: int, accepted: int) -> bool:
-        """Record how many of a sequence's drafts were accepted; returns whether it pauses drafting."""
+        """Record the accepted drafts of a sequence; return whether it pauses drafting."""
         assert sequence.drafting is not None
         acceptance = sequence.drafting.acceptance
         acceptance.observe(drafted, accepted)

@@ -10,7 +10,7 @@ from hybridlm.programs.shapes import AnyShape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
-"""Budget of one step, from tracing to its certificate; slower steps are named in a warning."""
+"""Budget of one step, from tracing to its certificate; a warning names slower steps."""
 
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
@@ -20,7 +20,6 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
 
 def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
-    """Compile every shape in threads; return the seconds of each."""
     shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 
@@ -64,13 +63,11 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
     """Return all step shapes: prefill, decode, verification, scoring, and moves of states.
 
-    States are moved out of a pool into cached buffers and back. Requests with log-probabilities or a logits processor
-    have separate steps, compiled on first use.
+    Steps with log-probabilities or a logits processor are compiled on first use.
 
     Args:
-        only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
-        drafts: include steps that verify drafts, even if the engine does not draft by default; a model with layers
-            that cannot verify has no such steps.
+        only_full: the largest number of lanes; moves only with a prefix cache.
+        drafts: include verifying steps, even if the engine does not draft by default.
     """
     prefill = [engine.prefill_lanes] if only_full else engine.prefill_sizes
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
-"""Narrowest step of the other platforms: their products need more tokens to be bound by arithmetic."""
+"""Narrowest step of other platforms: their products need more tokens to be bound by arithmetic."""
 STEP_COST = {"cpu": 48}
 """Cost of a step in token places by platform: the weights are read once for any number of tokens."""
 DEVICE_STEP_COST = 256
-"""Cost of a step of the other platforms, which read weights more slowly than they multiply them."""
+"""Cost on other platforms, which read weights more slowly than they multiply them."""
 WIDTH_RATIO = 4
-"""Ratio of neighbouring widths. Each width is a compiled program."""
+"""Ratio of neighbouring widths, each with a compiled program."""
 
 
 class PrefillStep(NamedTuple):
@@ -26,11 +26,7 @@ class PrefillStep(NamedTuple):
 
 
 def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
-    """Return the widths of prefill and scoring steps in tokens, the widest first.
-
-    Args:
-        chunk: the widest, at least 1.
-    """
+    """Return the widths of prefill and scoring steps in tokens, the widest first."""
     width = MIN_WIDTH.get(platform, MIN_DEVICE_WIDTH)
     widths = list[int]()
     while width < chunk:
@@ -42,19 +38,15 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 def next_width(count: int, widths: tuple[int, ...]) -> int:
     """Return the width of the next step for a number of remaining tokens.
 
-    `count` is rounded up to a multiple of the narrowest width; the result is the widest step that this fills. So the
-    widths of a text never grow, and a beginning of whole steps has the same widths as a separate text.
-
-    Args:
-        count: remaining tokens, at least 1.
-        widths: widths of all steps, the widest first.
+    The widest that `count`, rounded up to a multiple of the narrowest, fills. So the widths of a text never grow, and a
+    beginning of whole steps has the widths of a separate text.
     """
     rounded = -(-count // widths[-1]) * widths[-1]
     return next(width for width in widths if width <= rounded)
 
 
 def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
-    """Yield the widths of all steps of `count` tokens; the last step may be wider."""
+    """Yield the widths of all steps of `count` tokens; the last may be wider."""
     while count > 0:
         yield (width := next_width(count, widths))
         count -= width
@@ -68,17 +60,15 @@ def cheapest_step(
     platform: str,
     preferred: int = 0,
 ) -> PrefillStep:
-    """Return the next prefill step with the least total cost.
+    """Return the next prefill step with the least total cost: places plus `STEP_COST` per step.
 
-    The cost of a step is its places plus `STEP_COST`. Later steps are counted as full, with as many sequences as the
-    largest. The first sequence is in every step, because no prompt may wait forever; the others are those with the most
-    tokens.
+    Later steps are counted as full, with as many sequences as the largest. The first sequence is in every step, so that
+    none waits forever; the others have the most tokens.
 
     Args:
-        counts: remaining tokens of each sequence, in the order of arrival, each at least 1.
-        fitting: (indices into `counts` in the order of preference, lanes) -> those that have a lane.
+        counts: remaining tokens of each sequence, in the order of arrival.
+        fitting: (indices into `counts` by preference, lanes) -> indices with a lane.
         sizes: possible numbers of lanes.
-        widths: widths of all steps, the widest first.
         preferred: so many of the first sequences come before the others.
     """
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
@@ -97,7 +87,7 @@ def cheapest_step(
 
 @cache
 def _least_cost(count: int, widths: tuple[int, ...], step_cost: float) -> float:
-    """Return the least cost of steps of one lane for `count` tokens; 0 below 1 token."""
+    """Return the least cost of one-lane steps for `count` tokens; 0 below 1 token."""
     if count < 1:
         return 0.0
     return min(width + step_cost + _least_cost(count - width, widths, step_cost) for width in widths)

@@ -1,1 +1,1 @@
-"""Files: atomic output files, JSON lines, and strict JSON and text files. Begin with `atomic`."""
+"""Files: atomic output files, JSON lines, and strict JSON and text files."""

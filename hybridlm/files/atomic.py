@@ -18,11 +18,10 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: its folder does not exist.
-        PermissionError: no file can be created.
-        ValueError: the input, or no regular file.
+        PermissionError, ValueError: no file can be created; the input, or no regular file.
     """
     if str(output) == "-" or (output.exists() and not output.is_file() and not output.is_dir()):
-        # Before links are resolved: the target of /dev/stdout has a name that nobody gave.
+        # Before links are resolved: the target of /dev/stdout has an unknown name.
         raise ValueError(
             f"{output}: expected a regular file or a new name, got a stream or a device; an output appears whole, and "
             "its unfinished parts are kept beside it: write a file and print it (hybridlm ... OUTPUT && cat OUTPUT)"
@@ -68,7 +67,7 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
     """Open a text file (bytes: `buffer`) for a whole output; raises as `replaceable`."""
     output = replaceable(output, input)
-    # Errors in the caller's block may concern other files; only a full disk is surely about this one.
+    # Errors in the caller's block may concern other files; only a full disk surely concerns this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:
         file = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
         yield file

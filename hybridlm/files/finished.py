@@ -25,7 +25,7 @@ class FinishedTexts:
 
     Args:
         folder: written by this process only.
-        begun: start of the first run, seconds since 1970.
+        begun: of the first run, seconds since 1970.
 
     Attributes:
         tokens: of texts to compute; 0 while unknown.
@@ -85,12 +85,11 @@ class FinishedTexts:
             self.flush()
 
     def flush(self) -> None:
-        """Write new results durably."""
         from safetensors.numpy import save
 
         if self._new:
             path, partial = self._path(self._written), self._folder / "finished.partial"
-            partial.unlink(missing_ok=True)  # of a run that was killed here
+            partial.unlink(missing_ok=True)  # of a killed run
             with naming(path), whole_file(path, partial) as file:
                 file.write(save(self._new, {"sha256": _digest(self._new)}))
             self._written, self._new = self._written + 1, {}

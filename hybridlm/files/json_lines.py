@@ -28,7 +28,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error
     except json.JSONDecodeError as error:
-        # Its own "line 1" is not the file's.
+        # Its "line 1" is not the file's.
         raise ValueError(f"expected a JSON object, but {error.msg} at column {error.colno}") from error
     except ValueError as error:
         raise ValueError(f"expected a JSON object, but it cannot be read: {error}") from error
@@ -38,7 +38,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return an object's "id", or None; raises ValueError for neither string nor integer."""
+    """Return an object's "id"; raises ValueError for neither string nor integer."""
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
         raise ValueError(f"id: expected a string or a whole number, got {id!r}")

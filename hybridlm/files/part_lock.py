@@ -15,7 +15,7 @@ def locked(folder: Path) -> Iterator[Path]:
     """Hold `fcntl.flock` on a folder of parts; yield its path.
 
     Raises:
-        ValueError: another process has the lock, or another user could have written the parts.
+        ValueError: another process has it, or another user could have written the parts.
     """
     import fcntl  # absent on Windows
 
@@ -26,7 +26,7 @@ def locked(folder: Path) -> Iterator[Path]:
             _require_own(folder)
             file = path.open("ab")
         except FileNotFoundError:
-            continue  # another process has just deleted the folder
+            continue  # another process has deleted the folder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -45,7 +45,6 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise ValueError if another user made or can write a folder."""
     try:
         if stat.S_ISLNK((status := folder.lstat()).st_mode):
             raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)

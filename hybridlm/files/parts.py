@@ -40,8 +40,7 @@ class PartRecord:
     Attributes:
         tokens: of rows without an error.
         error: the first.
-        bytes, sha256: of its file.
-        saved: tokens saved by common beginnings.
+        saved: by common beginnings.
         shifted: completions scored from within the prompt.
         size: bytes of text.
         step_tokens, step_places: tokens and token places of its steps.
@@ -65,8 +64,7 @@ class Parts:
     """Parts of one output, locked by this process.
 
     Attributes:
-        joined: the output is complete.
-        begun: start of the first run, seconds since 1970.
+        begun: of the first run, seconds since 1970.
     """
 
     def __init__(self, output: Path, folder: Path):
@@ -130,7 +128,7 @@ class Parts:
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return the manifest's complete lines; remove an incomplete one after a power failure."""
+        """Return the manifest's complete lines; remove one cut by a power failure."""
         content = self._manifest.read_bytes()
         lines = content[: content.rfind(b"\n") + 1]
         if len(lines) != len(content):
@@ -153,17 +151,12 @@ class Parts:
         self.done.append(part)
 
     def finished(self) -> FinishedTexts:
-        """Return the results of texts of the next part; raises ValueError."""
         return FinishedTexts(self.folder, len(self.done), begun=self.begun)
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
-        """Make the output of the parts, and replace an older file atomically.
-
-        Raises:
-            ValueError: a changed part.
-        """
+        """Replace the output by the parts atomically; raises ValueError for a changed part."""
         partial_output = self.folder / "whole"
-        partial_output.unlink(missing_ok=True)  # of a run that was killed here
+        partial_output.unlink(missing_ok=True)  # of a killed run
         with naming(partial_output), whole_file(self.output, partial_output) as file:
             write([partial(_content, self._path(i), part.sha256) for i, part in enumerate(self.done)], file)
         sync(self.output.parent)
@@ -238,12 +231,11 @@ def parts_of(output: Path) -> Iterator[Parts]:
             parts.leave()
             lock.unlink(missing_ok=True)
             with suppress(OSError):
-                # Not empty: parts are left, or another process has made its lock.
+                # Parts are left, or another process has made its lock.
                 folder.rmdir()
 
 
 def _write(path: Path, content: bytes, mode: str = "wb") -> None:
-    """Write a file durably."""
     new = not path.exists()
     with naming(path), path.open(mode) as file:
         file.write(content)

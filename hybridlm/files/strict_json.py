@@ -48,5 +48,4 @@ def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> 
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value of a file is a finite number greater than 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

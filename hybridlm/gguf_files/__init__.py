@@ -1,7 +1,4 @@
-"""GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under Hugging Face names.
-
-Begin with `header`; `tensors` undoes what llama.cpp's converter changes.
-"""
+"""GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under Hugging Face names."""
 
 from hybridlm.gguf_files.companions import companions
 from hybridlm.gguf_files.config import gguf_config

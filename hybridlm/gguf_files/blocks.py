@@ -30,7 +30,7 @@ class BlockType(NamedTuple):
     """A type of blocks with a packed form.
 
     Attributes:
-        group: columns that share a scale.
+        group: columns of a scale.
         parts: bytes of blocks -> codes and scales.
     """
 

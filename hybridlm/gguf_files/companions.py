@@ -22,7 +22,7 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def companions(header: GgufHeader) -> dict[str, str]:
-    """Return the texts of config.json and, with a tokenizer, its two files by name.
+    """Return config.json and, with a tokenizer, its two files by name.
 
     Raises:
         CheckpointError: missing or contradictory metadata, or an unsupported tokenizer.
@@ -99,7 +99,7 @@ def _tokenizer(header: GgufHeader, tokens: list[str], special: dict[str, Any]) -
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        # As in the tokenizer.json of these models; llama.cpp does not normalise.
+        # As in these models' tokenizer.json; llama.cpp does not normalise.
         "normalizer": None if llama3 else {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [pieces, bytes_of]},
         "post_processor": _around(header, special, llama3, vocabulary),
@@ -129,7 +129,7 @@ def _merge(header: GgufHeader, text: str) -> list[str]:
 def _around(
     header: GgufHeader, special: dict[str, Any], begins: bool, vocabulary: dict[str, int]
 ) -> dict[str, Any] | None:
-    """Return the post-processor that adds tokens around each text, or None. `begins`: BOS by default."""
+    """Return the post-processor that adds tokens around each text. `begins`: BOS by default."""
     adds = {role: header.metadata.get(f"tokenizer.ggml.add_{role}_token") for role in ("bos", "eos")}
     first = "bos_token" in special and (begins if adds["bos"] is None else adds["bos"] is True)
     last = "eos_token" in special and adds["eos"] is True

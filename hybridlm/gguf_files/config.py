@@ -10,7 +10,7 @@ from models.config.reader import ConfigReader
 ARCHITECTURES = ("qwen35", "qwen35moe", "lfm2")
 MAX_EXPERTS = 65_536
 MAX_SIZE, MAX_FAULT = 2**31, 400
-"""Sizes are less; shown characters of a fault."""
+"""Bounds of sizes and of a fault's characters."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -32,7 +32,6 @@ class ArchitectureMetadata(ConfigReader):
         return value
 
     def fault(self, name: str, expected: str) -> None:
-        """Record a fault, cut to `MAX_FAULT` characters."""
         super().fault(name, expected)
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 

@@ -41,8 +41,8 @@ class GgufHeader:
     """Metadata and tensor places of a GGUF file.
 
     Attributes:
-        metadata: key -> number, string, or list of them.
-        tensors: llama.cpp's name -> type, shape (outermost dimension first), and bytes.
+        metadata: numbers, strings, or lists of them.
+        tensors: type, shape (outermost dimension first) and bytes by llama.cpp's name.
     """
 
     path: Path

@@ -94,7 +94,7 @@ class NamedTensor(NamedTuple):
         return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays in packed form; raises CheckpointError for scales that are not finite."""
+        """Return the packed form; raises CheckpointError for scales that are not finite."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
@@ -211,7 +211,7 @@ _HEAD = {
     "nextn.hnorm.weight": _Rule("mtp.pre_fc_norm_hidden.weight", "minus one"),
     "nextn.shared_head_norm.weight": _Rule("mtp.norm.weight", "minus one"),
 }
-"""Tensors of the MTP block, in addition to a layer's."""
+"""Further tensors of the MTP block."""
 
 
 def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
@@ -257,7 +257,7 @@ def _parts(name: str, tensor: NamedTensor, rule: _Rule, config: dict[str, Any]) 
     heads = _heads(rule.heads, config) if rule.heads else None
     if heads is not None:
         along = tensor.shape[-1] if heads.columns else tensor.shape[0]
-        # Of another size, the tensor is mis-shaped, which the check of headers names.
+        # The check of headers names a tensor of another size.
         if along != heads.offset + heads.key_heads * heads.per_key * heads.size:
             heads = None
     yield name, tensor._replace(shape=tuple(shape), change=rule.change, heads=heads)

@@ -39,12 +39,11 @@ class GrammarState:
     """Remaining part of a sequence's grammar.
 
     Args:
-        matcher: at the beginning.
-        thoughts: finds the end of thoughts, or None.
+        thoughts: finds the end of thoughts.
         words: of the matcher's masks; the tokenizer may exceed the model.
 
     Attributes:
-        fault: why no token can follow; None while one can.
+        fault: why no token can follow.
     """
 
     def __init__(self, matcher: "LLMatcher", thoughts: ThoughtsEnd | None, words: int):
@@ -53,7 +52,7 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """True if only an end token can follow, or was the last token."""
+        """Whether only an end token can follow, or was the last token."""
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
@@ -107,7 +106,6 @@ class GrammarState:
         """Write the masks of the next tokens of several sequences, in threads.
 
         Args:
-            states: with mask places.
             masks: uint32 [places, words], ones, contiguous.
         """
         begun = [(state, place) for state, place in states if state._thoughts is None]
@@ -153,7 +151,7 @@ class Grammars:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
-        """Return the grammars of a tokenizer and model; see the class."""
+        """Return the grammars of a tokenizer and model."""
         instances = cls._by_tokenizer.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
         if key not in instances:
@@ -234,7 +232,6 @@ class TokenSet:
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
-        """Write the masks before and after each draft: uint32 [D + 1 or more, words]."""
         masks[: len(drafts) + 1] = 0
         masks[: len(drafts) + 1, : self.words] = self._mask
 
@@ -246,10 +243,6 @@ def token_masks(
     states: Sequence[TokenState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
 ) -> np.ndarray | None:
     """Return the masks of every lane, or None if all tokens are allowed.
-
-    Args:
-        drafts: None in a step that verifies none.
-        tokens: of a lane in a verifying step.
 
     Returns:
         uint32 [lanes, words], or with drafts [lanes, tokens, words].

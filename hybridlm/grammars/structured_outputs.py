@@ -31,11 +31,7 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 def grammar_text(options: Any) -> str:
-    """Return a grammar for llguidance, not yet compiled.
-
-    Raises:
-        ValueError: a wrong key or value.
-    """
+    """Return a grammar for llguidance, not yet compiled; raises ValueError."""
     require_extra("structured_outputs", "llguidance", "grammar")
     from llguidance import LLMatcher
 

@@ -1,6 +1,6 @@
 """Report of the dead peer when JAX aborts this process.
 
-JAX's coordination client calls `abort()` when the connection to process 0 breaks, without a reason. The signal is
+JAX's coordination client calls `abort()` without a reason when the connection to process 0 breaks. The signal is
 caught: the calling thread names the dead process, and exits.
 """
 
@@ -22,13 +22,13 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
     """Print the reason at `abort()`, and exit.
 
     Args:
-        reason: returns the cause; None lets `abort()` go on.
+        reason: None lets `abort()` go on.
     """
 
     def report(number: int) -> None:
         why = reason()
         if why is not None:
-            os.write(2, f"error: {why}\n".encode())  # sys.stderr may be held by a thread that waits
+            os.write(2, f"error: {why}\n".encode())  # a waiting thread may hold sys.stderr
             os._exit(status)
 
     handler = _Handler(report)
@@ -39,7 +39,7 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
 
 def is_unreachable(address: str) -> bool:
-    """Return whether no process listens at "host:port", within a second."""
+    """Whether no process listens at "host:port", within a second."""
     host, port = address.rsplit(":", 1)
     for _ in range(_ATTEMPTS):
         try:

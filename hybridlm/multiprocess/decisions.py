@@ -28,11 +28,7 @@ class DecisionFailed(RuntimeError):
 
 
 class Decisions:
-    """Commands and decisions of a single process.
-
-    Attributes:
-        leads: this process takes the user's requests.
-    """
+    """Commands and decisions of a single process."""
 
     leads = True
 
@@ -60,8 +56,7 @@ class Broadcast(Decisions):
     """Commands and decisions of a run: process 0 sends, the others receive.
 
     Args:
-        leads: this is process 0.
-        history: returns a digest of all dispatched steps.
+        history: digest of all dispatched steps.
     """
 
     def __init__(
@@ -93,7 +88,6 @@ class Broadcast(Decisions):
                 self._depth -= 1
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return process 0's result of `make`, in every process."""
         if self.leads:
             try:
                 value = make()
@@ -116,7 +110,7 @@ class Broadcast(Decisions):
             raise Interrupted
 
     def share(self, thing: Any) -> None:
-        """Number an object of commands; process 0 announces when it is freed."""
+        """Number an object of commands; process 0 announces its end."""
         number = next(self._next_number)
         self._numbers[thing] = number
         if self.leads:
@@ -128,7 +122,7 @@ class Broadcast(Decisions):
         """Wait for process 0's next message; drop objects that it dropped.
 
         Raises:
-            Disagreement: this process has dispatched other steps, or the message is damaged.
+            Disagreement: other steps have been dispatched, or the message is damaged.
             ProcessLost: process 0 does not answer.
         """
         while True:

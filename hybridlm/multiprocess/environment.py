@@ -7,7 +7,7 @@ import time
 import jax
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Coordinator address, number of processes, and own number; not needed on a detected cluster."""
+"""Coordinator address, number of processes, and own number; unnecessary on a detected cluster."""
 MAX_TIMEOUT = 60
 EXIT_PEER_LOST = 70
 """Exit status caused by another process."""
@@ -46,6 +46,5 @@ def set_peer_timeout(timeout: float) -> None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Raise ValueError for a timeout out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT:
         raise ValueError(f"timeout: expected 1 to {MAX_TIMEOUT} seconds, got {timeout:g}")

@@ -1,7 +1,7 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
 A step waits inside the runtime, where no exception reaches it, so a thread ends the process. A silent peer has ended; a
-lagging peer sends heartbeats but does not receive messages.
+lagging peer sends heartbeats but receives no messages.
 """
 
 import json
@@ -33,10 +33,9 @@ BEATS = 10.0
 
 
 class HeartbeatRecord(NamedTuple):
-    """One heartbeat of a process.
+    """One heartbeat of a process, with its host.
 
     Attributes:
-        name: process and host.
         epoch: messages received or sent.
         busy: work of unbounded duration (compilation), or "".
     """
@@ -51,12 +50,11 @@ class Heartbeat:
     """Sends heartbeats and watches the other processes.
 
     Args:
-        timeout: seconds until a silent or lagging process makes all others exit; they notice after half.
+        timeout: seconds of a silent or lagging process until all others exit; they notice after half.
         members: initial processes; others count from their first heartbeat.
         end: exits with a status; replaced in tests.
 
     Attributes:
-        epoch, busy: of this process; see `HeartbeatRecord`.
         failure: cause of another process's end.
     """
 
@@ -97,7 +95,6 @@ class Heartbeat:
         return None if cause is None else f"{cause}; {self._name} ends"
 
     def report_failure(self, message: str) -> None:
-        """Publish why this process cannot go on."""
         self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
     def wait_for_cause(self) -> None:
@@ -134,7 +131,7 @@ class Heartbeat:
                     (why for other, why in failed.items() if other != self._process), None
                 )
             except jax.errors.JaxRuntimeError:
-                pass  # no answer: `_check_loop` measures how long
+                pass  # no answer, timed by `_check_loop`
             self._stopped.wait(self._interval)
 
     def _update(self, records: dict[int, HeartbeatRecord]) -> None:
@@ -161,14 +158,13 @@ class Heartbeat:
     def _exit_now(self, reason: str) -> None:
         if not self._stopped.is_set():
             print(f"error: {reason}; {self._name} ends", file=sys.stderr, flush=True)
-            self.failure = self.failure or reason  # not the reason why JAX may abort this process meanwhile
+            self.failure = self.failure or reason  # no reason for JAX to abort this process
             self._stopped.set()
             if self._process == 0:
                 time.sleep(self._limit / 4)  # the others read here why they exit
             self._end(EXIT_PEER_LOST)
 
     def _silent(self, seconds: float) -> tuple[int, str] | None:
-        """Return a process that has been silent for `seconds`, with a message."""
         now = time.monotonic()
         quiet = now - self._last_answer
         if quiet > seconds:  # no answer from the store, which is in process 0
@@ -227,7 +223,7 @@ def join(timeout: float, devices: int | None = None) -> None:
     """Join a run as one process of a launcher, and watch the others.
 
     Args:
-        timeout: seconds without an answer until a process counts as lost.
+        timeout: seconds without an answer until a process is lost.
         devices: virtual CPU devices; None for JAX's default.
 
     Raises:
@@ -246,7 +242,7 @@ def join(timeout: float, devices: int | None = None) -> None:
             **numbers,
             initialization_timeout=2 * MAX_TIMEOUT,
             heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
-            # Processes leave together; JAX aborts all if one is later than this, perhaps still loading programs.
+            # Processes leave together; JAX aborts all if one is later, perhaps still loading programs.
             shutdown_timeout_seconds=max(1, int(timeout)),
         )
     except ValueError as error:

@@ -31,14 +31,14 @@ class LaunchError(RuntimeError):
 def launch(command: Sequence[str], count: int, timeout: float) -> None:
     """Run a command as `count` processes on this machine.
 
-    Other processes write to standard error, each line with a prefix "[1] ". SIGINT and SIGTERM are forwarded.
+    Other processes write to standard error, with a prefix "[1] ". SIGINT and SIGTERM are forwarded.
 
     Args:
         command: of each process; environment variables have its number.
         timeout: seconds for all others to end after a failure or process 0's end.
 
     Raises:
-        LaunchError: a process failed; with its name.
+        LaunchError: names the failed process.
     """
     address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
@@ -57,7 +57,7 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
             variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
             pipe = None if i == 0 else subprocess.PIPE
             stdin = None if i == 0 else subprocess.DEVNULL
-            # Its own process group: Ctrl-C in a terminal reaches it once, through this process.
+            # In its own process group, Ctrl-C in a terminal reaches it once, through this process.
             process = subprocess.Popen(
                 command, env=variables, stdin=stdin, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
                 process_group=0,
@@ -84,7 +84,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
         if end is None and processes[0].poll() is not None:
             end = time.monotonic() + timeout / 2
         for i, process in enumerate(processes):
-            # A process with EXIT_PEER_LOST exits because of another: it is not the cause.
+            # With EXIT_PEER_LOST another process is the cause.
             if process.poll() and (failed is None or failed[1] == EXIT_PEER_LOST != process.returncode):
                 if failed is None:
                     end = time.monotonic() + timeout * (0.35 if process.returncode == EXIT_PEER_LOST else 0.75)
@@ -108,7 +108,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
         others_text = f"; {', '.join(remaining)} did not answer and were killed" if remaining else ""
         raise LaunchError(
             f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others_text}",
-            128 - status if status < 0 else status,  # as a shell counts it: 128 and the signal
+            128 - status if status < 0 else status,  # 128 and the signal, as a shell counts
             others_ended=not remaining and [number for number, _ in failures] == [0],
         )
     if remaining:

@@ -1,9 +1,9 @@
 """Wire format of commands and decisions: JSON in numbered parts with checksums.
 
-No pickle. Messages hold None, bool, int, float, str, list, tuple, frozenset, dict, int32 arrays of one dimension, and
+No pickle: messages hold None, bool, int, float, str, list, tuple, frozenset, dict, int32 arrays of one dimension, and
 known data classes; shared objects are sent by number.
 
-`KeyValues` is JAX's coordination service in process 0 (`jax.distributed.initialize`). 4 KB take a tenth of a device
+`KeyValues` is JAX's coordination service in process 0 (`jax.distributed.initialize`): 4 KB take a tenth of a device
 broadcast's time, and a waiting process keeps no device busy. Only JAX's internal client has this store.
 """
 
@@ -37,11 +37,11 @@ class Messages:
     """Messages of a run, in order.
 
     Args:
-        store: with `set`, `get` (which waits for a value) and `delete` of `KeyValues`.
-        classes: known data classes by name.
+        store: `set`, `get` (waits for a value) and `delete` of `KeyValues`.
+        classes: by name.
 
     Attributes:
-        count: sent or received so far.
+        count: messages sent or received.
     """
 
     def __init__(self, store: Any, classes: Sequence[type] = ()):
@@ -50,16 +50,16 @@ class Messages:
         self.classes = {dataclass.__name__: dataclass for dataclass in classes}
 
     def send(self, message: Message, numbers: Mapping[Any, int] | None = None) -> None:
-        """Send a message; `numbers` has the numbers of shared objects."""
+        """Send a message, with numbers of shared objects."""
         for part, data in enumerate(to_parts(self.count, message, {} if numbers is None else numbers)):
             self._store.set(_key(self.count, part), data)
         self.count += 1
 
     def receive(self, things: Mapping[int, Any]) -> Message:
-        """Wait for the next message; `things` has the shared objects.
+        """Wait for the next message; `things` are the shared objects.
 
         Raises:
-            Disagreement: the message is damaged or has another number.
+            Disagreement: a damaged message, or another number.
         """
         body, part, parts = b"", 0, 1
         while part < parts:
@@ -95,11 +95,7 @@ def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[
 
 
 def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
-    """Return a part's content and the number of parts.
-
-    Raises:
-        Disagreement: the part is damaged, or has other numbers.
-    """
+    """Return a part's content and the number of parts; raises Disagreement for damage."""
     first, _, piece = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     computed = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
@@ -173,7 +169,6 @@ class KeyValues:
         self.address = str(state.coordinator_address)
 
     def set(self, name: str, value: bytes) -> None:
-        """Set a value, replacing an earlier one."""
         self._client.key_value_set_bytes(f"{self._folder}/{name}", value, allow_overwrite=True)
 
     def get(self, name: str, seconds: float) -> bytes | None:

@@ -23,7 +23,7 @@ from ir_passes.compile.stored import StoredStep
 from ir_passes.xla_audit.hlo import HloError
 
 _MAX_IN_FLIGHT = 16
-"""Steps dispatched beyond those known to have succeeded."""
+"""Steps dispatched beyond known successes."""
 _POLL = 0.5
 _counter = itertools.count()
 Program = CompiledStep | StoredStep
@@ -33,7 +33,7 @@ class PendingStep(NamedTuple):
     """A step in flight.
 
     Attributes:
-        fields: operand name -> digest.
+        fields: digests by operand.
         message: messages before it.
         agree: result of its operand check, on the devices.
     """
@@ -46,7 +46,7 @@ class PendingStep(NamedTuple):
 
 
 class ProcessGroup:
-    """This process among those of one model."""
+    """This process and the others of one model."""
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
@@ -92,7 +92,6 @@ class ProcessGroup:
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
 
     def _receive(self, name: str) -> bytes:
-        """Wait for another process's value, until a process has ended."""
         while (value := self._store.get(name, _POLL)) is None:
             self._raise_if_lost()
         return value
@@ -110,7 +109,6 @@ class ProcessGroup:
             self._store.set(name, value)
 
     def delete(self, name: str) -> None:
-        """Delete a value, and all with keys in "name/"."""
         self._store.delete(name)
 
     def get(self, name: str) -> bytes:
@@ -165,7 +163,7 @@ class ProcessGroup:
 
         Args:
             shape, program, args: `program(*args)` without the last argument.
-            fields: operand name -> digest.
+            fields: digests by operand.
 
         Raises:
             Disagreement: different operands of an earlier step.
@@ -187,7 +185,6 @@ class ProcessGroup:
             return self._replicate(outputs)
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs; raises as `call`."""
         with self.waiting():
             values = jax.device_get(outputs)
         self._check()

@@ -1,1 +1,1 @@
-"""OpenAI Batch files: requests and responses as JSON lines. Begin with `batch_task`."""
+"""OpenAI Batch files: requests and responses as JSON lines."""

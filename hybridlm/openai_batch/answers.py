@@ -78,7 +78,7 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
 
 
 def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the scores of the prompts of each request; empty without echoed log-probabilities."""
+    """Return scores of each request's prompts; empty without echoed log-probabilities."""
     scores: list[list[Score]] = [[] for _ in requests]
     for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
         places = [i for i, request in enumerate(requests) if request.scored and request.top == top]
@@ -105,7 +105,7 @@ def _complete(
             try:
                 ended |= {event.index: event.completion for event in session.step() if event.completion is not None}
             except (NumericalError, GrammarError):
-                pass  # its request has ended without a completion, the others go on
+                pass  # its request has ended without a completion
             for index in session.errors.keys() - failed:
                 ended[index] = session.errors[index].of(f"choice {owners[index][1].index}")
                 failed.add(index)

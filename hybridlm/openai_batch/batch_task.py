@@ -38,9 +38,8 @@ class BatchFileReport:
     Attributes:
         responses: answered lines.
         bad_lines: lines with an error instead.
-        kept: lines that an interrupted run had finished.
-        prefix_tokens_saved: prompt tokens that shared beginnings saved, by earlier runs too.
-        first_errors: of the parts.
+        kept: finished by an interrupted run.
+        prefix_tokens_saved: by shared beginnings of prompts, by earlier runs too.
     """
 
     responses: int
@@ -58,7 +57,7 @@ class BatchObjects(TextObjects):
     id_name = "custom_id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the CSV columns to read, True for JSON; raises ValueError for wrong names."""
+        """Return the CSV columns to read, True for JSON; raises ValueError."""
         columns = {"custom_id": False, "method": False, "url": False, "body": True}
         if faults := [name for name in columns if names.count(name) != 1]:
             raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")
@@ -94,7 +93,6 @@ class BatchLines(JsonLines):
 
 
 def open_batch(path: Path, *fields: Any) -> TextSource:
-    """Open a file of requests: CSV by its ending, otherwise JSON lines."""
     del fields
     return CsvRows(path, BatchObjects()) if ending_of(path).startswith(".csv") else BatchLines(path)
 

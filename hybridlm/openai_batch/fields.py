@@ -42,7 +42,6 @@ TOKEN_IDS = Kind(
 
 
 def whole(minimum: int, maximum: int) -> Kind:
-    """Return the kind of integers from `minimum` to `maximum`."""
     return Kind(
         f"a whole number in {minimum}..{maximum}",
         lambda value: _is_integral(value) and minimum <= value <= maximum,

@@ -12,7 +12,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """Token ids that fit the context, and the text of a whole prompt."""
+    """Token ids within the context, and the text of a whole prompt."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -24,7 +24,7 @@ def take_truncation(body: Fields, max_tokens: int, context: int) -> slice | None
     The last tokens stay by default; -1 leaves room for the answer.
 
     Args:
-        max_tokens: limit of the answer; `context` for a chat without a limit.
+        max_tokens: of the answer; `context` for a chat without a limit.
     """
     count = body.take("truncate_prompt_tokens", whole(-1, 2**31 - 1))
     side = body.take("truncation_side", among("left", "right"), "left")
@@ -62,7 +62,7 @@ def chat_prompt(
 
     Args:
         effort: `reasoning_effort`; None for the template's default.
-        truncation: None refuses a prompt that does not fit.
+        truncation: None refuses a long prompt.
     """
     tokenizer = inputs.tokenizer
     if tokenizer is None:

@@ -47,7 +47,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
     "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip
-"""Unsupported fields with the values that have no effect."""
+"""Unsupported fields with their values without effect."""
 OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",), "add_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
 }  # fmt: skip
@@ -85,10 +85,8 @@ class OpenAIRequest:
 
     Attributes:
         model, user: unchecked; None if absent.
-        requests: engine requests, numbered from 0: choices of the first prompt, then of the second; empty for an echo
-            alone.
-        echo: repeat the prompt before each continuation.
-        top: report log-probabilities of tokens and this many most likely ones, or None.
+        requests: numbered from 0: choices of the first prompt, then of the second; empty for an echo alone.
+        top: report log-probabilities of tokens and this many most likely ones.
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 

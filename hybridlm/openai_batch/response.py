@@ -19,11 +19,10 @@ def response_body(
     model: str,
     created: int,
 ) -> dict[str, Any]:
-    """Return the body of a response.
+    """Return the body of a response; without a tokenizer `text` is null.
 
     Args:
-        scores: of its prompts, in order; empty without their log-probabilities.
-        tokenizer: None makes `text` null.
+        scores: of its prompts; empty without their log-probabilities.
         created: seconds since 1970.
     """
     choices = []
@@ -141,7 +140,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         name = _name(token, tokenizer)
-        # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
+        # An incomplete character and a token without a tokenizer have no text, so their bytes are null.
         has_bytes = tokenizer is not None and REPLACEMENT not in name
         return {"token": name, "logprob": finite(logprob), "bytes": list(name.encode()) if has_bytes else None}
 

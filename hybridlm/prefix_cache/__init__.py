@@ -1,5 +1,4 @@
 """The prefix cache: recurrent states and KV blocks in a radix tree over tokens.
 
-Imports programs, requests, rows, steps and devices. Begin with `cache`; `radix_tree` finds prefixes, `memory` evicts,
-`moves` copies states out of rows and back.
+Begin with `cache`; `radix_tree` finds prefixes, `memory` evicts, `moves` copies states out of rows and back.
 """

@@ -29,7 +29,7 @@ def cache_budget(budget: Any, device_only: bool = False) -> CacheBudget:
         device_only: no host has a complete state.
 
     Raises:
-        TypeError, ValueError: it is neither; the message has the expected form.
+        TypeError, ValueError: neither; with the expected form.
     """
     if isinstance(budget, CacheBudget):
         return budget

@@ -1,7 +1,7 @@
 """The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
 
 A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state: its
-row shares the full pages of the state's keys and values, and gets copies of everything else.
+row shares the full pages of keys and values, and gets copies of everything else.
 """
 
 import threading
@@ -46,7 +46,7 @@ class PrefixCache:
         self._moves, self._chunk = moves, chunk
         self._tree: RadixTree[Snapshot, CachedBuffers] = RadixTree(moves.grows)
         self._nodes: dict[CachedBuffers, CacheNode] = {}
-        # Not a method: the memory must not refer back to the cache, so that all states are freed with it.
+        # The memory must not refer back to the cache: all states are freed with it.
         self._drop = partial(_drop, self._tree, self._nodes)
         self._memory = CacheMemory(budget, self._drop, moves.copied)
         self._lock = threading.RLock()
@@ -97,12 +97,9 @@ class PrefixCache:
         self, snapshot: Snapshot | None, start: Snapshot | None, pool: RowPool, slot: Slot, prompt: Sequence[int],
         owner: Any,
     ) -> int:  # fmt: skip
-        """Restore a pinned state into the row of a prompt; return the number of consumed tokens.
+        """Restore a pinned state into a prompt's row; return the consumed tokens.
 
-        Its buffers on the host move to the device, if there is room: full pages are those of the row from now on.
-
-        Args:
-            snapshot, start: result and argument of `pinned`.
+        Its host buffers move to the device, if there is room: full pages become the row's pages.
         """
         if snapshot is start:
             self._misses += 1
@@ -120,7 +117,7 @@ class PrefixCache:
         return consumed
 
     def make_room(self, pool: RowPool, device: int, pages: int) -> bool:
-        """Evict states until so many pages of a device are free; return whether they are."""
+        """Evict states until so many pages are free; return whether they are."""
         with self._lock:
             while pool.row_pages.free_in(device) < pages:
                 if not self._memory.free_page(device):
@@ -150,9 +147,7 @@ class PrefixCache:
         return max(0 if node is None else node.position, 0 if start is None else start.label.position)
 
     def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
-        """Whether to wait until an in-flight prefill has cached a common prefix.
-
-        Waiting must save a chunk at least.
+        """Whether to wait until a prefill has cached a common prefix of a chunk.
 
         Args:
             reading: prompts in prefill; a stop is added at the end of the common prefix.
@@ -170,9 +165,9 @@ class PrefixCache:
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
         """Return the sorted positions to cache in a prompt prefilled from `begin` on.
 
-        The prompt's end, where a conversation continues; the beginning of its last step, where the same prompt
-        continues; the end of the cached part, if that saves a chunk (the step is cut there); and the end of every
-        `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
+        These are the prompt's end, where a conversation continues; the beginning of its last step, where the same
+        prompt continues; the end of the cached part, if that saves a chunk (the step is cut there); and the end of
+        every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
             cached = self._tree.match(prompt).length
@@ -207,7 +202,7 @@ class PrefixCache:
                     self._refused += 1
                     return
             snapshot = self._moves.take(pool, slot, tokens, owner, cached_spans, share=True)
-            # Spans belong to the edges, which may be split and shared later; the node has the fixed-size state.
+            # Spans belong to the edges, which may be split and shared later.
             node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(cached_spans) :])
             assert snapshot.state is not None
             self._nodes[snapshot.state] = node
@@ -219,7 +214,7 @@ class PrefixCache:
             self._drop_all(self._tree.match(tokens).node.path)
 
     def check_integrity(self) -> None:
-        """Check the tree, and its buffers against the budgets; raises TreeError with every fault."""
+        """Check the tree, and its buffers against the budgets; raises TreeError."""
         with self._lock:
             self._tree.check_integrity()
             states = {node.state.state for node in self._tree.nodes() if node.state is not None}
@@ -233,7 +228,7 @@ class PrefixCache:
                 raise TreeError("; ".join(faults))
 
     def _use(self, node: CacheNode) -> None:
-        """Mark a state as used, then the spans before it from the last one on: the first is evicted last."""
+        """Mark a state as used, then its spans from the last on."""
         state, *spans = _arrays(node)
         for buffers in (state, *reversed(spans)):
             self._memory.add(buffers)
@@ -257,6 +252,5 @@ def _drop(
 
 
 def _arrays(node: CacheNode) -> list[CachedBuffers]:
-    """Return a state's buffers: fixed-size state, then spans."""
     state = [] if node.state is None or node.state.state is None else [node.state.state]
     return [*state, *dict.fromkeys(span.buffer for span in node.all_spans)]

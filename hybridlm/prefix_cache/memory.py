@@ -14,12 +14,12 @@ from hybridlm.rows.cached_buffers import CachedBuffers, KeptPage
 class CacheMemory:
     """Keeps buffers within the budgets, in LRU order.
 
-    The least recently used unpinned buffer is moved to the host or dropped. States are dropped, with spans of no other
+    The least recently used unpinned buffer is moved to the host or dropped. States are dropped with spans of no other
     state. Use of a state is use of its spans, so a span never goes first.
 
     Args:
         drop: removes a state from the tree; returns all freed buffers, or None.
-        copied: returns a copy of a page of a pool in arrays; other buffers as they are.
+        copied: returns a copy in arrays of a page of a pool, or other buffers unchanged.
 
     Attributes:
         spills, evictions: buffers moved to the host, and dropped states.
@@ -45,11 +45,10 @@ class CacheMemory:
         return self._evict(next((buffers for buffers in self._device if not buffers.refcount), None))
 
     def free_page(self, device: int) -> bool:
-        """Swap out the LRU page of a device that no row shares, or drop a state; False if impossible."""
+        """Swap out a device's LRU unshared page, or drop a state; False if impossible."""
         return self._evict(next((page for page in self._pages(device) if page.page.alone), None))
 
     def _pages(self, device: int) -> Iterator[Any]:
-        """Return unpinned pages of a device, LRU first."""
         for buffers in self._device:
             page = buffers.page
             if page is not None and not buffers.refcount and page.device == device:
@@ -64,8 +63,7 @@ class CacheMemory:
         return True
 
     def _spill(self, buffers: CachedBuffers) -> None:
-        """Move buffers to the host, where there is room."""
-        if buffers in self._device:  # they may have gone with a state that was dropped to make room
+        if buffers in self._device:  # they may have gone with a state dropped to make room
             del self._device[buffers]
             self.device_bytes -= buffers.nbytes
             buffers.to_host(self._copied(buffers))
@@ -74,7 +72,7 @@ class CacheMemory:
             self.spills += 1
 
     def add(self, buffers: CachedBuffers) -> None:
-        """Add buffers on the device, which must fit, or mark them as used."""
+        """Add fitting buffers on the device, or mark them as used."""
         if buffers in self._host:
             self._host.move_to_end(buffers)
             return
@@ -87,7 +85,7 @@ class CacheMemory:
         """Move pinned buffers to the device, if there is room after evictions.
 
         Args:
-            keep: returns a right to a page of a pool with the same values; None for new arrays.
+            keep: right to a page of a pool with the same values; None for new arrays.
         """
         if buffers not in self._host or buffers.nbytes > self.budget.device:
             return
@@ -103,7 +101,6 @@ class CacheMemory:
         self.add(buffers)
 
     def discard(self, removed: Iterable[CachedBuffers]) -> None:
-        """Forget buffers, and give back their pages."""
         for buffers in removed:
             buffers.release()
             if buffers in self._device:

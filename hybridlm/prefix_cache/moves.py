@@ -1,4 +1,4 @@
-"""Moves of states between pool rows and cached buffers, by certified steps; full pages may be shared instead."""
+"""Moves of states between pool rows and cached buffers, by certified steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,14 +24,10 @@ class RowMoves:
     """Moves states between rows and cached buffers.
 
     Args:
-        kind: kind of the states.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        stats: counts `prefix_tokens_saved`.
-        head: the model has an MTP head, whose keys and values depend on the next token, which differs where sequences
-            part.
+        head: the model has an MTP head, with keys and values by the next token, which differs where sequences part.
 
     Attributes:
-        grows: a sequence has growing arrays.
         state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """
 
@@ -61,7 +57,6 @@ class RowMoves:
         )
 
     def shapes(self, rows: int, pages: int) -> list[PartShape]:
-        """Return the steps between a pool of this size and cached buffers."""
         parts: list[tuple[RowPart, int]] = [("state", rows), *([("span", pages)] if self.grows else [])]
         return [self._shape(part, keep, size) for part, size in parts for keep in (True, False)]
 
@@ -70,7 +65,6 @@ class RowMoves:
         return self.state_bytes + len(self._new_blocks(position, cached)) * self.span_bytes
 
     def _new_blocks(self, position: int, cached: int) -> range:
-        """Return the blocks of positions that a state adds to `cached` ones."""
         if not self.grows or cached >= position:
             return range(0)
         return range(max(0, cached - self._unfinished) // KV_BLOCK, kv_blocks(position))
@@ -80,7 +74,7 @@ class RowMoves:
         return max(0, position - self._unfinished) // KV_BLOCK if self.grows else 0
 
     def shareable(self, snapshot: Snapshot | None) -> list[Page]:
-        """Return the first full pages of a state that are in the pool, on one device."""
+        """Return the first full pages of a state in the pool, on one device."""
         pages: list[KeptPage] = []
         if snapshot is not None:
             buffers = buffers_by_block(snapshot.spans)
@@ -92,7 +86,6 @@ class RowMoves:
         return [page.right for page in pages]
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
-        """Return example arguments, with arrays as ShapeDtypeStructs."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 3
@@ -111,8 +104,7 @@ class RowMoves:
         """Copy a row's state after the dispatched steps.
 
         Args:
-            tokens: all consumed tokens.
-            cached: spans of its first positions.
+            cached: spans of the row's first positions.
             share: keep full pages of the row instead of copies.
 
         Raises:
@@ -138,7 +130,6 @@ class RowMoves:
 
     @property
     def state_places(self) -> list[int]:
-        """Indices of fixed-size arrays among a row's arrays."""
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
@@ -150,7 +141,7 @@ class RowMoves:
         snapshot.require(self.kind)
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Restore a snapshot into a new row; return the number of consumed tokens.
+        """Restore a snapshot into a new row; return the consumed tokens.
 
         Raises:
             SnapshotError: another model, or other tokens.
@@ -172,18 +163,13 @@ class RowMoves:
         return snapshot.label.position
 
     def copied(self, buffers: CachedBuffers) -> CachedBuffers:
-        """Return a copy in arrays of a page of a pool; other buffers as they are."""
         page = buffers.page
         if page is None:
             return buffers
         return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from foreign arrays.
-
-        Args:
-            arrays: in layout order; growing arrays have the label's positions.
-        """
+        """Build a snapshot from foreign arrays in layout order, growing ones at label positions."""
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
@@ -202,7 +188,6 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's buffers: as in a pool, but not split over data."""
         count = self._placement.data
         return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
@@ -224,7 +209,6 @@ class RowMoves:
         return buffers
 
     def _copied(self, pool: RowPool, page: int, position: int, count: int, mark: Label | None) -> CachedBuffers:
-        """Dispatch the step that copies the first positions of a page into new arrays."""
         buffers = CachedBuffers(self._empty["span"](), position, mark)
         self._keep(buffers, "span", pool, _scalars(page, 0, count))
         return buffers
@@ -250,7 +234,7 @@ def _size(pool: RowPool, part: RowPart) -> int:
 
 
 def buffers_by_block(spans: Sequence[BufferSpan[CachedBuffers]]) -> dict[int, CachedBuffers]:
-    """Return block of positions -> its last buffers, which have all positions of the sequence in this block."""
+    """Return the last buffers by block, with all its positions."""
     return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in spans}
 
 

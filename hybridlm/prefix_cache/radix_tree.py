@@ -24,11 +24,8 @@ class Node(Generic[S, B]):
 
     Attributes:
         tokens: of its edge; empty for the root.
-        spans: buffers of these tokens.
-        parent: None for the root.
         position: tokens from the root.
-        children: by first token.
-        state: after all tokens up to here, or None.
+        state: after all tokens up to here.
     """
 
     __slots__ = ("__weakref__", "_parent", "children", "spans", "position", "state", "tokens")
@@ -67,8 +64,6 @@ class Match(NamedTuple, Generic[S, B]):
     """Longest match of tokens in the tree.
 
     Attributes:
-        length: matched tokens.
-        node: deepest node.
         into: child with the edge where the match ends, or None.
     """
 
@@ -92,7 +87,6 @@ class RadixTree(Generic[S, B]):
         self._uses = Counter[B]()
 
     def match(self, tokens: Sequence[int]) -> Match[S, B]:
-        """Return the longest match of these tokens."""
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -112,7 +106,6 @@ class RadixTree(Generic[S, B]):
         return None
 
     def known(self, tokens: Sequence[int]) -> tuple[BufferSpan[B], ...]:
-        """Return the buffers of the matched tokens."""
         match = self.match(tokens)
         edge_spans = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
         return match.node.all_spans + edge_spans
@@ -165,7 +158,6 @@ class RadixTree(Generic[S, B]):
         return freed
 
     def nodes(self) -> Iterator[Node[S, B]]:
-        """Iterate over all nodes but the root."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -197,7 +189,6 @@ class RadixTree(Generic[S, B]):
             raise TreeError("; ".join(faults))
 
     def _split(self, node: Node[S, B], count: int) -> Node[S, B]:
-        """Insert and return a node after the first `count` tokens of an edge."""
         parent, (first, rest) = node.parent, split_spans(node.spans, count)
         assert parent is not None
         middle: Node[S, B] = Node(node.tokens[:count], first, parent)
@@ -209,7 +200,6 @@ class RadixTree(Generic[S, B]):
         return middle
 
     def _join(self, node: Node[S, B], child: Node[S, B]) -> None:
-        """Remove a node between two edges, and join split spans."""
         parent, spans = node.parent, [*node.spans]
         assert parent is not None
         for span in child.spans:
@@ -222,7 +212,6 @@ class RadixTree(Generic[S, B]):
         parent.children[child.tokens[0]] = child
 
     def _unused(self, buffer: B) -> list[B]:
-        """Drop one reference to a buffer; return it after the last one."""
         self._uses[buffer] -= 1
         if self._uses[buffer]:
             return []
@@ -233,7 +222,7 @@ class RadixTree(Generic[S, B]):
 def split_spans(
     spans: Sequence[BufferSpan[B]], count: int
 ) -> tuple[tuple[BufferSpan[B], ...], tuple[BufferSpan[B], ...]]:
-    """Split spans after `count` tokens; without spans both parts are empty. An empty span begins an edge."""
+    """Split spans after `count` tokens; an empty span begins an edge."""
     first, rest = [], []
     for span in spans:
         head = min(max(count, 0), span.count)
@@ -244,7 +233,6 @@ def split_spans(
 
 
 def common_length(sequence: T, other_sequence: T) -> int:
-    """Return the length of the common prefix of two tuples of tokens, or two texts."""
     low, high = 0, min(len(sequence), len(other_sequence))
     while low < high:
         middle = (low + high + 1) // 2

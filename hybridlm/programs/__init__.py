@@ -1,4 +1,4 @@
-"""Compiled programs: one for each step and shape, certified on first use, and their calls.
+"""Compiled programs: one for each step and shape, certified on first use.
 
 Begin with `programs`, then `runner`, the seam at which all steps run.
 """

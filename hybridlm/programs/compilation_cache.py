@@ -1,6 +1,6 @@
 """JAX's persistent compilation cache, for this library's compilations alone.
 
-JAX reads its setting once per process; here the setting holds for one compilation and thread.
+JAX reads its setting once per process; here it holds for one compilation and thread.
 """
 
 import logging
@@ -32,8 +32,8 @@ class Cache(NamedTuple):
     """Storage of compiled steps between processes.
 
     Attributes:
-        setting: JAX's setting for compilations; None leaves it unchanged.
-        folder: for certificates and times, or None.
+        setting: None leaves JAX's own.
+        folder: for certificates and times.
     """
 
     setting: str | None

@@ -29,7 +29,6 @@ def example_arguments(
     Args:
         params: may be abstract.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        hidden: width of the residual stream.
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows, shape.pages)

@@ -1,6 +1,6 @@
 """JAX settings for tracing, compiling and calling the steps of a model.
 
-A caller's 64-bit types, mesh or promotion rule change no results: settings are fixed here, or in a program's key.
+A caller's 64-bit types, mesh or promotion rule change no results.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -58,12 +58,6 @@ class JaxSettings:
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
-        """Return a context manager for tracing, compiling and calling steps.
-
-        Raises:
-            SettingError: `jax_disable_jit`, or, in certified steps (which donate), `jax_debug_nans` or
-                `jax_debug_infs`.
-        """
         require_programs()
         if self._certify != "off":
             require_donation()
@@ -75,8 +69,6 @@ R = TypeVar("R")
 
 
 def under_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Run a method under the `settings` (`JaxSettings`) of its object."""
-
     @wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.settings.for_steps():

@@ -2,7 +2,7 @@
 
 A small model with random weights has one layer of each kind with state. Two verifying steps with equal accepted tokens
 and different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens
-alone. Layers run in sequence, so this also finds outputs at accepted tokens that depend on rejected drafts.
+alone. Layers run in sequence, so outputs at accepted tokens that depend on rejected drafts are found, too.
 """
 
 import threading
@@ -29,7 +29,7 @@ from models.state.state import StateArray
 
 VOCABULARY = 64
 POSITION = 5
-"""Tokens before the step in half of the lanes; the other sequences begin in the step."""
+"""Tokens before the step in half of the lanes; the other sequences begin in it."""
 COUNTS = 8
 """Numbers of accepted tokens per call, with four lanes each."""
 TOLERANCE = 1e-3
@@ -46,11 +46,10 @@ REMEDY = (
 
 
 class _Lanes(NamedTuple):
-    """Operands of one call, int32: token ids `[lane, token]`, all other arrays `[lane]`.
+    """Operands of one call, int32: token ids [lane, token], other arrays [lane].
 
     Attributes:
-        tokens, other_drafts: the same accepted tokens, with different rejected drafts.
-        lengths, accepted, positions: as in `verify_step`.
+        tokens, other_drafts: equal accepted tokens, different rejected drafts.
     """
 
     tokens: np.ndarray
@@ -65,7 +64,7 @@ class KeptState:
 
     Args:
         config: of the whole model, not of a shard.
-        devices: platform and kernels of the steps; the layers run on one device.
+        devices: platform and kernels; the layers run on one device.
     """
 
     _shared: ClassVar[dict[Any, tuple[Finding, ...]]] = {}
@@ -115,7 +114,6 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
 
 
 def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
-    """Build an abstract model with one layer for each kind of branch with state."""
     branches = dict.fromkeys(branch for layer in config.layers for branch in layer)
     small = replace(config, vocab_size=VOCABULARY, tied=True)
 
@@ -131,7 +129,7 @@ def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
 
 
 def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.ndarray:
-    """Return a random weight of variance 1 / fan-in; a vector has numbers around 1."""
+    """Return random weights of variance 1 / fan-in; in a vector around 1."""
     size = min(int(np.prod(leaf.shape)), RANDOM_BLOCK)
     numbers = rng.uniform(0.5, 1.5, size) if len(leaf.shape) < 2 else rng.normal(size=size) * leaf.shape[-1] ** -0.5
     return np.resize(numbers.astype(leaf.dtype), leaf.shape)
@@ -164,11 +162,10 @@ def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
 def _differences(
     model: Decoder, lanes: _Lanes, results: Sequence[tuple[np.ndarray, tuple]]
 ) -> Iterator[tuple[str, MeasuredFault, str]]:
-    """Yield (name of the array, fault, message) for each wrong array of each lane.
+    """Yield (name, fault, message) for each wrong array of each lane.
 
     Args:
-        results: outputs `[lane, token, hidden]` and state of three runs: with the first and the second rejected drafts,
-            and the accepted tokens alone.
+        results: outputs [lane, token, hidden] and state with the first and the second rejected drafts, and without.
     """
     layers = model.stateful()
     names = [type(layer).__name__ for layer in layers]
@@ -201,7 +198,7 @@ def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarra
 
 
 def _distance(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest relative difference; infinite if a number is not finite."""
+    """Return the largest relative difference; infinite unless all numbers are finite."""
     if not actual.size:
         return 0.0
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)

@@ -57,7 +57,7 @@ class ManyProcesses(Runner):
 
 
 def digests(inputs: StepInputs) -> dict[str, int]:
-    """Return array name, such as "batch.tokens" -> digest."""
+    """Return digests by array name, such as "batch.tokens"."""
     leaves = jax.tree_util.tree_leaves_with_path(inputs)
     return {jax.tree_util.keystr(path, simple=True, separator="."): _digest(leaf) for path, leaf in leaves}
 

@@ -1,6 +1,6 @@
 """The compiled programs of a model: one per step and shape, compiled on first use.
 
-Lengths, positions and sampling settings are operands, so only another `Shape` compiles again.
+Only another `Shape` compiles again: lengths, positions and sampling settings are operands.
 
 More than 300 lines: one class compiles, loads, keeps and hands out the programs of a model.
 """
@@ -53,7 +53,7 @@ CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 COPIED: tuple[Role, ...] = ("conv", "hidden")
 """Roles of small pools that a step may copy: the last inputs of a convolution, which shift by the step's tokens, and
 the previous step's hidden state, which the MTP head reads after this step has written its own. On CPUs XLA writes both
-in place in all steps of tests/reference/pages/certificate_table.py."""
+in place (tests/reference/pages/certificate_table.py)."""
 
 PASSES = (DropDead(),)
 """The model's steps already have the form that the other rewrites produce."""
@@ -62,8 +62,8 @@ GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
 }
-"""XLA's compiler options by platform, unless XLA_FLAGS sets them. Merging products of one input would copy their
-weights in every step."""
+"""XLA's compiler options by platform, below XLA_FLAGS. Merging products of one input would copy their weights in every
+step."""
 NO_TILES = "Couldn't find output tile sizes"
 """XLA's message about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
@@ -74,18 +74,14 @@ class Programs:
     """Compiled steps by shape. Thread-safe; different programs compile concurrently, each once.
 
     Args:
-        certify: whether a refused step raises, warns or runs unchecked.
-        certificates: directory of stored certificates, or None.
-        cache: setting of JAX's compilation cache for uncertified programs; None for JAX's default.
-        executables: stores compiled steps between processes, or None. Steps of a family from another distribution are
-            not stored: its sources may change.
-        model: its name in listings of the store.
-        config: its layers run to measure the state after verifying steps; None: not measured.
+        cache: JAX's compilation cache for uncertified programs; None for JAX's default.
+        executables: stores compiled steps between processes. Steps of a family from another distribution are not
+            stored: its sources may change.
+        config: measures the state after verifying steps; None: not measured.
 
     Attributes:
-        settings: of JAX, for tracing, compiling and calls.
-        on_compile: called by the compiling thread before each compilation, or None.
-        prepared: steps that were requested from `prepare`, by the caller's description.
+        on_compile: called by the compiling thread before each compilation.
+        prepared: steps requested from `prepare`, by the caller's description.
         use_store: False in tests that replace parts of steps.
     """
 
@@ -127,7 +123,7 @@ class Programs:
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
-        """Return compiled programs with their shapes, which repeat under other settings of JAX."""
+        """Return compiled programs with shapes, perhaps repeated under other settings of JAX."""
         return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property
@@ -145,7 +141,7 @@ class Programs:
         return certificates
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """Return a shape's uncompiled step on each device, and the complete step's contract."""
+        """Return a shape's uncompiled step on each device, and the whole step's contract."""
         arrays = self.structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
@@ -172,7 +168,6 @@ class Programs:
 
     @under_settings
     def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:
-        """Return the store key of a step, or None."""
         _, args, _ = self._whole_step(shape, arguments)
         return step_key(shape, args, structure_name(self.structure), self.certify, self.placement)
 
@@ -183,12 +178,12 @@ class Programs:
         """Return the program of a shape, from the store or compiled.
 
         Args:
-            arguments: gives example arguments, which may be abstract, for compilation.
-            all_have: (whether this process has the program) -> whether all do; called once. XLA may compile for several
-                processes in all of them together, so none uses the store unless all can.
+            arguments: example arguments for compilation, perhaps abstract.
+            all_have: whether all processes have the program; called once. XLA may compile for several processes in all
+                of them together, so none uses the store unless all can.
 
         Raises:
-            IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
+            IsolationError, AuditError, HloError: the step is refused; nothing has run.
             SettingError: a setting of JAX prevents certification.
         """
         key = shape, jax_private.program_settings()
@@ -228,7 +223,6 @@ class Programs:
 
     @under_settings
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load or compile programs in a thread."""
         thread_settings = jax_private.program_settings()
         missing = [shape for shape in shapes if (shape, thread_settings) not in self._compiled]
         if not missing or cores() == 1:
@@ -240,7 +234,7 @@ class Programs:
                     # Under settings of the calling thread alone, that thread compiles by itself.
                     if jax_private.program_settings() == thread_settings:
                         self.compiled(shape, arguments)
-            except Exception:  # the caller of the program compiles it again, and sees the error
+            except Exception:  # the caller compiles it again, and sees the error
                 _log.debug("%s was not made ahead", shape, exc_info=True)
 
         if self._threads is None:
@@ -349,11 +343,7 @@ class Programs:
 
     @under_settings
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
-        """Return the proof and the scratch plan of a shape's step, without XLA; not stored.
-
-        Raises:
-            IsolationError: the step is refused.
-        """
+        """Return a step's proof and scratch plan without XLA; raises IsolationError; not stored."""
         step, args, contract = self._whole_step(shape, args)
         try:
             return plan_step(step, args, contract, passes=PASSES)

@@ -33,10 +33,7 @@ Examples = Callable[[Any], tuple[Any, ...]]
 
 
 class PoolStep(NamedTuple):
-    """A step that consumes the rows of a pool.
-
-    `inputs`, `owners` and `counts` as for `Engine.run`.
-    """
+    """A step that consumes the rows of a pool; fields as for `Engine.run`."""
 
     shape: Shape
     params: tuple[jax.Array, ...]
@@ -65,14 +62,12 @@ class Move(NamedTuple):
 class Runner(ABC):
     """Runs one model's compiled steps.
 
-    Methods that run a step raise IsolationError, AuditError or HloError for a refused one.
+    A refused step raises IsolationError, AuditError or HloError.
 
     Attributes:
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
-        checks_rows: the engine checks after every step that each row is free or has one holder.
-        compiles_ahead: programs are compiled in threads ahead.
-        decisions: shares commands and decisions with other processes.
-        settings: see `under_settings`.
+        checks_rows: the engine checks the holders of rows after every step.
+        decisions: commands and decisions shared with other processes.
     """
 
     min_rows = 1
@@ -101,14 +96,12 @@ class Runner(ABC):
         self.require_edits(str(shape))
 
     def require_edits(self, subject: str) -> None:
-        """Raise ValueError unless states can be read and changed between steps."""
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
         return jax.device_get(outputs)
 
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
-        """See `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -121,11 +114,11 @@ class Runner(ABC):
         return False
 
     def mark(self, owner: Any) -> Label | None:
-        """Return the label of a sequence's rows for a snapshot, or None."""
+        """Return the label of a sequence's rows for a snapshot."""
         return None
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
-        """Record that a sequence's rows are a copy of a snapshot with this label."""
+        """Record that a sequence's rows are a copy of a labelled snapshot."""
         return None
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label | None:
@@ -133,7 +126,6 @@ class Runner(ABC):
         return None
 
     def forget(self, owner: Any) -> None:
-        """Drop the record of a sequence or text that gives up its rows."""
         return None
 
 
@@ -144,8 +136,8 @@ MAX_IN_FLIGHT = 16
 class InFlight:
     """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
 
-    XLA:CPU has one thread per device of a process. A collective holds the threads of arrived devices; so does a call
-    for a device with 32 waiting programs. Without a free thread for the other devices, XLA ends the process after 40
+    XLA:CPU has one thread per device of a process. A collective holds the threads of arrived devices, and so does a
+    call for a device with 32 waiting programs. Without a free thread for the others, XLA ends the process after 40
     seconds.
 
     Args:
@@ -168,8 +160,6 @@ class InFlight:
 
 
 class OneProcess(Runner):
-    """Calls the compiled steps in this process alone."""
-
     compiles_ahead = True
 
     def __init__(self, programs: Programs, placement: Placement):

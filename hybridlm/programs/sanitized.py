@@ -1,6 +1,6 @@
 """Steps with shadow labels (`load(sanitize=True)`): checks of row owners.
 
-The proof is about a step given its rows; the sanitizer checks that these are the intended rows. After every step it
+The proof is about a step given its rows; the sanitizer checks that these are the intended rows: after every step it
 compares the labels that moved with rows to the host's expectation.
 """
 
@@ -34,7 +34,7 @@ Sanitized = tuple[SanitizedStep, Callable[..., Any]]
 class Sanitizer(Runner):
     """Proves, compiles and runs sanitized steps, on one device."""
 
-    min_rows = 2  # it recognizes the row axis of an array by its length
+    min_rows = 2  # it recognizes the row axis by its length
     checks_rows = True
 
     def __init__(self, programs: Programs, placement: Placement) -> None:
@@ -50,7 +50,6 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        """Return "off": steps are proved and run with shadow labels, without an audit."""
         return "off"
 
     @under_settings
@@ -74,7 +73,7 @@ class Sanitizer(Runner):
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """Correct the labels after a step that consumed fewer tokens than expected."""
+        """Correct the labels after a step with fewer tokens than expected."""
         shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
@@ -93,7 +92,7 @@ class Sanitizer(Runner):
         A mark replaces labels of caching: states with a common beginning share the first state's keys and values.
 
         Raises:
-            SanitizerError: another row moved than the operands select.
+            SanitizerError: the moved row is not the selected one.
         """
         safe, call = self.program(step.shape, examples)
         target, source = step.target, step.source
@@ -117,7 +116,6 @@ class Sanitizer(Runner):
         target.put(new)
 
     def require_edits(self, subject: str) -> None:
-        """Raise ValueError."""
         raise ValueError(f"{subject} expect a model without sanitize; load it without sanitize")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
@@ -129,8 +127,7 @@ class Sanitizer(Runner):
         """Return a proved step with shadow labels; compiled on its first call.
 
         Raises:
-            IsolationError: it is not proved.
-            AuditError: see `Programs.measure`.
+            IsolationError, AuditError: it is not proved, or fails `Programs.measure`.
         """
         key = shape, jax_private.program_settings()
         if key not in self._sanitized:
@@ -169,7 +166,6 @@ class Sanitizer(Runner):
             self._ledger.adopt(self._number(owner), mark)
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label:
-        """Label cached buffers as states of a new owner at `position`."""
         mark = Label(next(self._next), position, epoch=self._ledger.epoch)
         for buffer in buffers:
             buffer.mark = mark

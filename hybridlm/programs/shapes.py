@@ -16,12 +16,11 @@ class Shape:
     """Compilation key of a step.
 
     Attributes:
-        top: number of reported log-probabilities, or None.
-        mtp_drafts: tokens that the MTP head drafts after the sampled one.
-        changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without.
-        masked: whether there are masks of tokens (grammars); such steps also have changes, so that steps are few.
+        top: reported log-probabilities.
+        changes: changed logits per lane (penalties, biases, bans); 0 for a step without.
+        masked: with masks of tokens (grammars); such steps also have changes, so that steps are few.
         chosen: chosen ids of each position; None for a step without `Chosen`.
-        pages: of the pool, null pages included; 0 without KV caches.
+        pages: with null pages; 0 without KV caches.
         blocks: entries of a lane in the page table.
     """
 
@@ -101,8 +100,8 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 def lane_bucket(count: int, lanes: int) -> int:
     """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ... From 8 on, neighbours differ by a half or a third: idle lanes cost
-    more time than one more compilation.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ...; from 8 on by a half or a third more: idle lanes cost more time than
+    another compilation.
     """
     size = 1 << max(count - 1, 0).bit_length()
     smaller = size * 3 // 4

@@ -21,11 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LastStart:
-    """Seconds from `load` to the first answer, of the last starts.
-
-    Attributes:
-        warm, cold: last start without and with compilations, or None.
-    """
+    """Seconds from `load` to the first answer, of the last starts."""
 
     version: int
     warm: float | None
@@ -38,11 +34,7 @@ class Start:
     Args:
         folder: of the cache; None keeps nothing.
         settings: that the seconds depend on.
-        show: `progress` of `load`.
         began: `time.perf_counter()` at the beginning.
-
-    Attributes:
-        parts: seconds by part.
     """
 
     def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):
@@ -66,7 +58,7 @@ class Start:
         self.parts[part], self._mark = now - self._mark, now
 
     def compiling(self) -> None:
-        """Announce compilation once; for any thread."""
+        """Announce compilation once, from any thread."""
         if not self._compiled:
             self._compiled = True
             if not self._answered:

@@ -69,7 +69,6 @@ def structure_name(structure: Structure) -> str | None:
 def step_key(
     shape: AnyShape, args: tuple[Any, ...], structure: str | None, certify: str, placement: Placement
 ) -> str | None:
-    """Return the key of one step, or None."""
     sources = own_sources()
     if patched := patched_code(*(folder.name for folder in PACKAGES)):
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))

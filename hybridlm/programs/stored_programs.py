@@ -33,7 +33,7 @@ class Origin:
     """Origin of a compiled step: the store, or a compilation.
 
     Attributes:
-        seconds: by part: "load", or compilation phases and "keep".
+        seconds: "load", or compilation phases and "keep".
         reusable: later processes find it in the store.
     """
 
@@ -61,7 +61,6 @@ class StoredPrograms:
         return step_key(shape, args, self._structure, self._certify, self._placement)
 
     def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
-        """Load a stored step in a thread; see `find`."""
         with self._lock:
             if key is None or key in self._ahead:
                 return
@@ -83,7 +82,7 @@ class StoredPrograms:
         self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
     ) -> tuple[StoredStep, float] | None:
         if not threading.main_thread().is_alive():
-            return None  # the interpreter ends once the threads do, and the other processes wait for this one
+            return None  # the interpreter would wait for the threads, and other processes for this one
         began = time.perf_counter()
         entry = self._store.find(key)
         if entry is None:

@@ -1,6 +1,6 @@
 """Quantised checkpoints: the tensors of a weight, and the exact values of its codes.
 
-Begin with `groups`; `schemes` names the schemes, `formulas` has their numbers.
+Begin with `groups`.
 """
 
 from hybridlm.quantised.contradictions import contradictions

@@ -1,7 +1,7 @@
 """Weights of bitsandbytes: blocks of 4-bit codes (NF4, FP4) and 8-bit rows (LLM.int8).
 
 Source: bitsandbytes 0.50, `QuantState` of `functional.py` and `Linear8bitLt` of `nn/modules.py`. A block of 4-bit codes
-may span two rows. Shape, block size and form of scales are JSON in the bytes of a tensor.
+may span two rows; shape, block size and form of scales are JSON in the bytes of a tensor.
 """
 
 import math
@@ -38,7 +38,7 @@ def bitsandbytes_tensor(tensors: Tensors) -> QuantisedTensor:
     """Return the weight that tensors of bitsandbytes make.
 
     Args:
-        tensors: "state" and "codes" with roles of `BLOCKS`, or "codes", "scale" and "format" (not in old files) of
+        tensors: "state" and "codes" with roles of `BLOCKS`, or "codes", "scale" and (not in old files) "format" of
             8-bit rows.
     """
     return _rows(tensors) if tensors.members["scale"].endswith(".SCB") else _blocks(tensors)

@@ -27,7 +27,7 @@ NF4 = np.array(
 _FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4 = np.concatenate([_FP4, -_FP4])
 """Values of bitsandbytes' 4-bit floats, unlike E2M1: at most 1."""
-# Column of a group of eight that each nibble of an AWQ word holds, the lowest nibble first.
+# Column of a group of eight in each nibble of an AWQ word, the lowest nibble first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -61,8 +61,8 @@ def packed_integers(
 
     Args:
         words: little-endian; an integer may straddle two.
-        bits: of each integer, at most 8.
-        count: integers in each row.
+        bits: at most 8.
+        count: in each row.
     """
     stream = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:

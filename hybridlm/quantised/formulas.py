@@ -57,7 +57,6 @@ def _tensor(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 
 
 def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Multiply equal groups of columns by their scales, in place."""
     grouped = values.reshape(*scale.shape, -1)
     np.multiply(grouped, scale[..., None], out=grouped)
     return values

@@ -1,7 +1,4 @@
-"""Quantised weights of a checkpoint, recognised by their tensors' names.
-
-Tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
-"""
+"""Quantised weights of a checkpoint, recognised by their tensors' names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -48,9 +45,8 @@ class GroupedTensors:
     """The tensors of a checkpoint, grouped by quantised weight.
 
     Attributes:
-        quantised: weight -> its tensors.
-        parts: tensor in the files -> weight.
-        faults: weight -> why its tensors form none.
+        parts: weight by stored tensor.
+        faults: reason, by weight that its tensors do not form.
     """
 
     quantised: Mapping[str, QuantisedTensor]
@@ -68,7 +64,7 @@ def group_tensors(
 
     Args:
         read: for tensors that hold a shape.
-        metadata: tensor name -> free-form strings of its file.
+        metadata: free-form strings of a tensor's file.
     """
     grouped: dict[str, QuantisedTensor] = {}
     parts: dict[str, str] = {}
@@ -105,7 +101,7 @@ def group_tensors(
 
 
 def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
-    """Return the weight with codes in this tensor, and its tensors by role; or (None, {})."""
+    """Return the weight of a tensor of codes and its tensors by role."""
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
@@ -133,12 +129,12 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
     else:
         return None, {}
     members = {role: other for role, other in roles.items() if other in tensors}
-    # Codes without other tensors are reported by the check of headers.
+    # The check of headers reports codes without other tensors.
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
 def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """Return the weight of a tensor outside all groups, and why it cannot be read.
+    """Return the weight of a tensor outside all groups, and why it is unreadable.
 
     The reason is empty for unused scales of activations and caches; None for a plain tensor.
     """

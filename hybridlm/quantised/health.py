@@ -16,7 +16,7 @@ def zero_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
 
 
 def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of zero rows if at least eight and one in twenty, else 0.
+    """Return the number of zero rows, 0 below eight or one in twenty.
 
     Coarse scales have made such files (keys of linear attention).
     """
@@ -28,8 +28,7 @@ def clipped_groups(weight: Float[np.ndarray, "*experts out in"], group: int | No
     """Return the number of groups with half of their numbers at the largest magnitude.
 
     Args:
-        weight: plain numbers.
-        group: columns that share a scale; None for a whole row. An incomplete last group is left out.
+        group: columns of a scale; None for a whole row. An incomplete last group is left out.
     """
     rows = np.abs(weight.astype(np.float32, copy=False)).reshape(-1, weight.shape[-1])
     group = rows.shape[1] if group is None else group

@@ -23,8 +23,8 @@ class PackedForm:
     Attributes:
         inputs: entries of a row.
         groups: scales of a row.
-        has_matrix_scale: the complete matrix has a scale, too.
-        zero: dtype of zero points: of the codes, or "float32" if subtracted from the product with the scale; or None.
+        has_matrix_scale: the whole matrix has a scale, too.
+        zero: dtype of zero points: of the codes, or "float32" if subtracted from the product with the scale.
     """
 
     kind: Codes
@@ -37,7 +37,7 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays of a packed weight by weight row, as in `QuantisedWeight`; None if absent."""
+    """Arrays of a packed weight by weight row, as in `QuantisedWeight`."""
 
     form: PackedForm
     codes: Shaped[np.ndarray, "*expert out stored"]
@@ -93,11 +93,7 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
-    """Return the arrays of a weight in its packed form.
-
-    Raises:
-        DequantiseError: a scale or a code that is not finite.
-    """
+    """Return a weight in its packed form; raises DequantiseError unless it is finite."""
     *lead, rows, columns = tensor.shape
     stored = read(tensor.parts["codes"])
     scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)

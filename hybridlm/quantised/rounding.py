@@ -28,7 +28,7 @@ class RoundingScheme:
 
     Attributes:
         name: "fp8-block", "int8", "int4" or "nvfp4".
-        group: columns that share an integer scale; None for a scale per row.
+        group: columns of an integer scale; None for a scale per row.
     """
 
     name: str
@@ -39,7 +39,7 @@ class RoundingScheme:
         return shape[-1] % group == 0 and all(shape)
 
     def stored(self, shape: tuple[int, ...]) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Return shape and dtype by last part of a tensor name, for a weight `[..., out, in]`."""
+        """Return shapes and dtypes by last part of a tensor name, for `[..., out, in]`."""
         *lead, rows, columns = shape
         if self.name == "fp8-block":
             grid = (*lead, -(-rows // _BLOCK), -(-columns // _BLOCK))
@@ -70,11 +70,7 @@ class RoundingScheme:
         return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
     def settings(self, ignored: list[str], head: "RoundingScheme | None" = None) -> dict[str, Any]:
-        """Return `quantization_config`.
-
-        Args:
-            ignored: plain modules.
-        """
+        """Return `quantization_config`, with `ignored` plain modules."""
         groups = {"group_0": self._settings_of(["Linear"])}
         if head is not None:
             groups["group_1"] = head._settings_of(["Embedding", "re:.*lm_head$"])
@@ -114,11 +110,11 @@ class RoundingScheme:
     def quantise(
         self, weight: Float32[np.ndarray, "*expert out in"], largest: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Return last part of a tensor name -> array, as in `stored`.
+        """Return arrays by last part of a tensor name, as in `stored`.
 
         Args:
             weight: finite.
-            largest: for "nvfp4", the largest magnitude of all weights with one matrix scale.
+            largest: of all weights with one matrix scale, for "nvfp4".
         """
         if self.name == "fp8-block":
             return _fp8_block(weight)

@@ -1,7 +1,6 @@
 """Schemes of quantised weights: names, tensors, and exact scales and zero points.
 
-A quantised weight is codes `[..., out, in]` with a scale per group of entries. `groups` recognises schemes by tensors;
-`formulas` has the numbers.
+A quantised weight is codes [..., out, in] with a scale per group of entries.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,16 +50,15 @@ class QuantisedTensor:
     """A weight that a checkpoint stores as codes and scales.
 
     Attributes:
-        scheme: one of `SCHEMES`.
         shape: `[out, in]` or `[expert, out, in]`.
-        parts: role -> tensor name. Roles: "codes", "scale", "global", "zero", "order", "table", "nested scale", "nested
+        parts: tensor names by role: "codes", "scale", "global", "zero", "order", "table", "nested scale", "nested
             table".
-        block: rows and columns that share a scale ("fp8-block"); 1 and consecutive numbers ("nf4", "fp4").
+        block: rows and columns with one scale ("fp8-block"); 1 and consecutive numbers ("nf4", "fp4").
         divided: the global scale divides (compressed-tensors) instead of multiplies (modelopt).
         zero_plus_one: zero points are stored less one (first GPTQ version).
         groups: integer scales of a row.
-        nested: of scales stored as 8-bit codes, `table[code] * scale + offset` (bitsandbytes' double quantisation):
-            codes that share a scale, and the offset.
+        nested: of scales as 8-bit codes, `table[code] * scale + offset` (bitsandbytes' double quantisation): codes with
+            one scale, and the offset.
     """
 
     scheme: str
@@ -76,17 +74,13 @@ class QuantisedTensor:
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None for a row or a scale per column."""
+        """Columns with one scale; None for a row or a scale per column."""
         if self.scheme == "fp8-block":
             return min(self.block[1], self.shape[-1])
         return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
 
     def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the stored scales of groups in float32.
-
-        Raises:
-            DequantiseError: a scale, or a possible weight, is not finite.
-        """
+        """Return the stored scales in float32; raises DequantiseError unless weights stay finite."""
         stored = read(self.parts["scale"])
         if self.nested is not None:
             numbers = self._nested_scales(read, self.nested)
@@ -112,12 +106,12 @@ class QuantisedTensor:
             return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(offset)
 
     def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
-        """Return the offsets of "int4-affine", which are subtracted from code * scale.
+        """Return the offsets of "int4-affine", subtracted from code * scale.
 
         The file has the number of code 8: eight scales less this number are rounded once, as in torchao.
 
         Raises:
-            DequantiseError: one is NaN or infinite.
+            DequantiseError: not finite.
         """
         centre = np.swapaxes(read(self.parts["zero"]), -1, -2).astype(np.float32)
         _finite(self.parts["zero"], centre, "an offset that is not finite")
@@ -131,7 +125,7 @@ class QuantisedTensor:
                 _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scale of the matrix, a scalar, or of each expert, `[expert, 1, 1]`.
+        """Return the scale of the matrix, a scalar, or of each expert, [expert, 1, 1].
 
         Raises:
             DequantiseError: not finite, a divisor of zero, or so large that a weight may be infinite.
@@ -146,7 +140,7 @@ class QuantisedTensor:
         return global_scale.reshape(*self.shape[:-2], 1, 1) if global_scale.size > 1 else global_scale.reshape(())
 
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
-        """Return the zero points of "int-packed" groups, `[..., out, group]`, from words along rows."""
+        """Return zero points of "int-packed", [..., out, group], from words along rows."""
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
@@ -161,7 +155,6 @@ class QuantisedTensor:
 
 
 def _finite(name: str, numbers: np.ndarray, fault: str) -> np.ndarray:
-    """Return the numbers; raise DequantiseError with `fault` if one is not finite."""
     wrong = ~np.isfinite(numbers)
     if wrong.any():
         index = tuple(int(indices[0]) for indices in np.nonzero(np.atleast_1d(wrong)))

@@ -48,10 +48,9 @@ class QuantisationSettings:
     """Quantisation that a configuration describes.
 
     Attributes:
-        method: "" without one.
-        schemes: allowed schemes; None for any.
+        None for any.
         ignored: patterns of plain modules.
-        listed: module -> its schemes, if all are listed.
+        listed: schemes by module, if all are listed.
         faults: unsupported or contradictory settings.
     """
 
@@ -114,7 +113,7 @@ def refused(method: str, sign: str) -> QuantisationSettings:
 
 
 def _is_mlx(settings: Any) -> bool:
-    """Return whether MLX wrote the settings: groups and bits without a method."""
+    """Whether MLX wrote the settings: groups and bits without a method."""
     names = settings.keys() if isinstance(settings, dict) else set()
     return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 
@@ -276,5 +275,5 @@ def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[st
 
 
 def _without_mark(name: str) -> str:
-    """Return a modelopt name without the mark that modelopt 0.47 may leave behind NUL."""
+    """Return a modelopt name without the mark that modelopt 0.47 leaves behind NUL."""
     return re.sub(r"\.\0[^*]*", "", name)

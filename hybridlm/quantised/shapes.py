@@ -18,9 +18,9 @@ class TensorInfo(NamedTuple):
     """Header entry of one tensor.
 
     Attributes:
-        dtype: element type ("BF16", "F8_E4M3", ...) or block type ("Q4_K").
-        shape: of the stored tensor, perhaps of packed codes.
-        begin, end: its bytes, from the start of all data; in GGUF files of the file.
+        dtype: of elements ("BF16", "F8_E4M3", ...) or blocks ("Q4_K").
+        shape: as stored, perhaps of packed codes.
+        begin, end: from the start of all data; in GGUF files of the file.
     """
 
     dtype: str
@@ -34,10 +34,9 @@ class Hints:
     """Facts of the configuration that tensors do not show.
 
     Attributes:
-        block: rows and columns with one scale.
         block_is_said: the configuration has the block size; otherwise the usual size is assumed.
-        bits: widths of packed integers; empty for any.
-        zero_plus_one: GPTQ zero points are stored less one (first version).
+        bits: of packed integers; empty for any.
+        zero_plus_one: zero points are stored less one (first GPTQ version).
         fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
     """
 
@@ -54,7 +53,7 @@ class Mismatch(ValueError):
 
 @dataclass
 class Tensors:
-    """The tensors of one weight: `members` by role.
+    """The tensors of one weight, by role.
 
     Roles are "codes", "scale", "inverse", "global", "zero", "order" and "shape".
     """

@@ -1,7 +1,7 @@
 """Weights of torchao in safetensors files: tensors, and descriptions in the metadata.
 
 Source: torchao 0.18, `prototype/safetensors/safetensors_support.py`. `X.weight` is stored as `X._weight_qdata`,
-`X._weight_scale` and others; JSON metadata name the tensor class. Unknown classes are refused.
+`X._weight_scale` and others; JSON metadata name the tensor class; unknown classes are refused.
 """
 
 import re

@@ -1,4 +1,1 @@
-"""Requests and results: input validation, active sequences, completions and scores.
-
-Begin with `sequence` and `results`.
-"""
+"""Requests and results: input validation, active sequences, completions and scores."""

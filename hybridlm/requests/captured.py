@@ -91,7 +91,7 @@ class Captured:
         raise ValueError(f"layer {layer} has no {array} state that was captured; captured are {list(self.states)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the arrays to a safetensors file: positions, "hidden_states[i]" and the names of the states."""
+        """Write positions, "hidden_states[i]" and states by name to a safetensors file."""
         arrays = self._arrays()
         with replacing(Path(path)) as file:
             write_safetensors(file.buffer, types_of(arrays), arrays.values(), {})
@@ -105,8 +105,7 @@ class Recorder:
     """Recorder of one sequence: to memory, a safetensors file or table rows.
 
     Args:
-        hidden: width of the residual stream.
-        path: the file; None for memory or a table.
+        path: None for memory or a table.
         add: called with position and float32 arrays of each table row.
     """
 
@@ -143,7 +142,6 @@ class Recorder:
 
     @property
     def finished(self) -> bool:
-        """True if no file is left to be finished or deleted."""
         return self._partial is None
 
     def put(
@@ -160,7 +158,7 @@ class Recorder:
             last: keep this position alone.
 
         Raises:
-            OSError: it cannot be written; the file is named.
+            OSError: names the file.
         """
         row = 0 if last else self._count
         values = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
@@ -184,7 +182,7 @@ class Recorder:
         self._count = row + 1
 
     def finish(self) -> Captured | None:
-        """Return the recorded values; name the file, or complete the table rows."""
+        """Return the recorded values, and name the file or complete the table rows."""
         if self._add is not None:
             if self._last is not None:
                 self._add(*self._last)

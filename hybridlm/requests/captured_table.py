@@ -19,12 +19,7 @@ MAX_GROUP_BYTES = 1 << 24
 
 
 class CaptureTable:
-    """A Parquet file with a row per captured position, renamed once complete.
-
-    Raises:
-        MissingExtra: pyarrow is not installed.
-        OSError: the file cannot be made.
-    """
+    """A Parquet file with a row per captured position, renamed once complete."""
 
     def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateSite]):
         require_extra(f"capture_to={path.name}", "pyarrow", "data")
@@ -78,7 +73,6 @@ class CaptureTable:
         self._writer = None
 
     def close(self) -> None:
-        """Delete a file that was not finished."""
         if self._writer is not None:
             # Unwritable data is deleted all the same.
             with suppress(OSError), self._file:

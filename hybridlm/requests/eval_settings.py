@@ -16,7 +16,7 @@ def generation_settings(options: Mapping[str, Any], max_tokens: int, end_token: 
     means 1.
 
     Args:
-        end_token: ends a continuation, besides the task's own.
+        end_token: besides the task's own.
 
     Raises:
         ValueError: an unsupported setting.

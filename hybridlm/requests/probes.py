@@ -23,7 +23,7 @@ class Probe:
     """Reads and changes inside the model for one sequence.
 
     Attributes:
-        last: keep only the values of the last position.
+        last: keep the last position alone.
         interventions: resolved by `ProbeSites`.
     """
 
@@ -39,7 +39,7 @@ class Probe:
 
     @property
     def intervenes(self) -> bool:
-        """True if it changes anything; the state then depends on more than the tokens."""
+        """Whether it changes anything; states then depend on more than the tokens."""
         return bool(self.interventions)
 
     @property
@@ -65,10 +65,7 @@ class Probe:
         return [position for run in self.runs for position in range(max(first, run.start), min(end, run.stop))]
 
     def stop(self, consumed: int, end: int) -> int:
-        """Return the tokens consumed after the next step, at most `end`.
-
-        Steps end at tokens with a read or changed state.
-        """
+        """Return the end of the next step: a read or changed token, or `end`."""
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
         return min([end, *stops])
@@ -89,8 +86,7 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
     """Return the captured positions of one text; raises TypeError or ValueError.
 
     Args:
-        positions: "last", "all", indices or a mask.
-        span: positions of "all".
+        span: for "all".
         lowest: first readable token.
     """
     length = span.stop
@@ -136,7 +132,7 @@ def slots(counts: Iterable[int]) -> int:
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
-    """Return the step shape for probes; `places` tokens of a lane return hidden states."""
+    """Return the shape for probes; `places` tokens of a lane return hidden states."""
     active = [probe for probe in probes if probe is not None]
     hidden = slots(len(probe.hidden_states) for probe in active)
     vectors, ablations = (
@@ -191,8 +187,8 @@ def edit_inputs(
 
     Args:
         edits: by row; None keeps the state.
-        types: array types by name, over all devices.
-        orders: (layer, array) -> sharded dimension, and its entries in order.
+        types: over all devices, by name.
+        orders: sharded dimension and its entries in order, by (layer, array).
     """
     inputs: Any = no_edits(len(edits), types)
     for lane, change in enumerate(edits):

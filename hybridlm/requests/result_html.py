@@ -15,11 +15,7 @@ MAX_NLL = 12.0
 def strip(
     token_ids: Sequence[int], logprobs: Sequence[float], greedy: Sequence[bool] | None, tokenizer: Tokenizer | None
 ) -> str:
-    """Render tokens as HTML: redder if less likely, underlined if not the most likely.
-
-    Args:
-        logprobs: natural; nan without a prediction.
-    """
+    """Render tokens as HTML: redder if less likely, underlined if not the most likely."""
     sampled = token_ids[:MAX_TOKENS_SHOWN]
     cells = list(_cells(sampled, _shown(sampled, tokenizer), logprobs, greedy))
     left_out = len(token_ids) - len(cells)

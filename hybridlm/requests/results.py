@@ -193,5 +193,5 @@ class Score:
 
 
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
-    """Return the pickled fields: all except the tokenizer, which is larger than most results."""
+    """Return the pickled fields: the tokenizer is larger than most results."""
     return {**vars(result), "tokenizer": None}

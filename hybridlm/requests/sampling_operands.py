@@ -60,7 +60,7 @@ def logit_changes(
 ) -> LogitChanges | None:
     """Return the logit changes of all lanes, padded to a bucket; None without changes.
 
-    All sampled tokens of these lanes must have been read; `drafts` are of a verifying step.
+    All their sampled tokens must have been read; `drafts` are of a verifying step.
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
@@ -84,7 +84,7 @@ def logit_changes(
 
 
 def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
-    """Return the `Shape` fields about changes that these sequences probably need."""
+    """Return the `Shape` fields about changes that sequences probably need."""
     params = [sequence.request.params for sequence in sequences]
     if not any(settings.needs_output for settings in params):
         return {}
@@ -99,7 +99,6 @@ def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -
 
 
 def bucket(count: int) -> int:
-    """Return the step's number of changes with room for `count`."""
     size = MIN_CHANGES
     while size < count:
         size *= CHANGES_STEP

@@ -121,11 +121,7 @@ class Settings(TypedDict, total=False):
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters with some fields replaced.
-
-    Raises:
-        TypeError: `params` is no `SamplingParams`.
-    """
+    """Return sampling parameters with replaced fields; raises TypeError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
     return replace(SamplingParams() if params is None else params, **settings)
@@ -137,8 +133,8 @@ def settings_of_prompts(
     """Return sampling parameters for all prompts, or a list if an argument is one.
 
     Raises:
-        TypeError: an item of `params` is no `SamplingParams`; with its index.
-        ValueError: lists of other lengths than the prompts; with their names.
+        TypeError: an item of `params` is no `SamplingParams`.
+        ValueError: lists of other lengths than the prompts, by name.
     """
     options: Any = settings
     lists: dict[str, Sequence[Any]] = {name: value for name, value in options.items() if _is_for_each(name, value)}

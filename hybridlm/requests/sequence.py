@@ -38,7 +38,7 @@ class ResolvedParams(PlainSettings):
 
     @property
     def changes_logits(self) -> bool:
-        """True if penalties, biases or bans change logits, by all sampled tokens."""
+        """Whether penalties, biases or bans change logits, by all sampled tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
@@ -50,10 +50,8 @@ class Request:
     """A prompt to be completed.
 
     Attributes:
-        prompt: token ids, at least one.
-        priority: the highest is first.
         sampling_index: part of the random key; None for the index.
-        start: state after the first tokens of the prompt, if known.
+        start: state after the first tokens of the prompt.
         completed: last tokens of the prompt that belong to the completion, from before the end of thoughts was set.
     """
 
@@ -83,21 +81,17 @@ class Request:
 class ActiveSequence:
     """A request that has joined, and the tokens generated so far.
 
-    Steps run one ahead of the read tokens, so counts of dispatched and read tokens differ.
+    Steps run one ahead of the read tokens.
 
     Attributes:
-        prompt: tokens that are read before the next one is sampled: the request's, and after a preemption all generated
-            before.
-        arrival: number among all sequences and texts; negative before.
-        consumed: tokens in its state once the dispatched steps have run.
-        slot: its row; None while it waits and after its last step was dispatched.
-        stepped: it has had a step since it got its row.
+        prompt: tokens to read before sampling; after a preemption with all generated before.
+        arrival: among all sequences and texts; negative before.
+        consumed: tokens in its state after the dispatched steps.
+        slot: None while it waits and after its last step was dispatched.
+        stepped: it has had a step in its row.
         generated: tokens sampled and read.
-        logprobs, top_logprobs: of these tokens, if requested.
-        finish_reason: None while it is active.
-        drafting: None without speculative decoding.
-        grammar: next tokens that its grammar or `allowed_token_ids` allow; None for all.
-        stops: positions in its prompt at which a step always ends, because its state is cached there.
+        grammar: next tokens by grammar or `allowed_token_ids`.
+        stops: prompt positions that end a step, because the state is cached there.
         probe: remaining reads, and changes inside the model.
     """
 
@@ -121,9 +115,9 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
 
     def begin(self) -> None:
-        """Begin to read the prompt (and generated tokens) in an empty row.
+        """Read the prompt (and generated tokens) from its beginning, in an empty row.
 
-        The next token does not change: its random key has its position.
+        The random key has the next token's position, so this token stays the same.
         """
         assert self.all_read, "the tokens of dispatched steps are part of the prompt"
         self.prompt, self.consumed = (*self.request.prompt, *self.generated), 0
@@ -140,12 +134,12 @@ class ActiveSequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place: the sequence with the least one joins first, and is preempted last."""
+        """Its place: the least joins first, and is preempted last."""
         return -self.request.priority, self.arrival
 
     @property
     def shares_states(self) -> bool:
-        """True if its states depend on its tokens alone, for the prefix cache."""
+        """Whether states depend on tokens alone, for the prefix cache."""
         return self.probe is None or not self.probe.intervenes
 
     @property

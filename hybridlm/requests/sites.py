@@ -1,4 +1,4 @@
-"""Sites of a model, and the check of reads and interventions against them."""
+"""Sites of a model, and checks of reads and interventions against them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ class ProbeSites:
     """Sites of a model.
 
     Attributes:
-        units: per layer, number of heads by mixer and of experts.
-        states: (layer, array) -> site, with shapes of the whole model.
+        units: numbers of heads by mixer and of experts, per layer.
+        states: by (layer, array), with shapes of the whole model.
     """
 
     family: str
@@ -49,7 +49,7 @@ class ProbeSites:
         """Return the probe of one sequence, or None.
 
         Args:
-            length: positions, including those to be generated.
+            length: with positions to be generated.
 
         Raises:
             TypeError, ValueError: a wrong intervention, or too many.

@@ -130,7 +130,7 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
 def resolve(
     params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
 ) -> ResolvedParams:
-    """Check sampling parameters against a model, and draw a seed if they sample without one.
+    """Check sampling parameters against a model, and draw a missing seed.
 
     Raises:
         ValueError: all wrong settings.
@@ -265,7 +265,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Return True for integers of Python or NumPy, but no bool."""
+    """Whether a value is an integer of Python or NumPy, but no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -274,6 +274,5 @@ def _is_whole_in(value: Any, low: int, high: float = math.inf) -> bool:
 
 
 def check_count(value: Any, name: str) -> None:
-    """Raise ValueError unless a value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

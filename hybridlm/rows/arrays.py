@@ -18,19 +18,15 @@ from models.state.pages import context_pages
 from models.state.state import StateArray
 
 _ALIGNED = 64
-"""XLA:CPU uses memory of the host in place if its address is a multiple of this."""
+"""XLA:CPU uses host memory in place at multiples of this address."""
 
 
 class RowArrays:
     """Makes the arrays of rows.
 
     Args:
-        model: the model as one device holds it.
-        dtype: dtype of convolution states and KV cache.
-        placement: the devices; rows and pages are split over the data axis.
-
-    Attributes:
-        model, dtype: as given.
+        dtype: of convolution states and KV cache.
+        placement: rows and pages are split over the data axis.
     """
 
     def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
@@ -38,12 +34,11 @@ class RowArrays:
         self.dtype, self._placement = dtype, placement
 
     def blocks(self, context: int) -> int:
-        """Return the pages of `context` tokens; 0 for a model without KV caches."""
         grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
         return context_pages(context) if grows else 0
 
     def abstract(self, rows: int, pages: int) -> Rows:
-        """ShapeDtypeStructs of a pool with as many rows, and pages of KV caches."""
+        """ShapeDtypeStructs of a pool with these rows, and pages of KV caches."""
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
             return self._over_devices(array.of(rows, pages, self.dtype), array)
@@ -54,11 +49,11 @@ class RowArrays:
         return Rows(layers, token)
 
     def _split(self, count: int) -> str | None:
-        """Return the mesh axis of rows or pages; None for an uneven number, which is replicated."""
+        """Return the mesh axis of rows or pages; None replicates an uneven number."""
         return DATA if count % self._placement.data == 0 else None
 
     def _over_devices(self, array_type: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
-        """Return an array's global type: the devices' shards of one dimension follow one another."""
+        """Return an array's global type: shards of one dimension follow one another."""
         shape = list(array_type.shape)
         split = [self._split(shape[0]), *[None] * (len(shape) - 1)]
         if array.sharded_dim is not None:
@@ -67,13 +62,11 @@ class RowArrays:
         return jax.ShapeDtypeStruct(tuple(shape), array_type.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, rows: int, pages: int) -> Rows:
-        """Allocate a pool of zero state."""
         return zeros(self.abstract(rows, pages))
 
 
 def zeros(types: Any) -> Any:
-    """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
-    # Here without a program, which would be compiled for every shape.
+    # A program would be compiled for every shape.
     if local_target().platform == "cpu" and jax.process_count() == 1:
         return jax.tree.map(lambda array_type: jax.device_put(_zeros_to_copy(array_type), array_type.sharding), types)
     return jax.tree.map(

@@ -1,4 +1,4 @@
-"""Cached buffers: reference-counted arrays of a state, or a page of a pool, that outlive its row."""
+"""Cached buffers: reference-counted arrays or pages of a state that outlive its row."""
 
 from collections.abc import Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,50 +12,40 @@ from ir_passes.host.row_ledger import Label
 
 
 class KeptPage(NamedTuple):
-    """A right to a page of a pool, which a cached state shares with rows.
-
-    Attributes:
-        pool: pool of the page.
-        right: right of `RowPool.keep_page`.
-    """
+    """A right to a page of a pool, shared by a cached state with rows."""
 
     pool: RowPool
     right: Page
 
     @property
     def number(self) -> int:
-        """Number of the page, over all devices."""
         return self.pool.row_pages.number(self.right)
 
     @property
     def device(self) -> int:
-        """Device of the page."""
         return self.pool.row_pages.device_of(self.right)
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else holds the page."""
         owner = self.pool.row_pages.owner
         return owner is not None and owner.holders(self.right) == 1
 
     def release(self) -> None:
-        """Give the right back."""
         self.pool.row_pages.drop(self.right)
 
 
 class CachedBuffers:
     """The fixed-size arrays of one position, or a page of the growing arrays.
 
-    A page is in a pool, where rows may share it, or in arrays: on the device if it is not full, or on the host. None of
-    them ever changes.
+    A page is in a pool, where rows may share it, or in arrays: on the device if it is not full, or on the host. It
+    never changes.
 
     Attributes:
-        arrays: arrays in the order of the layout; () for a page of a pool.
-        position: number of consumed tokens of a state; position of the first place of a page.
-        mark: the sanitizer's label of the row that they were copied from, or None.
-        nbytes: bytes of all arrays, or of the page.
-        page: the page of a pool, or None.
-        refcount: number of current uses; while it is above 0 the buffers do not move.
+        arrays: in the order of the layout; () for a page of a pool.
+        position: consumed tokens of a state; first position of a page.
+        mark: the sanitizer's label of the copied row.
+        nbytes: of all arrays, or of the page.
+        refcount: current uses; the buffers do not move while it is above 0.
     """
 
     __slots__ = ("__weakref__", "_places", "arrays", "mark", "nbytes", "page", "refcount", "position")
@@ -68,7 +58,6 @@ class CachedBuffers:
 
     @classmethod
     def in_pool(cls, page: KeptPage, nbytes: int, position: int, mark: Label | None) -> "CachedBuffers":
-        """Return a page of a pool; the arguments are its attributes."""
         buffers = cls((), position, mark)
         buffers.page, buffers.nbytes = page, nbytes
         return buffers
@@ -87,7 +76,6 @@ class CachedBuffers:
         return self.arrays
 
     def put(self, arrays: tuple[jax.Array, ...]) -> None:
-        """Set the arrays that a step returned."""
         self.arrays = arrays
 
     def share(self, page: KeptPage) -> None:
@@ -95,7 +83,6 @@ class CachedBuffers:
         self.arrays, self.page = (), page
 
     def release(self) -> None:
-        """Give back the page of a pool, if any."""
         if self.page is not None:
             self.page.release()
             self.page = None
@@ -107,12 +94,10 @@ class CachedBuffers:
         self.release()
 
     def to_device(self) -> None:
-        """Move host arrays back to their devices."""
         self.arrays = self.look()
 
     @property
     def on_device(self) -> bool:
-        """Whether they are on the device."""
         return all(isinstance(array, jax.Array) for array in self.arrays)
 
 

@@ -16,8 +16,7 @@ class RowPages:
     """The pages of each row, in the order of its positions.
 
     Args:
-        rows, blocks, devices: as `RowPool` has them.
-        size: pages of the pool on all devices, with a null page on each; 0 without a KV cache.
+        size: pages on all devices, with a null page on each; 0 without a KV cache.
 
     Attributes:
         owner: holder of each page; None without a KV cache.
@@ -36,7 +35,6 @@ class RowPages:
             self.release(row)
 
     def needed(self, positions: int) -> int:
-        """Return the number of pages for `positions` positions."""
         return 0 if self.owner is None else kv_blocks(positions)
 
     def missing(self, row: int, positions: int) -> int:
@@ -44,7 +42,6 @@ class RowPages:
         return max(0, self.needed(positions) - len(self._pages[row]))
 
     def free_in(self, device: int) -> int:
-        """Return the number of free pages of a device."""
         return 0 if self.owner is None else self.owner.free_in(device)
 
     def reserve(self, row: int, positions: int) -> None:
@@ -65,7 +62,7 @@ class RowPages:
         """Share kept pages with a row without pages, as its first ones.
 
         Raises:
-            SlotError: the row has pages, or a page was released or is on another device than the row.
+            SlotError: the row has pages, or a page was released or is on another device.
         """
         if self.owner is None or not pages:
             return
@@ -79,7 +76,7 @@ class RowPages:
         self._append(row, [self.owner.share(page) for page in pages])
 
     def keep(self, row: int, block: int) -> Page:
-        """Return a right to a row's page of a block of positions; `drop` gives it back. Raises as `page`."""
+        """Return a right, for `drop`, to a row's page; raises as `page`."""
         assert self.owner is not None
         self.page(row, block)
         page = self.owner.share(self._pages[row][block])
@@ -87,7 +84,7 @@ class RowPages:
         return page
 
     def drop(self, page: Page) -> None:
-        """Give back a right of `keep`; the page is free without holders. Raises SlotError for any other page."""
+        """Give back a right of `keep`; raises SlotError for any other page."""
         assert self.owner is not None
         self.owner.release(page)
         del self._kept[page]
@@ -102,7 +99,7 @@ class RowPages:
         return self.number(page) // self._page_part
 
     def home_of(self, pages: Sequence[Page]) -> int | None:
-        """Return the device of the first of some pages of one device; None without any."""
+        """Return the device of pages of one device; None without any."""
         return self.device_of(pages[0]) if pages else None
 
     def _append(self, row: int, added: Sequence[Page]) -> None:
@@ -113,7 +110,6 @@ class RowPages:
         self._counts[row] = len(pages)
 
     def release(self, row: int) -> None:
-        """Give back all pages of a row."""
         if self.owner is not None:
             for page in self._pages[row]:
                 self.owner.release(page)
@@ -134,22 +130,17 @@ class RowPages:
         return frozen_copy(table)
 
     def page(self, row: int, block: int) -> int:
-        """Return the number of a row's page of a block of positions, over all devices.
-
-        Raises:
-            SlotError: the row has no such page.
-        """
+        """Return the number of a row's page, over all devices; raises SlotError without one."""
         if block >= self._counts[row]:
             message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
         return row // self._row_part * self._page_part + int(self._table[row, block])
 
     def require(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Check that rows have the pages of all positions before `ends`, and that they alone hold those they write.
+        """Check that rows have all pages before `ends`, and alone hold written ones.
 
         Args:
-            rows: row of each lane, int [lane].
-            begins, ends: first written position of each lane and the end of all, int [lane]; end 0 without any.
+            begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
 
         Raises:
             SlotError: a page is missing, so that keys and values would be lost, or a written page is shared.
@@ -173,13 +164,10 @@ class RowPages:
         self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """Check that each page is free or held, by rows whose tables name it, or kept.
-
-        Args:
-            held: rows with a sequence.
+        """Check that each page is free, kept, or held by rows with it.
 
         Raises:
-            SlotError: lists every fault.
+            SlotError: with every fault.
         """
         if self.owner is None:
             return

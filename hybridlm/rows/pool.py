@@ -1,10 +1,8 @@
 """Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
-A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
-names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged. The KV
-cache of a row is in pages, which it gets as its sequence grows.
-
-More than 300 lines: the holders, lanes and contents of rows change together.
+A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows, each with
+another row: an idle lane's row is left unchanged. The KV cache of a row is in pages, which it gets as its sequence
+grows.
 """
 
 from collections.abc import Container, Sequence
@@ -28,9 +26,9 @@ class LaneMap(NamedTuple):
 
     Attributes:
         rows: numbers in the pool, int32 [lane].
-        slots: numbers on the lane's device, int32 [lane], the operand of the step; its bytes are immutable.
-        pages: page table, int32 [lane, block], with page numbers on the lane's device; its bytes are immutable. Idle
-            lanes have null pages. None without KV caches.
+        slots: numbers on the lane's device, int32 [lane], the operand of the step; immutable.
+        pages: page table, int32 [lane, block], with numbers on the lane's device; immutable. Idle lanes have null
+            pages. None without KV caches.
     """
 
     rows: np.ndarray
@@ -42,11 +40,9 @@ class RowPool:
     """The rows of one pool.
 
     Attributes:
-        size: rows.
-        pages: pages of the KV caches, with a null page for each device; 0 without KV caches.
-        blocks: most pages of a row: those of a whole context.
-        devices: devices that rows and pages are split over, in equal parts of consecutive rows and pages.
-        owner, row_pages: holder of each row; pages of each row.
+        pages: with a null page for each device; 0 without KV caches.
+        blocks: most pages of a row.
+        devices: have equal parts of consecutive rows and pages.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
@@ -57,13 +53,13 @@ class RowPool:
         self.vacate()
 
     def vacate(self) -> None:
-        """Release all rows and their pages; contents stay, and mean nothing in pages that are not kept."""
+        """Release all rows and their pages; only kept pages keep a meaning."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
         self.row_pages.vacate()
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def devices_for(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
-        """Return the devices with a free row and free pages, first that of shared pages, then by free rows.
+        """Return the devices with room, first with the shared pages, then by free rows.
 
         Args:
             shared: kept pages of one device, for the first of these positions.
@@ -77,15 +73,15 @@ class RowPool:
         return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
-        """Return the free pages that a new row of a device needs; arguments as for `devices_for`."""
+        """Return the free pages for a new row of a device; arguments as for `devices_for`."""
         return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
-        """Return a free row without consumed tokens, with pages for its first `positions` positions.
+        """Return a free row without consumed tokens, with pages for `positions` positions.
 
         Args:
             device: None for the first of `devices_for`.
-            shared: kept pages of one device, which a row of that device shares as its first pages.
+            shared: kept pages of one device, the first of the row.
 
         Raises:
             SlotsExhausted: no device has both a free row and free pages.
@@ -107,35 +103,31 @@ class RowPool:
         self.row_pages.reserve(self.rows_of([slot])[0], positions)
 
     def missing(self, slot: Slot, positions: int) -> int:
-        """Return the pages that `reserve` needs."""
         return self.row_pages.missing(self.rows_of([slot])[0], positions)
 
     def can_reserve(self, slot: Slot, positions: int) -> bool:
-        """Whether the pages are free that `reserve` needs."""
         return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
-        """Return the indices of slots without pages for the first `positions` of their rows."""
         rows = zip(self.rows_of(slots), positions, strict=True)
         return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(row, count)]
 
     def release(self, slot: Slot) -> None:
-        """Give a row back, with its pages; raises `SlotError` if it was released before."""
+        """Give a row back, with its pages; raises SlotError if it was released before."""
         (row,) = self.rows_of([slot])
         self.owner.release(slot)
         self.row_pages.release(row)
 
     def device_of(self, slot: Slot) -> int:
-        """Return the number of the device that has a row."""
         return self.rows_of([slot])[0] * self.devices // self.size
 
     def check_integrity(self) -> None:
-        """Check that each row is free or has one holder, and each page its counted ones; raises `SlotError`."""
+        """Check the holders of each row and page; raises SlotError."""
         self.owner.check_integrity()
         self.row_pages.check_integrity(self.owner.held)
 
     def rows_of(self, slots: Sequence[Slot]) -> list[int]:
-        """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
+        """Return the row numbers of distinct live slots; raises SlotError otherwise."""
         return self.owner.bind(slots, len(slots)).tolist()
 
     def lanes_for(self, slots: Sequence[Slot]) -> int:
@@ -143,7 +135,7 @@ class RowPool:
         return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
 
     def fitting(self, slots: Sequence[Slot], lanes: int) -> list[Slot]:
-        """Return the first slots of each device that fit a step of so many lanes."""
+        """Return the first slots of each device for a step of so many lanes."""
         rows = self.rows_of(slots)
         fitting = {row for part in self._by_device(rows) for row in part[: lanes // self.devices]}
         return [slot for slot, row in zip(slots, rows, strict=True) if row in fitting]
@@ -203,7 +195,6 @@ class RowPool:
         return self.row_pages.keep(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
-        """Return row numbers by device, in the given order."""
         part_rows = self.size // self.devices
         parts: list[list[int]] = [[] for _ in range(self.devices)]
         for row in rows:
@@ -211,11 +202,11 @@ class RowPool:
         return parts
 
     def settled(self, slot: Slot) -> bool:
-        """Whether the number of tokens that a row has consumed is known."""
+        """Whether the number of consumed tokens is known."""
         return not self._unread[self.rows_of([slot])[0]]
 
     def consumed(self, slot: Slot) -> int:
-        """Return the tokens that dispatched steps have consumed in a row since its acquisition.
+        """Return the tokens that dispatched steps have consumed since the row's acquisition.
 
         Raises:
             SlotError: a dispatched step decides the number, and its result has not been read.
@@ -240,7 +231,6 @@ class RowPool:
         self._consumed[row] += count
 
     def moved(self, slot: Slot, consumed: int) -> None:
-        """Record that a row has a state after this many consumed tokens."""
         row = self.rows_of([slot])[0]
         self._consumed[row], self._unread[row] = consumed, False
 
@@ -248,7 +238,7 @@ class RowPool:
         """Take the arrays for a step that donates them; `put` must follow.
 
         Raises:
-            RowsLost: they were taken and not put back: a step was interrupted.
+            RowsLost: a step was interrupted after it took them.
         """
         rows, self._rows = self._rows, None
         if rows is None:
@@ -256,18 +246,16 @@ class RowPool:
         return rows
 
     def put(self, rows: Rows) -> None:
-        """Put back the arrays that a step returned."""
         self._rows = rows
 
     def look(self) -> Rows:
-        """Return the arrays, for a step that only reads them. Raises as `take`."""
+        """Return the arrays for a step that only reads them; raises as `take`."""
         rows = self.take()
         self._rows = rows
         return rows
 
     @property
     def whole(self) -> bool:
-        """Whether the arrays are in the pool."""
         return self._rows is not None
 
 
@@ -279,20 +267,14 @@ class PoolPart:
         self._leaves: list[Any] = []
 
     def look(self) -> tuple[jax.Array, ...]:
-        """Return the arrays, for a step that only reads them. Raises as `RowPool.take`."""
         leaves = jax.tree.leaves(self.pool.look())
         return tuple(leaves[i] for i in self.places)
 
     def take(self) -> tuple[jax.Array, ...]:
-        """Take the arrays for a step that donates them; `put` must follow.
-
-        Raises as `RowPool.take`.
-        """
         self._leaves, self._tree = jax.tree.flatten(self.pool.take())
         return tuple(self._leaves[i] for i in self.places)
 
     def put(self, arrays: Sequence[jax.Array]) -> None:
-        """Put back the arrays that a step returned."""
         for i, array in zip(self.places, arrays, strict=True):
             self._leaves[i] = array
         self.pool.put(jax.tree.unflatten(self._tree, self._leaves))

@@ -53,8 +53,8 @@ class StateKind:
     """Properties that a state must share with a model to be continued by it.
 
     Attributes:
-        model: fingerprint of the weights (`LM.fingerprint`).
-        dtype: of the matrices that computed it.
+        model: `LM.fingerprint`.
+        dtype: of the matrices.
         layout: every array of a row.
     """
 
@@ -86,11 +86,10 @@ class SnapshotLabel:
     """Identity of a snapshot.
 
     Attributes:
-        kind: the model and the layout.
-        position: number of tokens that the state has seen.
-        tokens: hash of these tokens (`token_hash`).
-        epoch: tenancy of the row that made it; 0 if nothing was consumed. It tells where a state comes from when
-            debugging, and is never compared: a state is a copy of its row, which may have had other tenants since.
+        position: number of seen tokens.
+        tokens: `token_hash` of these tokens.
+        epoch: tenancy of the row that made it; 0 if nothing was consumed. It is for debugging and never compared: the
+            row may have had other tenants since.
     """
 
     kind: StateKind
@@ -164,12 +163,7 @@ class Snapshot:
 
 
 def layout_of(rows: Any, arrays: Any, context: int, placement: Placement) -> tuple[ArrayLayout, ...]:
-    """Return the layout of every array of a sequence.
-
-    Args:
-        rows: ShapeDtypeStructs of a pool.
-        arrays: a `StateArray` for each.
-    """
+    """Return the layout of every array of a sequence."""
     layout = []
     for (path, leaf), array in zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(arrays), strict=True):
         name, positions = jax.tree_util.keystr(path).lstrip("."), array.positions_axis
@@ -187,11 +181,7 @@ def token_hash(tokens: Sequence[int]) -> str:
 
 
 def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
-    """Return the label for publishing the state of a row.
-
-    Raises:
-        SnapshotError: the row has consumed another number of tokens.
-    """
+    """Return the label of a row's state; raises SnapshotError after another number of tokens."""
     consumed = pool.consumed(slot)
     if consumed != len(tokens):
         raise SnapshotError(
@@ -202,5 +192,4 @@ def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) 
 
 
 def nothing_consumed(kind: StateKind) -> Snapshot:
-    """Return the state before the first token; it has no arrays."""
     return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)

@@ -1,7 +1,4 @@
-"""Rows or pages of a pool split over mesh devices: numbers count those of all devices.
-
-They are numbered in the order of the devices.
-"""
+"""Rows or pages of a pool split over mesh devices: numbers count over all devices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,26 +11,21 @@ class SplitRows(NamedTuple):
     """Sharding of a pool's rows, as seen by the device that runs the step.
 
     Attributes:
-        axis: mesh axis that rows are split over; None if every device has all rows.
+        axis: None if every device has all rows.
     """
 
     axis: str | None = None
 
     def mine(self, row: Array, pool: Array) -> Array:
-        """Return a row's number on this device.
-
-        A row of another device is outside of [0, rows of the device).
-        """
+        """Return a row's number on this device; another device's row is outside its rows."""
         return row if self.axis is None else row - lax.axis_index(self.axis) * pool.shape[0]
 
     def take(self, pool: Array, row: Array, part: Callable[[Array], Any] | None = None) -> Array:
-        """Return a row of a pool, on every device.
+        """Return a row of a pool [row, ..] on every device; `row` is int32 [1].
 
         Args:
-            pool: [row, ..].
-            row: int32 [1].
-            part: returns the index of the wanted part, given the row's number on the device; None for the whole row.
-                Indices outside of the row give zeros.
+            part: index of the wanted part, given the row's number on the device; None for the whole row. Indices
+                outside of the row give zeros.
         """
         local_row = self.mine(row, pool)
         index = local_row if part is None else part(local_row)

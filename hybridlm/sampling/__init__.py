@@ -1,4 +1,4 @@
 """Sampling: the next token of every lane from its logits.
 
-Begin with `sampling`; `vocab_parallel` has a sharded vocabulary.
+Begin with `sampling`.
 """

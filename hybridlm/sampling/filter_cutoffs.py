@@ -1,8 +1,8 @@
 """Cutoffs of top_k and top_p on GPUs and TPUs, with a kernel for GPUs.
 
 `sampling.kept_by_filters` defines the tokens. Nothing is sorted: a cutoff is found digit by digit, from sums above each
-digit value. The kernel makes one pass over the logits for each digit. Parts of a lane's logits are program instances;
-they are the same for every number of lanes, so a lane's bits do not depend on it.
+digit value, in one pass of the kernel each. Parts of a lane's logits are program instances, the same for every number
+of lanes, so that a lane's bits do not depend on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,7 @@ DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
 """Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
-each pass.
-"""
+each pass."""
 PASSES = 32 // DIGIT
 """Passes of the kernel for each of the two cutoffs."""
 MAX_BLOCK = 2048
@@ -32,7 +31,7 @@ MAX_BLOCK = 2048
 PART_BLOCKS = 2
 """Blocks of a program instance: few, so that one lane occupies half of a GPU's processors."""
 STATE = (jnp.uint32, jnp.uint32, jnp.float32)
-"""Dtypes that each instance hands on to the next pass: digits found, cutoff of top_k, needed sum."""
+"""Dtypes of each instance's state for the next pass: digits found, cutoff of top_k, needed sum."""
 MIN_VOCAB = 16
 
 
@@ -60,9 +59,7 @@ def filter_cutoffs_kernel(
     """Find a digit of one lane's cutoff, and sum a part of its logits.
 
     Args:
-        index: int32[1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.
-        temperature, top_k, top_p: of all lanes.
-        highest: largest logits of all lanes.
+        index: int32 [1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.
         logits: [vocab], of this lane.
         sums: [part, digit value], of this lane's previous pass; the first pass reads no state.
         old_cutoff, old_of_k, old_needed: [1], `STATE` of this instance.
@@ -120,11 +117,10 @@ def filter_cutoffs(
     top_p: Float32[Array, "lane"],
     devices: Devices,
 ) -> UInt32[Array, "lane"]:
-    """Return `ordered` of the least logit that top_k, then top_p keep; ties are kept together.
+    """Return `ordered` of the least logit by top_k, then top_p; ties stay together.
 
     Args:
         logits: before the temperature, which is above 0.
-        devices: decide whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
         return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.interpret)
@@ -161,12 +157,11 @@ def _lowest(
     min_order: UInt32[Array, "lane"],
     bits: int,
 ) -> UInt32[Array, "lane"]:
-    """Return `ordered` of the largest number with enough weight at or above it, per lane.
+    """Return `ordered` of the largest number with enough weight at or above it.
 
-    Digits are found from the highest on. All sums of a digit are one operation that reads the logits once.
+    Digits are found from the highest on; all sums of a digit are one operation that reads the logits once.
 
     Args:
-        weigh: logits -> their weights.
         enough: total weight per lane -> minimum sum.
         min_order: `ordered` of each lane's least weighed logit.
         bits: of a digit; the last digit may overlap the previous one.

@@ -18,10 +18,10 @@ class LogitChanges(NamedTuple):
     """Changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
 
     Attributes:
-        tokens: ids; beyond the vocabulary: no token.
-        bias: added; -inf bans the token.
+        tokens: ids; beyond the vocabulary for no token.
+        bias: -inf bans the token.
         repetition: divides a logit of at least 0, multiplies a lower one; 1 for none.
-        mask: bit `token % 32` of word `token // 32` allows the token; per lane, in a verifying step per token; or None.
+        mask: bit `token % 32` of word `token // 32` allows the token, per lane or, in a verifying step, per token.
     """
 
     tokens: Int32[HostOrDevice, "lane change"]

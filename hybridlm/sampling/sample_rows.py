@@ -1,6 +1,6 @@
 """CPU kernel that samples one token per row: candidates are selected before sorting.
 
-`sampling.sample_tokens` defines the distribution. Equal keys give equal tokens, unless rounding of an exponential or
+`sampling.sample_tokens` defines the distribution; equal keys give equal tokens, unless rounding of an exponential or
 logarithm decides.
 """
 
@@ -50,9 +50,7 @@ def sample_rows(
     A row's token does not depend on other rows, their number, or the instruction set.
 
     Args:
-        logits: processed.
-        temperature: 0 for the most likely token.
-        keys: threefry2x32 key words per row.
+        keys: threefry2x32 key words.
     """
     operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
     call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")

@@ -37,7 +37,6 @@ class Sampling(NamedTuple):
     """Sampling settings of each lane, applied in order: temperature, top_k, top_p, min_p.
 
     Attributes:
-        temperature: 0 for the most likely token.
         top_k: keep the k most likely tokens, and ties with the last; 0 keeps all.
         top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
@@ -63,7 +62,7 @@ def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"
 
 
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
-    """Return whether some logit of a row is NaN, which XLA:CPU's max() drops in large arrays.
+    """Whether a row has NaN: XLA:CPU's max() drops it in large arrays.
 
     Slices are combined element by element, faster than a reduction along the row.
     """
@@ -90,21 +89,19 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     groups = _groups(logits)
     size = groups.shape[2]
     highest = group_max(logits)
-    # Indices, not comparisons with the maximum: XLA may compute a value twice, rounded otherwise (ops/layout: fusion).
+    # Not by comparison with the maximum: XLA may compute a value twice, rounded otherwise (ops/layout: fusion).
     first = lax.argmax(highest, 1, jnp.int32)
     group = jnp.take_along_axis(groups, first[:, None, None], axis=1, mode="fill")[:, 0]
     return first * size + lax.argmax(group, 1, jnp.int32)
 
 
 GREEDY, SAMPLED, FILTERED = range(3)
-"""The most general mode that a lane needs; general modes are slower with equal samples."""
+"""A lane's most general mode; general modes are slower with equal samples."""
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if a lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
-"""Logits that are sampled together on a CPU; above it, lane by lane.
-
-With more, XLA maps a step's scratch anew in every call (docs/performance.md); with fewer, one core works.
-"""
+"""Logits that are sampled together on a CPU, above it lane by lane. With more, XLA maps a step's scratch anew in every
+call (docs/performance.md); with fewer, one core works."""
 
 
 def _key(sampling: Sampling, position: Array) -> Array:
@@ -120,7 +117,7 @@ def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
     """Return the mask of tokens that each lane's filters keep, on CPUs.
 
-    The most likely token is always kept. A filter is a cutoff, so ties stay together, and nothing is sorted.
+    The most likely token is always kept. A filter is a cutoff: ties stay together, and nothing is sorted.
 
     Args:
         scaled: logits over temperature.
@@ -167,8 +164,6 @@ def sample_tokens(
     """Sample the next token of every lane; `vocab` for a lane with NaN.
 
     Args:
-        logits: processed.
-        positions: of each lane's new token.
         sampling_mode: `GREEDY` if all temperatures are 0, `SAMPLED` without filters, else `FILTERED`; `BESIDE_GREEDY`
             has no effect.
         devices: on GPUs and TPUs a loop would launch operations lane by lane.
@@ -210,7 +205,6 @@ def _sampled(
     sampling_mode: Int32[Array, ""],
     devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` if lanes have a temperature; others take `greedy`."""
     vocab = logits.shape[1]
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]

@@ -31,7 +31,6 @@ class Vocabulary(NamedTuple):
 
     @staticmethod
     def of(config: DecoderConfig) -> "Vocabulary":
-        """Return the vocabulary of a model, or of a device's shard."""
         return Vocabulary(config.vocab_size, config.devices.model)
 
     @property
@@ -72,7 +71,7 @@ class Vocabulary(NamedTuple):
         return partial_sum if self.devices == 1 else lax.psum(partial_sum, MODEL)
 
     def same_most_likely(self, logits: Logits, other: Logits) -> Bool[Array, "row"]:
-        """Return whether rows of two models have the same most likely token; ties go to the first."""
+        """Whether two models have the same most likely token; ties go to the first."""
         if self.devices == 1:
             return most_likely(logits) == most_likely(other)
         return self.is_most_likely(other, self.best(logits, 1)[1][:, 0])
@@ -110,15 +109,15 @@ class Vocabulary(NamedTuple):
         return best, jnp.take_along_axis(tokens, place, axis=1, mode="fill")
 
     def is_most_likely(self, logits: Logits, token: Int32[Array, "row"]) -> Bool[Array, "row"]:
-        """Return whether a token is the first with its row's highest logit; False with NaN."""
+        """Whether a token is the first with its row's highest logit; False with NaN."""
         first = most_likely(logits)
         if self.devices == 1:
             return first == token
         wrong = first == self.shard_size
         local_logit = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
         local_token = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.shard_size)[:, None]
-        # Shards are in order as in `best`. Indices, not comparisons with a device's own logit: XLA may compute a value
-        # twice, with different rounding.
+        # Shards are in order as in `best`. XLA may compute a value twice, with different rounding, so comparisons with
+        # a device's own logit fail.
         highest, tokens = (
             lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (local_logit, local_token)
         )
@@ -132,8 +131,7 @@ def sum_of_terms(shape: tuple[int, ...], term: Callable[[Callable[[Array], Array
     XLA:CPU's reduction computes exponentials inside its loop: three times slower for uncached logits.
 
     Args:
-        shape: [row, width].
-        term: (cut) -> terms of one slice; `cut` slices an array of this shape.
+        term: (cut) -> terms of one slice; `cut` slices an array [row, width].
     """
     rows, width = shape
     terms = math.gcd(SUM_TERMS, width)

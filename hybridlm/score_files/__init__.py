@@ -1,5 +1,4 @@
 """Tasks on the rows of files, part by part: a killed run continues.
 
-Formats are JSON lines, CSV, Parquet, lines of text, and gzip. Begin with `run_file`; `task` and `rows` have the
-interfaces of tasks and formats.
+Formats are JSON lines, CSV, Parquet, lines of text, and gzip.
 """

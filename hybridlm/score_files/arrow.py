@@ -1,4 +1,4 @@
-"""Texts and scores as Arrow columns, for Parquet and Ray datasets. Needs pyarrow."""
+"""Texts and scores as Arrow columns, for Parquet and Ray datasets."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from hybridlm.scoring.items import MASK, form_of
 
 
 def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
-    """Return the columns to read; see `named_columns`.
+    """Return the columns to read.
 
     Texts are strings, token ids lists of integers, chosen ids the same or nested, messages and interventions lists of
     structs.
@@ -33,7 +33,6 @@ def _item_type(type: pa.DataType) -> pa.DataType | None:
 
 
 def _type_fault(name: str, type: pa.DataType, fields: RowFields) -> str | None:
-    """Return the fault of a column's type; None also for a null column."""
     value, item = type.value_type if pa.types.is_dictionary(type) else type, _item_type(type)
     string = any(is_type(value) for is_type in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
     ids, structs = item is not None and pa.types.is_integer(item), item is not None and pa.types.is_struct(item)
@@ -186,7 +185,6 @@ def _offsets(counts: Sequence[int] | np.ndarray) -> pa.Array:
 
 
 def read_token_logprobs(table: pa.Table, kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
-    """Return the ids of each row; see `hybridlm.token_logprobs`."""
     wanted = [f"{kind}_{name}" for name in ("token_ids", "logprobs", "ranks") if (kind, name) != ("top", "ranks")]
     if kind not in ("top", "chosen") or any(name not in table.column_names for name in wanted):
         raise ValueError(f"kind: expected columns {', '.join(wanted)}, found {', '.join(table.column_names)}")

@@ -110,10 +110,7 @@ def _value(name: str, cell: str, is_json: bool) -> Any:
 class CsvScores(JsonScores):
     """Columns id, fields and error; lists are JSON, a missing value is an empty cell.
 
-    A part has one JSON string per record, which can have several lines.
-
-    Raises:
-        ValueError: ids that one column cannot hold.
+    A part has one JSON string per record, because records can have several lines.
     """
 
     several = False

@@ -72,7 +72,6 @@ def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> t
 def compare_models(
     model: TextModel, other: TextModel, ids: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
-    """See `hybridlm.scoring.divergence.compare`."""
     return compare([(model.engine, model.structure), (other.engine, other.structure)], ids, full_lanes)
 
 
@@ -85,7 +84,6 @@ def text_model_of(other: Any) -> TextModel:
 
 
 def compare_texts(model: TextModel, other: TextModel, texts: Any) -> Divergence:
-    """See `LM.divergence`."""
     require_comparable(model, other)
     ids = [compared_ids(model, other, item, f"texts[{i}]") for i, item in enumerate(to_items(texts, "texts"))]
     divergence, wrong = compare_models(model, other, ids)

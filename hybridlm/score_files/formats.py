@@ -18,7 +18,6 @@ TEXTS = (*TABLES, ".txt", ".txt.gz")
 
 
 def ending_of(path: Path) -> str:
-    """Return the lower-case ending, such as ".csv" or ".jsonl.gz"."""
     suffixes = path.suffixes[-2:] if path.suffix.lower() == ".gz" else [path.suffix]
     return "".join(suffixes).lower()
 
@@ -46,11 +45,7 @@ def check_source(path: Path, requests: bool = False) -> str:
 
 
 def check_file(input: Path, output: Path, options: FileOptions, requests: bool = False) -> Path:
-    """Check names and places before a model is loaded; return the output's path.
-
-    Raises:
-        ValueError, OSError, MissingExtra: a wrong name or place.
-    """
+    """Check names and places before a model is loaded; return the output's path."""
     path = check_output(input, output, options)
     require_ending(path, TABLES)
     check_source(input, requests)

@@ -14,8 +14,6 @@ from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, O
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; see `TextLines`."""
-
     def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
         self._reader, self.id_name = reader, reader.id_name
@@ -60,9 +58,9 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts, one part in memory; if compressed, one sort window."""
+        """Write all lines; one part, or a compressed sort window, is in memory."""
         if self._gzipped:
-            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # its header has no name and no time
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # without name and time
                 compressed.writelines(self.lines(parts))
             return
         for contents, order in parts:

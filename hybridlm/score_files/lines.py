@@ -17,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, and decompress .gz block by block; raises ValueError if damaged.
+    """Open a plain or gzip file for reading; raises ValueError if damaged.
 
     Offsets count decompressed bytes; a seek in a compressed file reads from its beginning.
     """
@@ -43,12 +43,7 @@ def content_end(file: BinaryIO) -> int:
 
 
 class TextLines(TextSource):
-    """A file of texts, one per line; blank lines at its end do not count.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: damaged gzip.
-    """
+    """A file of texts, one per line; blank lines at its end do not count."""
 
     unit = "line"
 

@@ -60,7 +60,7 @@ class FileOptions:
 
     @property
     def share(self) -> tuple[int, int]:
-        """Index of the shard and number of shards; (0, 1) by default."""
+        """Index and number of shards; (0, 1) by default."""
         match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if self.shard is None else self.shard)
         if match is None or not int(match[1]) < int(match[2]):
             raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {self.shard!r}")

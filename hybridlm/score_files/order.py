@@ -1,7 +1,6 @@
 """Order of rows for scoring: rows with a common beginning are neighbours.
 
-Consecutive rows (a sort window) are sorted by their beginnings. A part has a piece of them; joining restores their
-order.
+Consecutive rows (a sort window) are sorted by their beginnings, in parts; joining restores their order.
 """
 
 import json
@@ -31,11 +30,10 @@ PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest compared beginning, and the number of beginnings, each twice as long."""
 SortWindow = tuple[int, np.ndarray | None]
-"""Number of parts of consecutive rows; row in each place of the parts, int64 [rows]; None in order."""
+"""Number of parts of consecutive rows; row of each place in them, int64 [rows], or None in order."""
 
 
 def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
-    """Yield the parts of each sort window, with its order."""
     first = 0
     for count, order in windows:
         yield parts[first : first + count], order
@@ -48,8 +46,8 @@ Planned = tuple[SortWindow, Iterator[list[InputRow]]]
 def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
     """Yield the sort windows of consecutive windows of rows.
 
-    The file is read twice, first for the common share: rows with little in common stay in their windows. Take a
-    window's rows before the next.
+    A first pass finds the common share: rows with little in common stay in their windows. Take a window's rows before
+    the next.
     """
     if not windows:
         return
@@ -68,7 +66,7 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
 
 
 def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Yield consecutive windows in groups of at most `limit` bytes, or one larger window."""
+    """Yield groups of consecutive windows, of at most `limit` bytes or one window."""
     group, group_size = list[T](), 0
     for window in windows:
         size = size_of(window)
@@ -82,7 +80,6 @@ def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> It
 
 
 def beginning(row: InputRow) -> str:
-    """Return the beginning of a row's text; "" with a fault."""
     if row.fault is not None:
         return ""
     item = row.item
@@ -101,7 +98,7 @@ def beginning(row: InputRow) -> str:
 
 
 def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
-    """Return the places of the rows of each part, int64, sorted by beginnings."""
+    """Return each part's row places, int64, sorted by beginnings."""
     begins = [beginning(row) for row in rows]
     order = sorted(range(len(rows)), key=begins.__getitem__)
     parts: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Parquet files of texts and scores, in batches of rows. Needs pyarrow."""
+"""Parquet files of texts and scores, in batches of rows."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,8 +28,6 @@ MAX_GROUP_BYTES = 1 << 26
 
 
 class ParquetRows(TextSource):
-    """A Parquet file with columns that `columns_of` accepts; raises ValueError."""
-
     unit = "row"
 
     def __init__(self, path: Path, fields: RowFields = NO_FIELDS):
@@ -44,7 +42,6 @@ class ParquetRows(TextSource):
             raise ValueError(f"{path}: {error}") from None
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield rows from `start` on; see `read_rows`."""
         number, first = 0, 0
         while first < len(self._groups) and number + self._groups[first] <= start.row:
             number, first = number + self._groups[first], first + 1
@@ -80,11 +77,7 @@ class ParquetRows(TextSource):
 
 
 class ParquetScores:
-    """Columns id, fields and error; missing values are null.
-
-    Raises:
-        ValueError: ids of several kinds, or fields of any JSON.
-    """
+    """Columns id, fields and error; missing values are null."""
 
     several = False
 

@@ -19,12 +19,7 @@ MAX_CAPTURED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class ProbedRows:
-    """Reads and changes inside the model, the same for all rows or by row.
-
-    Attributes:
-        positions: "last" or "all".
-        interventions: changes, or the field with each row's.
-    """
+    """Reads and changes inside the model, for all rows or by row."""
 
     sites: ProbeSites
     capture: Probe
@@ -40,7 +35,6 @@ class ProbedRows:
 
     @property
     def field(self) -> str | None:
-        """Field with the interventions of each row, or None."""
         return self.interventions if isinstance(self.interventions, str) else None
 
     @property

@@ -16,13 +16,12 @@ FileProgress = bool | Literal["lines"] | None
 SECONDS_BETWEEN_LINES = 30.0
 """Time between two lines of progress."""
 SECONDS_BETWEEN_RATES = 0.5
-"""Seconds between updates of the number of tokens in a bar."""
+"""Seconds between updates of the tokens in a bar."""
 Tokens = Callable[[], int]
 """Returns the tokens computed so far: parts of a file may take hours."""
 
 
 def no_tokens() -> int:
-    """Return 0, where tokens are not counted."""
     return 0
 
 
@@ -30,9 +29,9 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
     """Return a line with the share of finished work and the remaining time.
 
     Args:
-        seconds: since the beginning of this run.
+        seconds: of this run.
         stored: finished amount of an earlier run.
-        tokens: computed by this run; 0 if not counted.
+        tokens: of this run; 0 if not counted.
     """
     seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
     ahead = (
@@ -72,13 +71,11 @@ class Amount(NamedTuple):
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
-    Rows count by bytes. Within a part progress follows computed tokens, as a share of its tokens or, if unknown, by
-    tokens per byte of earlier parts.
+    Rows count by bytes. Within a part progress follows computed tokens, as a share or by tokens per byte of earlier
+    parts.
 
     Args:
         lines: print a line for each call of `tick`, and one at the end.
-        tokens: counts the computed tokens.
-        verb: word for the computation.
     """
 
     def __init__(self, bar: Progress | None, lines: bool, tokens: Tokens, verb: str = "scoring"):
@@ -116,7 +113,7 @@ class RowProgress:
 
     def tick(self) -> None:
         with self._lock:
-            if self.done < self._total.size:  # the total is 0 before it is known; the last line has been printed
+            if self.done < self._total.size:  # the total is unknown, or the last line has been printed
                 self._show(line=True)
 
     @property

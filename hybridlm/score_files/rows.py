@@ -41,10 +41,10 @@ class InputRow(NamedTuple):
     """A row of the input.
 
     Attributes:
-        number: in messages; lines count from 1, rows of a table from 0.
-        key: field of its text, token ids, prompt or messages.
+        number: in messages; lines count from 1, table rows from 0.
+        key: field of the item.
         item: text, token ids, or an object with prompt or messages, unchecked.
-        size: approximate bytes, a function of its content.
+        size: approximate bytes, by content.
         fault: reason of a row without an item.
         chosen, interventions: unchecked.
     """
@@ -60,7 +60,7 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """True if only the last tokens are scored."""
+        """Whether only the last tokens are scored."""
         return self.key in ("prompt", "messages")
 
     @property
@@ -84,7 +84,7 @@ class OutputRow(NamedTuple):
     """A row of the output: its fields, or its error.
 
     Attributes:
-        fields: lists are arrays. Tables omit fields without a column.
+        fields: lists are arrays; tables omit fields without a column.
         shifted: completions scored from within the prompt.
     """
 
@@ -101,7 +101,6 @@ class TextSource:
 
     Attributes:
         unit: "line" or "row", in messages.
-        id_name: field of the ids.
     """
 
     path: Path
@@ -124,7 +123,7 @@ class ScoreTarget(Protocol):
     """A format of scores: a function of the rows alone.
 
     Attributes:
-        several: True if rows may have several completions.
+        several: rows may have several completions.
     """
 
     several: bool
@@ -141,7 +140,6 @@ IdKinds = dict[str, int]
 
 
 def require_one_kind(ids: IdKinds, format: str) -> None:
-    """Raise ValueError for ids that one column cannot hold."""
     for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
         if kind in ids:
             place = f"id of row or line {ids[kind]}"
@@ -183,7 +181,7 @@ class TextObjects:
     id_name = "id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the CSV columns to read, True for JSON; see `named_columns`."""
+        """Return the CSV columns to read, True for JSON."""
         columns = named_columns(names, self.fields)
         chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
         return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}

@@ -30,8 +30,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
     Raises:
         ValueError: a wrong row if `strict`; an input without rows or of another format; the output is the input or no
             regular file; its parts have another owner, input, model or settings.
-        MissingExtra: Parquet without pyarrow.
-        OSError: a file cannot be read or written; finished parts stay.
+        OSError: finished parts stay.
     """
     input, (index, count) = Path(input), options.share
     path = task.check(input, Path(output), options)

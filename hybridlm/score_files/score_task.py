@@ -92,7 +92,7 @@ class ScoreTask(Task):
     Attributes:
         token_ids: chosen ids with log-probabilities and ranks: a list for all rows, or the field with the ids of each
             row.
-        top, start, temperature, entropy: as for `LM.score`, for all rows.
+        top, start, temperature, entropy: as for `LM.score`.
         hidden_states, states, positions: as for `LM.score`, at the last or all tokens of each row: columns "positions",
             "hidden_states[i]" and states, flat over positions. Not for lists of completions.
         interventions: a list for all rows, or the field with objects of `kind` and arguments of this `Intervention`
@@ -169,11 +169,9 @@ def scored_rows(
     """Return the task of scores.
 
     Args:
-        encode: (item, name in messages) -> token ids of each completion; raises ValueError or TypeError.
+        encode: (item, name in messages) -> token ids of each completion.
         scores: (token ids, questions, probes) -> scores, a function of order and content.
         origin: everything else that scores depend on.
-        settings: questions; `token_ids` may name a field.
-        **fields: of `RowTask`.
     """
     chosen = settings.token_ids
     field = chosen if isinstance(chosen, str) else None

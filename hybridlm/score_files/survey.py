@@ -28,8 +28,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class RowWindow:
-    """Rows that are scored together: first mark, count and bytes."""
-
     start: Mark
     rows: int
     size: int

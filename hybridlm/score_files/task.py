@@ -87,21 +87,18 @@ class RowTask:
     Attributes:
         read: input row -> work; raises ValueError or TypeError.
         run: works -> results, a function of order and content.
-        origin: everything that determines the output, except input and run options.
+        origin: everything else that determines the output, except run options.
         prompt_columns: further fields with prompts or messages.
-        request: fields of requests; None for texts and token ids.
-        row_fields: further input fields.
+        request: None for texts and token ids.
         ids: reported ids per position, at least 1; in memory until the part is written.
-        window: its default.
         window_bytes: None for 1 MiB.
-        counts: returns tokens and places so far.
+        counts: tokens and places so far.
         during: context around a part.
         check: (input, output, options) -> output path, without a model.
         open: (input, field names, request fields) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
         rows: plural in messages.
-        verb: in progress.
         report: (output, parts, earlier rows) -> result.
     """
 

@@ -74,7 +74,6 @@ class Choice:
 def choose(
     context: Any, options: Any, reader: ItemReader, score: Callable[[Sequence[tuple[int, ...]]], list[Score]]
 ) -> Choice:
-    """See `LM.choose`."""
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
     pairs = [reader.pair(context, option, "context", f"options[{i}]") for i, option in enumerate(options)]

@@ -18,7 +18,7 @@ class TextQuestion:
     """Positions and ids of one text to report on.
 
     Attributes:
-        first: first token to report on, among all that the model reads.
+        first: first reported token, among all that the model reads.
         ids: int32 [C] for every token from `first` on, or an array for each.
     """
 
@@ -26,16 +26,14 @@ class TextQuestion:
     ids: np.ndarray | list[np.ndarray]
 
     def at(self, token: int) -> np.ndarray:
-        """Return the chosen ids of a token."""
         return self.ids if isinstance(self.ids, np.ndarray) else self.ids[token - self.first]
 
     @property
     def width(self) -> int:
-        """Maximum chosen ids of a token."""
         return len(self.ids) if isinstance(self.ids, np.ndarray) else max(map(len, self.ids), default=0)
 
     def key(self, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return the key of the question about tokens `begin` to `end`: equal for equal questions, None without one."""
+        """Return a key, equal for equal questions about tokens `begin` to `end`."""
         if end <= self.first:
             return None
         tokens = range(max(begin, self.first), end)
@@ -55,7 +53,6 @@ class Question:
     """Questions about every text of a call.
 
     Attributes:
-        top: most likely tokens to report at each position.
         width: chosen ids of a position in a step: longest list, rounded up.
     """
 
@@ -67,7 +64,6 @@ class Question:
     texts: list[TextQuestion]
 
     def key(self, text: int, begin: int, end: int) -> tuple[Any, ...] | None:
-        """See `TextQuestion.key`."""
         return self.texts[text].key(begin, end)
 
 
@@ -98,11 +94,7 @@ class DistributionSettings:
         return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or bool(self.entropy)
 
     def check(self, vocab_size: int) -> None:
-        """Check the settings that do not depend on texts.
-
-        Raises:
-            TypeError, ValueError: a setting is wrong, or `start` has nothing to begin.
-        """
+        """Check settings without texts; raises TypeError or ValueError."""
         limit = min(vocab_size, MAX_IDS)
         if not is_whole(self.top) or not 0 <= self.top <= limit:
             raise ValueError(f"top: expected 0..{limit}, got {self.top!r}")
@@ -115,11 +107,7 @@ class DistributionSettings:
             raise ValueError("start: expected token_ids, top, entropy or temperature with it, got none of them")
 
     def of_file(self, vocab_size: int) -> "DistributionSettings":
-        """Return the checked settings for rows of a file; `token_ids` may name a field.
-
-        Raises:
-            TypeError, ValueError: a setting is wrong.
-        """
+        """Return the checked settings for rows of a file; `token_ids` may name a field."""
         self.check(vocab_size)
         if self.start is not None and (not is_whole(self.start) or self.start < 0):
             raise ValueError(f"start: expected a whole number of at least 0, got {self.start!r}")
@@ -154,7 +142,6 @@ class DistributionSettings:
         )
 
     def together(self, questions: Sequence[TextQuestion]) -> Question:
-        """Combine the questions about each text."""
         longest = max((question.width for question in questions), default=0)
         # Few programs for many lengths.
         width = 1 << (longest - 1).bit_length() if longest else 0
@@ -166,14 +153,10 @@ NOTHING_ASKED = DistributionSettings()
 
 
 def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) -> TextQuestion:
-    """Return the question about one text.
+    """Return the question about one text; raises TypeError or ValueError.
 
     Args:
-        start: first reported token behind the prompt; None for the first with a prediction.
-        ids: one list or one for each position.
-
-    Raises:
-        TypeError, ValueError: `start` or the ids do not fit the text.
+        start: behind the prompt; None for the first token with a prediction.
     """
     length = len(text.token_ids) - text.prompt
     start = 0 if start is None else start

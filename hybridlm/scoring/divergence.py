@@ -103,21 +103,18 @@ class ComparedText(QueuedText):
 
     @property
     def copies(self) -> Sequence[QueuedText]:
-        """The text in the rows of each model; a model has one row for both of its sides."""
+        """The text in the rows of each model; one row if a model is both."""
         return (self, self.twin)[: len(self.reading.engines)]
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
-        """Store `count` positions of a lane's outputs from position `first` on."""
         self.check([numbers[lane, :count] for numbers in outputs[:3]], first)
         for array, lanes in zip(self.distances, outputs, strict=True):
             array[first : first + count] = lanes[lane, :count]
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name."""
         return self.distances._asdict()
 
     def finish(self) -> None:
-        """Copy the positions of the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             for array, shared in zip(self.distances, self.parent.distances, strict=True):
@@ -133,15 +130,15 @@ def compare(
 ) -> tuple[Divergence, dict[int, int]]:
     """Return the distances, and by text the first token without finite numbers.
 
-    A text has the same lane in both models; the first model sets the step widths. Common prefixes are prefilled once,
-    in whole steps. A text has the same bits alone, in steps of this shape.
+    The first model sets the step widths. Common prefixes are prefilled once, in whole steps. A text has the same bits
+    alone, in steps of this shape.
 
     Args:
         sides: on the same devices.
-        texts: fit the context of both.
+        texts: within the context of both.
 
     Raises:
-        IsolationError, AuditError, HloError: a step is refused (see `compile_step`).
+        IsolationError, AuditError, HloError: a step is refused.
     """
     programs: dict[int, CompiledStep] = {}
 

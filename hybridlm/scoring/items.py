@@ -31,7 +31,7 @@ def own(score: Score, ids: ScoredIds) -> Score:
 
 
 def form_of(fields: Mapping[str, Any]) -> str:
-    """Return the form of an object without nulls; raises ValueError unless it has one complete form without padding."""
+    """Return the form of an object without nulls; raises ValueError unless exactly one is complete."""
     present = [name for name in FORMS if fields.get(name) is not None]
     if not present:
         raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got none of them")
@@ -49,7 +49,7 @@ def form_of(fields: Mapping[str, Any]) -> str:
 
 
 def is_several(completion: Any) -> bool:
-    """Whether it is a list of completions: a list of whole numbers is one, of token ids."""
+    """Whether it is a list of completions: a list of whole numbers is one completion."""
     return isinstance(completion, list | tuple) and not all(isinstance(token, int) for token in completion)
 
 
@@ -82,9 +82,9 @@ class ItemReader:
         return [self.pair(prompt, completion, "prompt", f"completion[{i}]") for i, completion in enumerate(completions)]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat; the last answer is scored up to the end token.
+        """Return a chat's tokens; the last answer is scored up to the end token.
 
-        The prompt is the earlier messages with a generation prompt. With the answer, the template may replace the
+        The prompt is the earlier messages with a generation prompt; with the answer, the template may replace this
         generation prompt only.
         """
         tokenizer, messages = self.inputs.tokenizer, fields["messages"]
@@ -144,7 +144,6 @@ class ItemReader:
         return ids
 
     def _check(self, ids: ScoredIds, where: str, prompt: Any, completion: Any, prompt_name: str) -> None:
-        """Check scored tokens and context; raises ValueError with both texts."""
         texts = _SHORT.repr(prompt), _SHORT.repr(completion)
         if ids.prompt >= len(ids.token_ids):
             raise ValueError(f"{where}: {texts[1]} adds no token to the {prompt_name} {texts[0]}")
@@ -166,7 +165,7 @@ def score_items(
     """Score items in order, with a score for each completion; common beginnings are computed once.
 
     Raises:
-        TypeError, ValueError: an item is wrong; the message has its number.
+        TypeError, ValueError: the number of a wrong item.
     """
     texts: list[ScoredIds] = []
     for i, item in enumerate(items):

@@ -1,6 +1,6 @@
 """Tokenize a prompt with its completion and find the boundary.
 
-Both are tokenized together. Scored tokens begin at the first token that differs from the prompt's ids, and contain the
+Both are tokenized together; scored tokens begin at the first token that differs from the prompt's ids, and contain the
 whole completion. lm_eval splits at the number of the prompt's tokens and can lose the beginning of a completion; only
 `hybridlm eval` does so, too.
 """
@@ -15,7 +15,6 @@ class ScoredIds(NamedTuple):
     """Token ids of a text, with the scored tokens at its end.
 
     Attributes:
-        prompt: tokens before the scored tokens.
         shift: tokens of the prompt's ids after the boundary, replaced in `token_ids`.
     """
 
@@ -28,8 +27,6 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
     """Return joined ids, scored from the first token that differs from the prompt.
 
     Args:
-        prompt: ids of the prompt alone.
-        joined: ids of both together.
         prefix: returns the token before them; called if their first token is scored.
     """
     pairs = zip(prompt, joined, strict=False)
@@ -43,13 +40,12 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
 
 
 def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) -> ScoredIds:
-    """Tokenize a prompt and a completion, which is scored.
+    """Tokenize a prompt and a completion to be scored.
 
     Tokens that the tokenizer appends to every text are omitted.
 
     Args:
         prompt: the prefix replaces an empty prompt.
-        prefix: token before a text.
     """
     add_special_tokens = not _begins_with(prompt or completion, tokenizer, prefix)
     prompt_ids = tokenizer.encode_open(prompt, add_special_tokens)
@@ -60,20 +56,17 @@ def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) 
 
 
 def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
-    """Return token ids with special tokens, after the prefix unless the text writes it, as chat templates do."""
+    """Return token ids with special tokens, after the prefix unless the text has it."""
     return tokenizer.encode(text, add_special_tokens=not _begins_with(text, tokenizer, prefix))
 
 
 def _begins_with(text: str, tokenizer: Tokenizer, prefix: int) -> bool:
-    """Whether a text begins with the decoded prefix."""
     name = tokenizer.decode([prefix], skip_special_tokens=False)
     return bool(name) and text.startswith(name)
 
 
 def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: int) -> tuple[list[int], list[int]]:
     """Split a context and a continuation like lm_eval (`lm_eval.api.model.TemplateLM`).
-
-    Only `hybridlm eval` uses this function.
 
     White space at the end of the context moves to the continuation. With n tokens of the context alone, the first n
     joint tokens are the context, also if a token spans the boundary; the rest, perhaps empty, is the continuation.

@@ -23,7 +23,7 @@ class TextWindow(NamedTuple):
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """Return the token before a text: the tokenizer's BOS or EOS, or the model's first EOS; raises ValueError."""
+    """Return the token before a text: the tokenizer's BOS or EOS, or the model's."""
     special = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
     token = next((token for token in (*special, *eos_token_ids) if token is not None), None)
     if token is None:
@@ -32,7 +32,6 @@ def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> i
 
 
 def first_token(tokenizer: Tokenizer | None) -> int | None:
-    """Return the token that a tokenizer writes before every text, or None."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return None
     return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
@@ -45,8 +44,7 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextW
     tokens.
 
     Args:
-        prefix: before the first token.
-        size: tokens of a window, at least 2; lm_eval's `max_length` is one less.
+        size: at least 2; lm_eval's `max_length` is one less.
     """
     text = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
@@ -62,7 +60,7 @@ def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextW
     A text's first token has no prediction, nor a window's first token at the end of the previous window.
 
     Args:
-        size: tokens of a window, at least 2.
+        size: at least 2.
         stride: 1 to `size`; a shorter one gives each token more context.
     """
     windows, last_end = [], 0
@@ -103,7 +101,7 @@ def windows_of(
     """Return the function from a text to its windows; see `LM.perplexity`.
 
     Raises:
-        ValueError: an unknown convention, impossible windows, or no token to put before a text.
+        ValueError: an unknown convention, impossible windows, or no token before a text.
     """
     if convention not in CONVENTIONS:
         raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
@@ -152,12 +150,7 @@ def corpus_perplexity(
 
 
 def read_files(texts: Any) -> Any:
-    """Return texts with the UTF-8 content of files in place of paths.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is not UTF-8.
-    """
+    """Return texts, read from UTF-8 files for paths; raises OSError or ValueError."""
     if isinstance(texts, os.PathLike):
         return [_read(texts)]
     if isinstance(texts, list | tuple):

@@ -63,17 +63,15 @@ class ReadText(QueuedText):
                 self.vectors[i] = hidden[token - begin]
         if self.question.summed:
             if self.parent is not None and not self._own_total_begun:
-                # Its steps have been read: the sum goes on where the shared prefix ends.
+                # The sum goes on where the shared prefix ends.
                 self.total, self._own_total_begun = self.parent.total.copy(), True
-            for row in hidden:  # in order, independent of the chunks
+            for row in hidden:  # independent of the chunks
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name."""
         return {"vectors": self.vectors, "total": self.total}
 
     def finish(self) -> None:
-        """Copy the vectors of the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             self.vectors[: len(self.parent.vectors)] = self.parent.vectors
@@ -94,7 +92,6 @@ def read_hidden(
     Args:
         texts: at least one token, within the context.
         places: per text, ascending indices of tokens.
-        summed: also sum the vectors of all tokens.
     """
     if not texts:
         return []
@@ -146,10 +143,10 @@ def pooled(
     normalised: bool,
     full_lanes: bool = False,
 ) -> tuple[np.ndarray, dict[int, int]]:
-    """Return a vector for each text: the pooled residual stream after the final norm.
+    """Return pooled residual streams after the final norm, float32 [texts, hidden].
 
-    Vectors are float32 [texts, hidden]. Also return, by text, the first token with numbers that are not finite. A text
-    has the same vector alone, in steps of this shape.
+    Also return, by text, the first token with numbers that are not finite. A text has the same vector alone, in steps
+    of this shape.
     """
     mean = pooling == "mean"
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
@@ -164,7 +161,6 @@ def pooled(
 
 
 def check_pooling(pooling: object) -> None:
-    """Raise ValueError if a pooling does not exist."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 
@@ -183,7 +179,7 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return logits, float32 [texts, labels], summed in float64."""
     wide = weight.astype(np.float64)
     logits = np.zeros((len(vectors), len(weight)), np.float32)
-    with np.errstate(all="ignore"):  # the caller checks the logits
+    with np.errstate(all="ignore"):
         for row, vector in zip(logits, vectors.astype(np.float64), strict=True):
-            row[:] = (wide * vector).sum(axis=1)  # one text at a time: equal bits in any batch
+            row[:] = (wide * vector).sum(axis=1)  # equal bits in any batch
     return logits

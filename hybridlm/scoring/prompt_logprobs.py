@@ -1,4 +1,4 @@
-"""Log-probabilities of request prompts, by the steps of scoring; cached states have none."""
+"""Log-probabilities of request prompts, by steps of scoring: cached states have none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,20 +14,13 @@ from hybridlm.scoring.text import ScoredText
 
 @dataclass(eq=False)
 class PromptText(ScoredText):
-    """A prompt that is scored.
-
-    Attributes:
-        requests: numbers of the requests with this prompt.
-    """
+    """A prompt that is scored."""
 
     requests: list[int] = field(default_factory=list)
 
 
 def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request]) -> dict[int, PromptText]:
-    """Queue prompts to be scored, and return them by request number.
-
-    Equal prompts and common beginnings are scored once.
-    """
+    """Queue prompts to be scored, equal ones and common beginnings once; return them by request."""
     queued: dict[int, PromptText] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
         group = [request for request in requests if request.params.prompt_logprobs == top]

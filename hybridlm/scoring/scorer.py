@@ -34,9 +34,7 @@ def scores(
     steps of this shape.
 
     Args:
-        texts: token ids within the context.
-        top: most likely tokens to report at each position.
-        prefix: of all texts.
+        texts: within the context.
         question: about distributions, with `top` 0.
         probing: probed texts share no beginnings.
         full_lanes: use all lanes, so that bits do not depend on the number of texts.
@@ -69,20 +67,19 @@ def scoring(
     probing: TextProbing | None = None,
     full_lanes: bool = False,
 ) -> Reading[ScoredText]:
-    """Return the reading of `count` texts that are scored; other arguments as for `scores`."""
+    """Return the reading of `count` scored texts; other arguments as for `scores`."""
     inputs = partial(_scoring_inputs, question=question)
     lanes = step_lanes([engine], count, full_lanes)
     return Reading([engine], lanes, inputs, top if question is None else question.top, probing=probing)
 
 
 def step_lanes(engines: Sequence[Engine], count: int, full_lanes: bool) -> int:
-    """Return the lanes of the steps of `count` texts, or of any number with `full_lanes`."""
+    """Return the lanes of steps of `count` texts, or of any number with `full_lanes`."""
     limit = min(engine.prefill_lanes for engine in engines)
     return max(engine.bucket(limit if full_lanes else count, limit) for engine in engines)
 
 
 def score_of(text: ScoredText, with_top: bool) -> Score:
-    """Return the score of a text that is finished."""
     begin, distributions = text.before, text.distributions
     result = Score(
         list(text.tokens[begin:]),
@@ -105,14 +102,10 @@ def score_of(text: ScoredText, with_top: bool) -> Score:
 
 
 def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
-    """Return the same scores.
+    """Return the same scores; raises NumericalError for a number that is not finite.
 
     Args:
-        scores: scores of several texts.
         item: number of a score -> name of its text in messages.
-
-    Raises:
-        NumericalError: a number of a score is not finite.
     """
     wrong = {i: score.first_wrong for i, score in enumerate(scores) if score.first_wrong is not None}
     require_finite(wrong, item)

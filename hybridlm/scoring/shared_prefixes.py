@@ -1,4 +1,4 @@
-"""Common prefixes of the texts of a call, which are prefilled once."""
+"""Common prefixes of the texts of a call, prefilled once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,12 +23,10 @@ def texts_to_read(
     question: Questions | None = None,
     probes: Sequence[Probe | None] | None = None,
 ) -> list[T]:
-    """Return the texts of a reading in the order of their begin: shared prefixes, then the longest texts.
+    """Return a reading's texts in order: shared prefixes, then the longest texts.
 
     Args:
-        texts: by number.
-        prefix: common beginning of all texts, prefilled by the caller.
-        make: makes a text or shared prefix.
+        make: for a text or shared prefix.
     """
     begin = 0 if prefix is None else prefix.snapshot.label.position
     numbers = list(texts)
@@ -55,9 +53,8 @@ class SharedPrefix(NamedTuple):
     """A common beginning of several texts.
 
     Attributes:
-        tokens: prefilled tokens from the first on, and the next token.
-        parent: index of the shared prefix that it continues, or None.
-        first: index of its first text.
+        tokens: prefilled tokens, and the next one.
+        parent: index of the continued shared prefix.
     """
 
     tokens: tuple[int, ...]
@@ -73,8 +70,8 @@ def shared_prefixes(
 ) -> tuple[list[SharedPrefix], list[int | None]]:
     """Find common prefixes of two or more texts, in whole steps.
 
-    Steps are the same as without sharing. Texts share a prefix's tokens and the next one, which it predicts; each text
-    has more to prefill. Of nested prefixes the outermost and the innermost are kept, so that two states suffice.
+    Steps are the same as without sharing. Texts share a prefix's tokens and the next one, which it predicts; each has
+    more to prefill. Of nested prefixes the outermost and the innermost are kept: two states suffice.
 
     Args:
         widths: descending.
@@ -84,7 +81,7 @@ def shared_prefixes(
     Returns:
         Prefixes, each behind its parent, and the prefix index of each text.
     """
-    # A radix tree: an edge is one step of a text and the token after it, a node has the texts that end there.
+    # A radix tree: an edge is a step of a text and the next token, a node has the texts that end there.
     numbers: dict[Any, int] = {}
     tree: RadixTree[list[int], Any] = RadixTree(grows=False)
     ends = [list(accumulate(text_widths(len(text) - 1 - begin, widths), initial=begin)) for text in texts]

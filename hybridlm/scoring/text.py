@@ -18,8 +18,7 @@ class ScoredText(QueuedText):
 
     Attributes:
         logprobs: float32 [T]; NaN for a first token without a prefix.
-        greedy: bool [T]; False for that token.
-        top_logprobs: per token, the most likely tokens; empty for that token.
+        top_logprobs: the most likely tokens per token.
     """
 
     question: Question | None = None
@@ -38,7 +37,6 @@ class ScoredText(QueuedText):
             self.distributions = TextDistributions(self.question, self.query, len(self.tokens))
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
         numbers = outputs.logprob, outputs.top_logprobs, outputs.entropy, outputs.chosen_logprobs
         self.check([None if array is None else array[lane, :count] for array in numbers], first)
         if self.distributions is not None:
@@ -58,7 +56,6 @@ class ScoredText(QueuedText):
         return {"logprobs": self.logprobs, "greedy": self.greedy, **arrays}
 
     def finish(self) -> None:
-        """Copy the results of the first tokens from the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
@@ -72,14 +69,10 @@ class ScoredText(QueuedText):
 def restored(
     finished: FinishedTexts, call: int, texts: Mapping[int, tuple[int, ...]], make: Callable[[int], T]
 ) -> dict[int, T]:
-    """Return the finished texts of an earlier run, by number.
+    """Return the finished texts of an earlier run; raises ValueError for other texts.
 
     Args:
-        call: of the scorer.
         make: number -> text without results.
-
-    Raises:
-        ValueError: stored results of other texts.
     """
     stored: dict[int, T] = {}
     for number in texts:
@@ -92,7 +85,6 @@ def restored(
 
 
 def keep(finished: FinishedTexts, call: int, text: QueuedText) -> None:
-    """Add the results of a finished text."""
     assert text.index is not None, "results of a shared prefix belong to its texts"
     wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
     finished.add(call, text.index, {**text.results(), "first_wrong": wrong})

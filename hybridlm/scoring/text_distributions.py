@@ -18,7 +18,7 @@ class TextDistributions:
     """Ranks, entropies and log-probabilities of one text.
 
     Attributes:
-        length: tokens, with everything before them.
+        length: with everything before the text.
         ranks, entropy: per token; 0 and nan before the first reported token.
     """
 
@@ -41,7 +41,6 @@ class TextDistributions:
         return {name: getattr(self, name) for name in ("ranks", "entropy", *_BY_POSITION)}
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
-        """Store a step's NumPy results for `count` tokens from `first` on."""
         skipped = max(self.query.first - first, 0)
         if skipped >= count:
             return
@@ -81,7 +80,6 @@ class TextDistributions:
         return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
 
     def chosen(self, begin: int) -> TokenLogprobs | None:
-        """Return the chosen ids of tokens behind `begin`, or None."""
         if not self.question.chosen:
             return None
         ids = self.query.ids

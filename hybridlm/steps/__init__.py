@@ -1,4 +1,4 @@
 """Step functions over all lanes, their inputs and their contract.
 
-Begin with `operands`, `structure` and `contract`, then `generate`; `score` and `verify` have the same form.
+Begin with `operands`, `structure` and `contract`, then `generate`.
 """

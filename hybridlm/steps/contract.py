@@ -1,6 +1,6 @@
 """The contract of every step, declarations of CPU kernels, and names of pool dimensions.
 
-All steps find lanes' rows by one slot map, and pages of KV caches by one page table.
+Steps find lanes' rows by one slot map, and pages of KV caches by one page table.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ def slot_map(rows: int, devices: int = 1) -> SlotMap:
     """Return the slot map: lanes have distinct rows; rows of idle lanes keep their bits.
 
     Args:
-        devices: along the data axis, each with as many lanes and rows; slots are row numbers of a device.
+        devices: with as many lanes and rows each; slots are row numbers of a device.
     """
     return SlotMap(STATE.group, rows // devices, null=False, local=DATA if devices > 1 else None)
 
@@ -36,14 +36,13 @@ def page_table(pages: int, devices: int = 1) -> PageTable:
     """Return the page table of the lanes.
 
     Args:
-        pages: of the pool, with each device's null page.
-        devices: along the data axis, each with as many pages; entries are page numbers of a device.
+        pages: with each device's null page.
+        devices: with as many pages each; entries are page numbers of a device.
     """
     return PageTable(PAGES.group, pages // devices, local=DATA if devices > 1 else None)
 
 
 def pools_of(arrays: Any) -> Any:
-    """Return the entry of each `StateArray` of a row."""
     return jax.tree.map(lambda array: PAGES if array.grows else STATE, arrays)
 
 
@@ -84,7 +83,7 @@ def kernel_calls(slots: SlotMap | None = None, pages: PageTable | None = None) -
     """Return the declarations of CPU kernels with pools as operands; others are row-wise.
 
     Args:
-        slots: None for calls without slots, with row i of lane i.
+        slots: None for row i of lane i.
         pages: None without calls of paged kernels.
     """
     by_slot = {
@@ -106,7 +105,6 @@ def step_contract(verifying: bool, arrays: Any, slots: SlotMap, pages: PageTable
 
     Args:
         verifying: the step returns `((accepted, outputs), rows)`.
-        arrays: a `StateArray` for each array of the rows.
         pages: None for arrays without KV caches.
     """
     outputs, rows = (Lane(role="accepted"), Lane()) if verifying else Lane(), pools_of(arrays)
@@ -118,7 +116,7 @@ POSITION = "position"
 
 
 def name_pool_dims(contract: LaneContract, arrays: Any) -> LaneContract:
-    """Return the contract with a name for every dimension of its pools, a `StateArray` each."""
+    """Return the contract with a name for every dimension of its pools."""
 
     def entry(role: Any) -> Any:
         if isinstance(role, Pool):

@@ -24,9 +24,8 @@ class Divergences(NamedTuple):
     """Outputs per position, in nats; meaningless at padding.
 
     Attributes:
-        kl: KL(P || Q), P of the first model, Q of the second.
+        kl: KL(P || Q), P of the first model.
         js: Jensen-Shannon divergence, at most log 2.
-        same_top: equal most likely tokens.
     """
 
     kl: Float32[Array, "lane token"]
@@ -39,8 +38,6 @@ DIVERGENCE_CONTRACT = LaneContract(inputs=(Shared(), Shared(), Lane(), Lane()), 
 
 
 def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[Divergences]]:
-    """`step(first params, second params, first hidden, second hidden) -> (Divergences,)`."""
-
     def step(
         params: tuple[Any, ...],
         second_params: tuple[Any, ...],

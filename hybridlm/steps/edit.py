@@ -24,7 +24,7 @@ EDITED: tuple[Role, ...] = ("recurrent", "conv")
 """Roles of state arrays that can be changed."""
 
 NOT_EDITED = Pool("unchanged")
-"""Entry of other arrays: none of their rows is written, but model steps write rows in all pools of a group."""
+"""Entry of unwritten arrays: model steps write rows in all pools of a group."""
 
 
 def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:
@@ -39,7 +39,7 @@ class StateEdit(NamedTuple):
     Attributes:
         layer: -1 for no change.
         unit: changed indices of the first dimension: heads, or taps.
-        replaced: the value replaces the array; otherwise the factor multiplies it.
+        replaced: by the value; otherwise the factor multiplies the array.
     """
 
     layer: Int32[Array | np.ndarray, "lane"]
@@ -50,8 +50,6 @@ class StateEdit(NamedTuple):
 
 
 def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, StateEdit]:
-    """Return host arrays without changes, by name."""
-
     def none(kind: jax.ShapeDtypeStruct) -> StateEdit:
         unit, value = np.zeros((lanes, kind.shape[0]), bool), np.zeros((lanes, *kind.shape), kind.dtype)
         return StateEdit(np.full(lanes, -1, np.int32), unit, np.zeros(lanes, bool), np.ones(lanes, np.float32), value)
@@ -64,7 +62,7 @@ class StateSite(NamedTuple):
 
     Attributes:
         array: field in the layer's state.
-        place: index among a row's arrays.
+        place: among a row's arrays.
         name: in contracts: "layers[3][0].recurrent".
     """
 
@@ -106,7 +104,7 @@ def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
-    """Make `step(rows, slots, edits) -> (rows,)`; `edits` has a `StateEdit` per array name."""
+    """Make `step(rows, slots, edits) -> (rows,)`, with a `StateEdit` per array name."""
     sites = state_sites(structure)
 
     def step(rows: Rows, slots: Int32[Array, "lane"], edits: dict[str, StateEdit]) -> tuple[Rows]:

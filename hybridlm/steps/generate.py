@@ -22,20 +22,20 @@ from models.sharding.devices import Devices
 from models.state.rows import put_rows, take_rows
 
 LAST_SAMPLED = -1
-"""Placeholder for the lane's last sampled token, which the host may not know yet."""
+"""Placeholder for the lane's last sampled token, perhaps unknown to the host."""
 NO_TOKEN = 1
-"""Token `vocab + NO_TOKEN` is returned where changes of logits leave no token."""
+"""Token `vocab + NO_TOKEN` stands for none left by changes of logits."""
 
 
 class SampledTokens(NamedTuple):
-    """Outputs of a generating step per lane, or of a verifying step per token; None unless requested.
+    """Outputs per lane of a generating step, or per token of a verifying step.
 
     Attributes:
         token: `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN` where a mask and
             other changes leave no token.
         logprob: before temperature and processing.
-        top_tokens, top_logprobs: the most likely tokens, best first.
-        mtp_drafts: tokens that the MTP head drafts after the lane's next token.
+        top_tokens, top_logprobs: the best first.
+        mtp_drafts: after the lane's next token.
         hidden_states: of the lane's last token in some layers.
     """
 
@@ -57,9 +57,7 @@ def generate_step(
 
     Args:
         top: None for tokens alone, otherwise log-probabilities of the token and the `top` most likely ones.
-        processor: changes the logits of each lane before sampling.
-        mtp_drafts: tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as many more
-            positions.
+        mtp_drafts: after the sampled token; `kv_blocks` must have room for as many positions.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
@@ -97,9 +95,8 @@ def finish_step(
     """Store each lane's next token in its row, and draft with the MTP head.
 
     Args:
-        rows: the layers' new state, and the tokens before the step, which idle lanes keep.
+        rows: new state of the layers, and the tokens before the step, which idle lanes keep.
         consumed: tokens per lane; a lane with 0 keeps its token.
-        mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
     if mtp_drafts:
@@ -122,10 +119,9 @@ def sample_with_logprobs(
     """Sample the next token of each row of logits, with its log-probability if requested.
 
     Args:
-        last_token: the token before the one to sample; None without a processor.
+        last_token: before the token to sample; None without a processor.
         positions: of the tokens to sample.
-        inputs: settings and changes of each row; changes are before the processor, masks after it.
-        top, processor: as for `generate_step`.
+        inputs: changes are before the processor, masks after it.
     """
     logprob = top_tokens = top_logprobs = None
     changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
@@ -167,11 +163,9 @@ def propose_mtp_drafts(
     like tokens. The head's keys and values of drafts are written again before they are read.
 
     Args:
-        layers: the model's state; the head has consumed all tokens except the sampled one.
-        token: the token that each lane has sampled.
-        inputs: its KV cache blocks hold the positions of all drafts.
-        consumed: tokens per lane; a lane with 0 has not sampled, and gets no drafts.
-        processor: as for `generate_step`.
+        layers: the head has consumed all tokens except the sampled one.
+        inputs: KV cache blocks have room for all drafts.
+        consumed: a lane with 0 has not sampled, and gets no drafts.
 
     Returns:
         `count` drafts, all in the vocabulary, and the state.
@@ -183,13 +177,13 @@ def propose_mtp_drafts(
     length, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
 
     def inside(token: Array) -> Array:
-        # sampling from NaN logits gives an id outside the vocabulary
+        # NaN logits give an id outside the vocabulary
         return jnp.where(token < vocabulary.size, token, 0)
 
     token, drafts, start = inside(token), list[Array](), inputs.batch.positions + consumed
     for place in range(count):
         # Without a barrier XLA:CPU fuses the drafts of a single lane into one another endlessly; before a loop it would
-        # convert the whole embedding to float32 for the few rows that are read.
+        # convert the whole embedding to float32 for a few rows.
         hidden, token = lax.optimization_barrier((hidden, token))
         position = start + place
         residual, rows = model.mtp_forward(

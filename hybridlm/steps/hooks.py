@@ -46,7 +46,7 @@ class Vectors(NamedTuple):
     """Vectors added to the residual stream, or replacing it, in slot order.
 
     Attributes:
-        index: of hidden states: 0 after the embedding, i after layer i - 1.
+        index: 0 after the embedding, i after layer i - 1.
         first, end: positions in [first, end).
     """
 
@@ -58,12 +58,7 @@ class Vectors(NamedTuple):
 
 
 class Ablations(NamedTuple):
-    """Heads and experts with outputs replaced by zero.
-
-    Attributes:
-        site: by `site_of`.
-        first, end: positions in [first, end).
-    """
+    """Heads and experts with outputs replaced by zero."""
 
     site: Int32[Array | np.ndarray, "lane slot"]
     unit: Int32[Array | np.ndarray, "lane slot"]
@@ -75,7 +70,7 @@ class ProbeInputs(NamedTuple):
     """Operands of reads and changes inside the model; None for absent parts.
 
     Attributes:
-        places: tokens with returned hidden states; T for none, with zeros. None: the last token.
+        places: tokens with returned hidden states; T for none, with zeros; None for the last token.
         layers: index per slot, as in `LM.forward`.
     """
 
@@ -98,10 +93,8 @@ class ProbeInputs(NamedTuple):
 
 
 HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
-"""Hidden states of some tokens of each lane, by slot.
-
-No state array has this shape: XLA would write hidden states in its place.
-"""
+"""Hidden states of some tokens of each lane, by slot. No state array has this shape: XLA would write hidden states in
+its place."""
 
 
 class ProbeHooks(Hooks):
@@ -125,7 +118,6 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
-        """Read and change the residual stream after the embedding or a layer."""
         vectors = self._probes.vectors
         if vectors is not None:
             hit = self._hit(vectors.index, index, vectors.first, vectors.end)
@@ -164,7 +156,7 @@ class ProbeHooks(Hooks):
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
     def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
-        """Return whether a slot is meant at each token, bool [lane, token, slot]."""
+        """Return the slots meant at each token, bool [lane, token, slot]."""
         token = self._at[:, :, None]
         is_unit = (jnp.asarray(index) == value)[:, None]
         return is_unit & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])

@@ -16,8 +16,6 @@ from models import kv_blocks
 
 
 class Feed(NamedTuple):
-    """Input of one lane in a step: tokens, and the position of the first."""
-
     tokens: tuple[int, ...]
     position: int
 
@@ -28,11 +26,11 @@ class Batch(NamedTuple):
     Attributes:
         lengths: real tokens; 0 for an idle lane.
         positions: of the first token.
-        slots: row of each lane, all different; the row of an idle lane, perhaps another sequence's, keeps its bits. On
-            a mesh, row numbers of the lane's device.
-        kv_blocks: KV cache blocks that hold every position of the step.
-        pages: page table of the KV caches: entry b is the lane's page of positions from b * `KV_BLOCK` on; after its
-            last page the null page 0. On a mesh, page numbers of the lane's device. None without KV caches.
+        slots: distinct rows; the row of an idle lane, perhaps another sequence's, keeps its bits. On a mesh, row
+            numbers of the lane's device.
+        kv_blocks: KV cache blocks with every position of the step.
+        pages: entry b is the lane's page of positions from b * `KV_BLOCK` on, after its last page the null page 0. On a
+            mesh, page numbers of the lane's device. None without KV caches.
     """
 
     tokens: Int32[Any, "lane token"]
@@ -68,7 +66,7 @@ class Chosen(NamedTuple):
     """Request for a report on the distribution of each position.
 
     Attributes:
-        token_ids: ids with reported log-probabilities and ranks; C may be 0.
+        token_ids: with reported log-probabilities and ranks; C may be 0.
         temperature: divides the logits of a lane.
     """
 
@@ -80,9 +78,9 @@ class StepInputs(NamedTuple):
     """Inputs of a step `step(params, rows, inputs) -> (outputs, rows)`, None for absent parts.
 
     Attributes:
-        drafts: number of drafts at the end of each lane's tokens, which the step verifies.
+        drafts: number of verified drafts at the end of each lane's tokens.
         sampling, sampling_mode: as for `sample_tokens`.
-        targets: the token after each token, to score; targets of padding have no meaning.
+        targets: the token after each token; meaningless at padding.
     """
 
     batch: Batch

@@ -16,19 +16,17 @@ from models import Decoder
 from models.ops.layout import materialize
 
 MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
-"""Maximum bytes of logits that the head holds at a time, and minimum rows, which share one read of its weight."""
+"""Maximum bytes of logits in the head at a time, and minimum rows, which share one read of its weight."""
 
 
 class Scored(NamedTuple):
     """Outputs of a scoring step for each position's target; None unless requested.
 
     Attributes:
-        logprob: of the target; meaningless without a target.
-        greedy: whether the target is the most likely token.
-        top_tokens, top_logprobs: the most likely tokens, best first.
-        rank: place of the target among all tokens, from 1.
-        entropy: of the distribution, in nats.
-        hidden_states: of some tokens and layers.
+        greedy: the target is the most likely token.
+        top_tokens, top_logprobs: the best first.
+        rank: from 1.
+        entropy: in nats.
     """
 
     logprob: Float32[Array, "lane token"]
@@ -45,11 +43,8 @@ class Scored(NamedTuple):
 def score_step(structure: Structure, top: int) -> Step:
     """Make the scoring step, with outputs `Scored`.
 
-    Its inputs have `targets` and may have `chosen` and `probes`. With `chosen`, ranks, entropy and the chosen ids are
-    reported too, all at its temperature.
-
-    Args:
-        top: most likely tokens to report at each position.
+    Its inputs have `targets` and may have `chosen` and `probes`. With `chosen`, ranks, entropy and chosen ids are
+    reported too, at its temperature.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
@@ -90,7 +85,7 @@ def score_tokens(
     def describe_block(inputs: tuple[Array, Array, Array, Array]) -> Scored:
         hidden, target, token_ids, temperature = inputs
         logits = model.logits(hidden).reshape((target.size, -1))
-        # The last block is padded with zeros. One array for all that follows: a rank compares logits with one of them.
+        # The last block is padded with zeros. A rank compares logits with one of the same array.
         logits = materialize(logits / jnp.where(temperature > 0, temperature, 1.0).reshape((-1, 1)))
         each = target.reshape((-1,))
         total, logit = vocabulary.log_total(logits), vocabulary.logit(logits, each)
@@ -132,7 +127,7 @@ def token_logits(
 ) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
     """Return differentiable log-probabilities of the targets, and their logits or None.
 
-    Products, blocks and bits equal `score_tokens`. A gradient computes a block's logits anew instead of keeping them.
+    Products, blocks and bits equal `score_tokens`; a gradient computes a block's logits anew.
     """
     vocabulary = Vocabulary.of(model.config)
 
@@ -154,7 +149,7 @@ def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], logit_c
     Args:
         describe: arrays [lane, token of the block, ..] -> a pytree of such arrays.
         inputs: arrays [lane, token, ..].
-        logit_count: logits of a token on one device.
+        logit_count: of a token on one device.
     """
     lanes, tokens = inputs[0].shape[:2]
     rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * logit_count))

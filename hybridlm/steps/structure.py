@@ -1,4 +1,4 @@
-"""The structure of a step's model without its arrays, and the rows that steps return."""
+"""The structure of a step's model without its arrays, and the rows of steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Rows(NamedTuple):
     """The arrays of a pool: a row or several pages for each sequence.
 
     Attributes:
-        layers: state of the model's layers; KV caches have pages, all other arrays rows.
-        token: the token sampled last.
+        layers: state of the model; KV caches have pages, all other arrays rows.
+        token: sampled last.
     """
 
     layers: tuple
@@ -54,12 +54,12 @@ class Structure:
     arrays: Rows
 
     def rebuild(self, params: tuple[Any, ...]) -> Decoder:
-        """Return the model with these parameters (arrays or `LinearWeight`) inside a trace; ignore extra ones."""
+        """Return the model with these parameters (arrays or `LinearWeight`) inside a trace."""
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params[: self.tree.num_leaves]))
 
 
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
-    """Split a model into its structure and a flat tuple of arrays, or of types if it is abstract.
+    """Split a model into its structure and a flat tuple of arrays or types.
 
     A weight that is no plain array is one entry.
     """

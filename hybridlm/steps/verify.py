@@ -2,7 +2,7 @@
 
 A lane consumes certain tokens (its last sampled one, or the next of its prompt), then drafts. Each next token is
 sampled with its usual key. A draft is accepted if it equals the token sampled in its place and all earlier drafts were
-accepted, so a sequence samples the same tokens as without drafts; fixed keys make rejection sampling unnecessary. Rows
+accepted: a sequence samples the same tokens as without drafts, and fixed keys make rejection sampling unnecessary. Rows
 are written once, with the accepted tokens.
 """
 
@@ -26,9 +26,9 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
     """Make the verifying step, with outputs `(accepted, SampledTokens)`.
 
     Its inputs have `drafts` and `sampling`, and may have `changes`; the first token of a lane may be `LAST_SAMPLED`.
-    `accepted` counts tokens per lane. Samples after rejected tokens have no meaning; the one after the last accepted
-    token is the lane's next token. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; without drafts
-    all are accepted.
+    `accepted` counts tokens per lane. The sample after the last accepted token is the lane's next token; later ones
+    have no meaning. The last `drafts[i]` of a lane's tokens are drafts, fewer than all; without drafts all are
+    accepted.
 
     Arguments as for `generate_step`.
     """
@@ -66,7 +66,7 @@ def accept(
     Args:
         sampled: the token after each of the tokens.
         lengths: 0 accepts none.
-        drafts: number of drafts at the end of a lane's tokens, fewer than all.
+        drafts: at the end of a lane's tokens, fewer than all.
     """
     place = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None]
     right = (place < (lengths - drafts)[:, None]) | (tokens[:, 1:] == sampled[:, :-1])

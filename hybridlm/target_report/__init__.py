@@ -1,6 +1,6 @@
 """Costs of a model's steps on an absent machine, and its fit there.
 
-Begin with `target_report`; `step_report` has one step and its lower bounds, `fit` the memory.
+Begin with `target_report`.
 """
 
 from hybridlm.target_report.fit import Fit

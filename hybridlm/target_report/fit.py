@@ -21,15 +21,15 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        rows: of the pool with its KV cache, and of states of common beginnings while texts are scored.
+        rows: with KV cache, and states of common beginnings of scored texts.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.
         positions: of the KV cache, on all devices.
-        most_lanes: at this context, 0 for none; scratch grows at most in proportion.
-        longest_context: with these lanes; 0 for none.
-        most_positions: largest KV cache with these lanes at this context; 0 for none.
-        share: memory share that JAX takes by default.
+        most_lanes: at this context; scratch grows at most in proportion.
+        longest_context: with these lanes.
+        most_positions: largest KV cache with these lanes at this context.
+        share: of memory that JAX takes by default.
     """
 
     memory: int
@@ -78,8 +78,8 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        scratch: of the largest step, besides weights and rows, or None.
-        resident: weights and pool in XLA's layout, or None.
+        scratch: of the largest step, besides weights and rows.
+        resident: weights and pool in XLA's layout.
     """
     weights = engine.parameters_on_a_device[1]
 

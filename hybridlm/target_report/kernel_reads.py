@@ -1,4 +1,4 @@
-"""Reads and writes of a step's GPU kernels at given lengths, in place of declared ones."""
+"""Reads and writes of GPU kernels at given lengths, in place of declared ones."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -52,13 +52,12 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
 
 
 def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with counted reads and writes of GPU kernels, and names of uncounted kernels.
+    """Return operations with counted accesses of GPU kernels, and names of uncounted kernels.
 
     Kernels with equal names and operands have the mean of their counts; an uncounted kernel keeps its declared bytes.
 
     Args:
-        kernels: operations of the compiled step.
-        reads: of the kernels in the jaxpr of the step.
+        reads: of kernels in the step's jaxpr.
         cache: bytes of the device's cache.
     """
     counted: dict[Any, list[tuple[int, int]]] = defaultdict(list)

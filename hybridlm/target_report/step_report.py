@@ -1,7 +1,7 @@
 """One step on a target: certificate, bytes, arithmetic, and floor.
 
 Floor: a step reads each weight and its tokens' embedding rows once, reads and writes the fixed-size states, reads
-earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing. Only matrix
+earlier keys and values, and writes new ones. The number of experts is the expectation for uniform routing; only matrix
 products with weights count as arithmetic.
 """
 
@@ -45,7 +45,6 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     """Return a step's floor; None for moves of rows.
 
     Args:
-        model: on one device; may be abstract.
         cache_dtype: of convolution states and KV cache.
         context: positions after a generating or verifying step; prompts and texts begin at 0.
     """
@@ -114,12 +113,11 @@ class StepReport:
         moved, flops: bytes and operations of products, with these iterations.
         floor_moved, floor_flops: lower bounds for every program; None for moves of states.
         floor_seconds: at the device's bandwidth and peak.
-        moved_seconds: `moved` at the device's bandwidth, without caches.
+        moved_seconds: at the device's bandwidth, without caches.
         tokens_per_second: at most, of all lanes.
         largest: operations that move most.
         uncounted: GPU kernels with declared reads, because lengths do not determine their loops.
         resources: of GPU kernels, by ptxas.
-        reused: report of an earlier compilation.
     """
 
     name: str
@@ -176,7 +174,6 @@ def step_report(
     Args:
         floor: None for moves of states.
         context: positions of each lane, for loops and kernel reads.
-        arguments: examples.
     """
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):

@@ -72,7 +72,7 @@ def target_engine(
     """Return an engine that compiles steps for a target without reading weights.
 
     Args:
-        options: as for `abstract_engine`, without a mesh.
+        options: without a mesh.
         model: checkpoint directory, GGUF file or Hub id, for configuration, dtype and packed forms.
         config: config.json, instead of a model.
         mesh: axis sizes; None splits lanes over all devices.

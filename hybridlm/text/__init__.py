@@ -1,4 +1,1 @@
-"""Text: tokenizer, chat template, and incremental text with stop strings.
-
-Begin with `tokenizer`.
-"""
+"""Text: tokenizer, chat template, and incremental text with stop strings."""

@@ -35,7 +35,7 @@ def add_tokens(
     """Add missing tokens in the order of transformers, so that their ids are equal.
 
     Args:
-        written: added tokens of tokenizer.json, used if tokenizer_config.json lists none.
+        written: of tokenizer.json, used if tokenizer_config.json lists none.
 
     Returns:
         All special tokens, in order.

@@ -1,6 +1,6 @@
 """Chat templates: jinja2's immutable sandbox with Hugging Face's functions.
 
-Templates are untrusted code. The sandbox protects Python's internals and their input; it does not limit time or memory.
+Templates are untrusted code: the sandbox protects Python's internals and their input; it does not limit time or memory.
 """
 
 import json
@@ -49,7 +49,6 @@ class CompiledTemplate:
         self._source, self._where, self.variables = source, where, frozenset(names)
 
     def text(self, variables: Mapping[str, Any]) -> str:
-        """Return the rendered text, or raise ChatTemplateError."""
         try:
             return self._template.render(**variables)
         except Exception as error:
@@ -74,7 +73,6 @@ class ChatTemplate(CompiledTemplate):
             messages: {"role": ..., "content": ...} in order; as in transformers, None values are removed and reasoning
                 has each of its names.
             continue_final_message: end within the last message, in its content or this field.
-            variables: other JSON variables.
 
         Raises:
             ChatTemplateError: no messages, a message without a role or with parts that are not text, a last message
@@ -97,9 +95,9 @@ class ChatTemplate(CompiledTemplate):
         return self.text({"messages": messages, **variables})
 
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Join lists of text parts by line ends if the template takes no lists, as in vLLM.
+        """Join lists of text parts by line ends for templates without lists, as in vLLM.
 
-        It takes none if it raises or renders the list as Python does.
+        Such a template raises, or renders the list as Python does.
         """
         listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
         if not listed or not all(_is_text_part(part) for content in listed for part in content):
@@ -168,7 +166,6 @@ class ChatTemplate(CompiledTemplate):
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under every name, as in transformers."""
     reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 

@@ -1,6 +1,6 @@
 """Control tokens in users' texts, apart from the template's.
 
-They are marked before a template is rendered and encoded as plain text. The marks are transformers' private characters,
+They are marked before a template is rendered and encoded as plain text; the marks are transformers' private characters,
 for equal ids.
 """
 
@@ -32,8 +32,6 @@ def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
 
 
 class ControlTokens:
-    """Marks control tokens and encodes marked texts."""
-
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[str]):
         self._tokenizer = tokenizer
         self._any = _any_of(tokens)

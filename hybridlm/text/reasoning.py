@@ -13,7 +13,7 @@ class Thoughts(NamedTuple):
     """The two parts of a completion.
 
     Attributes:
-        reasoning: stripped thoughts without markers; None without thoughts.
+        reasoning: stripped, without markers; None without thoughts.
         answer: text after the thoughts; "" before their end.
     """
 
@@ -26,7 +26,7 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
 
     Args:
         tokenizer: with `THINK_MARKERS` as tokens or in a chat template.
-        think_end: another end marker, which has "/".
+        think_end: another end marker, with "/".
     """
     if think_end is None:
         return tokenizer.think_markers
@@ -34,7 +34,7 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
 
 
 def opens_thoughts(tokenizer: Tokenizer, prompt: Sequence[int], markers: tuple[str, str]) -> bool:
-    """Return True if a prompt ends with the start marker of thoughts."""
+    """Whether a prompt ends with the start marker of thoughts."""
     return tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False).rstrip().endswith(markers[0])
 
 
@@ -50,7 +50,7 @@ def split_thoughts(
     """Split a completion at the end of its thoughts.
 
     Args:
-        text: decoded with the options below; may end at a stop string.
+        text: decoded with these options; may end at a stop string.
         token_ids: for markers that the text lacks.
         opened: the prompt ended within thoughts.
     """
@@ -69,8 +69,6 @@ def split_thoughts(
 
 
 class ThinkingBudget:
-    """Counts the tokens of a sequence's thoughts."""
-
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], budget: int, think_end: str | None):
         markers = markers_of(tokenizer, think_end)
         if markers is None:
@@ -87,7 +85,7 @@ class ThinkingBudget:
         self._text += self._stream.push(token)
         beginning = (self._text + self._stream.unsettled()).lstrip()
         self._opened = self._opened or beginning.startswith(self._start)
-        # Neither thoughts so far, nor the beginning of their marker; or they have ended.
+        # No thoughts so far, no beginning of their marker, or their end.
         if (not self._opened and not self._start.startswith(beginning)) or self._end in beginning:
             self._budget = -1
             return False

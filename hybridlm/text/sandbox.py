@@ -19,12 +19,7 @@ __all__ = ["TemplateError", "compile_template", "literal_text"]
 
 
 def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
-    """Return a template and the names that it reads.
-
-    Raises:
-        TemplateError: a syntax error.
-        RecursionError: it is nested too deeply.
-    """
+    """Return a template and its names; raises TemplateError, or RecursionError if nested too deeply."""
     sandbox = _sandbox()
     names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
     return sandbox.from_string(source), names
@@ -61,7 +56,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` without underscore names, which jinja2 would pass to Python."""
+    """`namespace()` without underscore names: jinja2 would pass them to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):

@@ -28,7 +28,6 @@ class GrowingText:
             self._find(self.text + rest, len(self.text))
 
     def finish(self) -> None:
-        """Add the text that was held back."""
         if not self.stopped:
             self._add(self._stream.flush())
 

@@ -1,4 +1,4 @@
-"""Incremental detokenization: joined pieces equal the whole text, and pieces never change.
+"""Incremental detokenization: joined pieces equal the whole text, and never change.
 
 `tokenizers.decoders.DecodeStream` raises for invalid bytes behind a returned character, holds back a U+FFFD of the
 text, and has no end.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 64
-"""Tokens after which the window is shortened."""
+"""Tokens before the window is shortened."""
 _MIN_CONTEXT = 4
 """Tokens of a shortened window: decoders treat the first token of a text differently."""
 _OF_ONE_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")
@@ -64,7 +64,7 @@ def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
         if joined and (kind not in ("Fuse", "Strip") or step.get("stop")):
             return False  # it sees one token, the whole text
         if after_suffix and kind != "Fuse":
-            return False  # the last token's text changes when it is no longer the last
+            return False  # the last token's text changes behind it
         if kind in ("Fuse", "ByteLevel"):
             joined = True
         elif kind == "ByteFallback":
@@ -84,7 +84,7 @@ def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
 
 
 class StreamDecoder:
-    """Decoder of token ids to text, one at a time; holds back text that a later token could change."""
+    """Decoder of token ids, one at a time; holds back text that may change."""
 
     def __init__(
         self,

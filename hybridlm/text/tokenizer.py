@@ -36,10 +36,9 @@ class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
     Attributes:
-        special_tokens: "bos_token", "eos_token", ... -> the token.
-        chat_templates: name -> source, by default "default".
-        chat_control_tokens: added tokens reserved for chat templates, besides special tokens; None if
-            tokenizer_config.json names none.
+        special_tokens: by name ("bos_token", ...).
+        chat_templates: sources by name, "default" by default.
+        chat_control_tokens: added tokens reserved for chat templates; None if tokenizer_config.json names none.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Tokenizer:
         """Wrap a tokenizer.
 
         Args:
-            backend: from the `tokenizers` library; truncation and padding are switched off.
+            backend: truncation and padding are switched off.
             of_tiktoken: from Kimi's tiktoken.model: long texts are cut, and keys of tools sorted.
 
         Raises:
@@ -116,16 +115,15 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the first token of a text, or None."""
+        """Id of the first token of a text."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the last token of a text, or None."""
+        """Id of the last token of a text."""
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token; None outside the vocabulary."""
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -156,8 +154,7 @@ class Tokenizer:
 
     @cached_property
     def _added_behind(self) -> int:
-        """Number of tokens added at the end of every text."""
-        # An added token has an id in every vocabulary.
+        # Every vocabulary has an id for an added token.
         mask = self._backend.encode("".join(["a", *list(self.added_tokens)[:1]])).special_tokens_mask
         return next((i for i, added in enumerate(reversed(mask)) if not added), 0)
 
@@ -188,7 +185,7 @@ class Tokenizer:
         return [token.id for split in splits for token in backend.model.tokenize(split)]
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
-        """Return the ids of special tokens, which have no text.
+        """Return the ids of special tokens without text.
 
         Args:
             keep_tool_markers: except with "tool" or "function" in their name (<tool_call>, ...).
@@ -204,9 +201,6 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
         """Return the text of token ids; ids beyond the vocabulary have none, as in transformers.
-
-        Args:
-            skip_special_tokens, keep_tool_markers: see `skipped`.
 
         Raises:
             ValueError: a negative id, or of more than 32 bits.
@@ -235,7 +229,7 @@ class Tokenizer:
 
     @cached_property
     def think_markers(self) -> tuple[str, str] | None:
-        """Markers around thoughts, by vocabulary or chat templates, or None."""
+        """Markers around thoughts, by vocabulary or chat templates."""
         sources = list(self.chat_templates.values())
         for pair in THINK_MARKERS:
             if self.token_to_id(pair[1]) is not None or any(pair[1] in source for source in sources):
@@ -245,7 +239,7 @@ class Tokenizer:
     def thinking_variables(
         self, enable_thinking: bool | None, chat_template: str | None = None, tools: Any = None
     ) -> dict[str, bool]:
-        """Return the template variables that turn thinking on or off; {} for None.
+        """Return the template variables that turn thinking on or off.
 
         Raises:
             ChatTemplateError: the template knows no such variable.
@@ -280,7 +274,7 @@ class Tokenizer:
 
     @cached_property
     def turn_end_id(self) -> int | None:
-        """Special token after an answer in the chat template, or None."""
+        """Special token after an answer in the chat template."""
         mark = "ANSWER-OF-THE-TURN"
         try:
             chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
@@ -297,10 +291,7 @@ class Tokenizer:
     def encode_with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
     ) -> list[int]:
-        """Return the token ids of a conversation with tools.
-
-        Args:
-            tools: `{"type": "function", "function": {...}}` of each.
+        """Return the token ids of a conversation with tools; see `apply_chat_template`.
 
         Raises:
             ChatTemplateError: the template has no tools.
@@ -339,8 +330,7 @@ class Tokenizer:
             add_generation_prompt: begin the assistant's answer; None does unless the last message is continued.
             chat_template: name in `chat_templates`, or a source; by default "tool_use" with tools if present, else
                 "default".
-            tools: JSON schemas of functions.
-            documents: objects, for templates that use them.
+            tools: JSON schemas of functions, `{"type": "function", "function": {...}}` each.
             continue_final_message: end within the last message; a field name (reasoning_content, ...) continues that
                 field.
             variables: of the template (`enable_thinking=False`, ...).

@@ -1,6 +1,6 @@
 """Tokenizer classes of transformers that ignore most of tokenizer.json.
 
-`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. These
+`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged; these
 take vocabulary, merges and post-processor from it, and define normaliser, pre-tokenizer, decoder and default special
 tokens.
 """

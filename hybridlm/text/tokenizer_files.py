@@ -115,7 +115,7 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return non-special tokens reserved for chat templates, or None; raises ValueError for no list."""
+    """Return non-special tokens reserved for chat templates; raises ValueError for no list."""
     tokens = settings.get("chat_control_tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
         raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
@@ -123,15 +123,12 @@ def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
-
-    Raises as `read_tokenizer`.
-    """
+    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json."""
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
-    # Tokens with a name of the model's own. Those that are written here replace the list that a saved tokenizer has.
+    # Tokens with a name of the model's own; those written here replace the list of a saved tokenizer.
     names = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
     names |= _take_dict(settings, "extra_special_tokens")
     saved = _take_dict(settings, NAMED)
@@ -145,7 +142,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
                 value = [*present, *(token for token in value if token not in present)]
             settings[role] = value
         names |= _take_dict(settings, "extra_special_tokens")
-        # As objects of tokenizer_config.json they are no special tokens of added_tokens.json.
+        # Objects of tokenizer_config.json are no special tokens of added_tokens.json.
         listed, tokens = (source.get("extra_special_tokens") or [] for source in (settings, older))
         if not isinstance(listed, list):
             raise ValueError(f"extra_special_tokens: expected a list or an object, found {listed!r}")
@@ -173,10 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return sources of chat templates by name; files precede tokenizer_config.json.
-
-    Raises as `read_tokenizer`.
-    """
+    """Return sources of chat templates by name; files precede tokenizer_config.json."""
     files = sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))
     if len(files) > MAX_TEMPLATES:
         raise ValueError(f"{TEMPLATE_FOLDER}: expected at most {MAX_TEMPLATES} templates, found {len(files)}")

@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT: opened, matched with a model, merged. Begin with `adapter`."""
+"""LoRA adapters of PEFT: opened, matched with a model, merged."""
 
 from hybridlm.checkpoint.adapters.adapter import (
     DECISION,

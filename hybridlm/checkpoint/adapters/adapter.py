@@ -46,7 +46,7 @@ class Factors(NamedTuple):
     """The low-rank factors of one adapted tensor.
 
     Attributes:
-        down, up: names of the tensors A and B.
+        down, up: the tensors A and B.
         embedding: the product is transposed.
         experts: matrices in one tensor; None for a single matrix.
     """
@@ -72,7 +72,7 @@ class Adapter:
     digest: str
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor in float32; raises CheckpointError for NaN or infinity."""
+        """Return a tensor in float32; raises CheckpointError unless it is finite."""
         return finite_tensor(self.file.path, name, self.file.read(name))
 
 
@@ -81,8 +81,8 @@ class BoundAdapter:
     """An adapter matched with the tensors of a model.
 
     Attributes:
-        factors: canonical tensor name -> its low-rank change.
-        replaced: canonical tensor name -> name of the new tensor in the file.
+        factors: by canonical tensor name.
+        replaced: canonical name -> name in the file.
         skipped: tensors of unread parts (vision towers).
     """
 
@@ -101,10 +101,10 @@ class BoundAdapter:
         return any(name in self.factors or name in self.replaced for name, _ in tensors_of(weight))
 
     def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
-        """Apply the adapter to a float32 array of pieces of a parameter, in place.
+        """Apply the adapter to float32 pieces of a parameter, in place.
 
         Args:
-            windows: for each piece its place in the parameter and in the result.
+            windows: place in the parameter and in the result, by piece.
         """
         for name, source in tensors_of(weight):
             if name in self.replaced:
@@ -159,11 +159,7 @@ def has_adapter(directory: Path) -> bool:
 
 
 def own_adapter(directory: Path) -> Path | None:
-    """Return the adapter folder that `load` merges by default, or None.
-
-    Raises:
-        CheckpointError: a file that may name it cannot be read.
-    """
+    """Return the adapter folder that `load` merges by default; raises CheckpointError."""
     if has_adapter(directory):
         return directory
     folder = adapter_folder(directory)
@@ -171,7 +167,7 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the name of a decision model's adapter folder, or None; raises CheckpointError."""
+    """Return a decision model's adapter folder; raises CheckpointError."""
     if (directory / JUDGE).is_file():
         name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
     elif (directory / DECISION).is_file():
@@ -201,7 +197,7 @@ def open_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Open a PEFT adapter and check its configuration.
 
     Raises:
-        CheckpointError: no adapter, a pickle, another method, or a LoRA variant that cannot be merged.
+        CheckpointError: no adapter, a pickle, another method, or an unmergeable LoRA variant.
     """
     directory = Path(path)
     if not has_adapter(directory):

@@ -23,13 +23,13 @@ EXPERT_PARTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def bind(adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool) -> BoundAdapter:
-    """Match the tensors of an adapter with the tensors of a model.
+    """Match the tensors of an adapter with a model.
 
     Args:
-        tied: the head of the model is its embedding.
+        tied: the head is the embedding.
 
     Raises:
-        CheckpointError: every tensor without a place, of another shape, or of an unmergeable kind.
+        CheckpointError: all tensors without a place, of another shape, or of an unmergeable kind.
     """
     return _Binding(adapter, family, weights, tied).bound()
 
@@ -162,7 +162,6 @@ class _Binding:
                 )
 
     def _check_tied(self, factors: Mapping[str, Factors], replaced: dict[str, str]) -> None:
-        """Refuse different changes of a tied embedding and head."""
         if not self._tied:
             return
         head = replaced.pop("lm_head.weight", None)

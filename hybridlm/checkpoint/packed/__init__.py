@@ -1,1 +1,1 @@
-"""Quantised parameters in packed form, on one device or over a mesh. Begin with `parameters`."""
+"""Quantised parameters in packed form, on one device or over a mesh."""

@@ -1,6 +1,6 @@
-"""Layout of packed parameters, on one device or over a mesh.
+"""Layout of packed parameters.
 
-Codes, scales and zero points are sharded like the plain parameter. Devices that divide a group have copies of its
+Codes, scales and zero points are sharded like the plain parameter; devices that divide a group have copies of its
 scale.
 """
 
@@ -31,9 +31,9 @@ class PackedLayout(NamedTuple):
     """A packed parameter in memory.
 
     Attributes:
-        groups: scales of a row, a multiple of those in the files.
-        shards: role ("codes", "scale", "whole", "zero") -> its layout.
-        dtype: of the rounded numbers in products.
+        groups: scales of a row, a multiple of the files'.
+        shards: by role ("codes", "scale", "whole", "zero").
+        dtype: of rounded numbers in products.
     """
 
     form: PackedForm
@@ -51,9 +51,8 @@ class PackedLayout(NamedTuple):
         return self._weight(types)
 
     def build(self, read: Callable[[ArraySlice], Iterable[Rows]]) -> QuantisedWeight:
-        """Build the parameter from the pieces that `read` returns for a window of rows."""
+        """Build the parameter from the pieces of each window of rows."""
         kinds = _kinds(self.form)
-        # An array of one column has no sharded columns.
         shards = next(iter(self.shards.values()))
         last = len(shards.shape) - 1
         rows = tuple(sharded for sharded in shards.sharded_dims if sharded.dim != last)
@@ -132,7 +131,7 @@ def narrowed(dimension: ShardedDim, step: int, devices: int) -> ShardedDim:
 
 
 def _columns(shards: Shards, start: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """Yield the pieces of a shard's last dimension: place in the array, in the shard."""
+    """Yield the pieces of a shard's last dimension: place in array and shard."""
     last = len(shards.shape) - 1
     columns = tuple(sharded for sharded in shards.sharded_dims if sharded.dim == last)
     for source, target in Shards(shards.shape, columns, shards.sharding).windows((0,) * last + (start[last],)):

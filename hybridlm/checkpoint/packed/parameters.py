@@ -1,4 +1,4 @@
-"""Quantised parameters in packed form: selection, layouts, and arrays from the files."""
+"""Quantised parameters in packed form: selection, layouts, and arrays from files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,7 @@ class PackedParameters:
     """Parameters that stay packed, by the headers of a checkpoint.
 
     Attributes:
-        layouts: path -> layout in the files and in memory.
-        plan: tensors to be read; None for a saved model.
+        plan: None for a saved model.
         divided: paths that are plain on this mesh, but packed on one device.
     """
 
@@ -70,7 +69,7 @@ def packed_forms(
 def load_packed(
     checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
-    """Build a parameter on its devices; return a sentence for each tensor with lost rows.
+    """Build a parameter on its devices, with a sentence per tensor with lost rows.
 
     Raises:
         CheckpointError: a scale or a code that is not finite.
@@ -97,7 +96,7 @@ def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
 
 
 def _significant(packed: PackedArrays) -> np.ndarray:
-    """Return an array with zeros where the numbers are zero, without dequantising."""
+    """Return an array with the zeros of the numbers, without dequantising."""
     if packed.zero is not None:
         return np.ones((1, 1), np.uint8)
     kind = packed.form.kind

@@ -1,1 +1,1 @@
-"""Models of `LM.save`: index of the directory, writer and reader. Begin with `index`."""
+"""Models of `LM.save`: index of the directory, writer and reader."""

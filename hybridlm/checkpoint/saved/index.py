@@ -4,8 +4,7 @@
     weights/                           an Orbax checkpoint: an uncompressed Zarr 2 array for each parameter, or piece
     hybridlm.json                      the index: the file and the place of each tile of a parameter
 
-Every data file below `weights` is a tile of a parameter, with the bytes in memory. Tiles are read without Orbax, whose
-import takes longer than the reading.
+Tiles are read without Orbax, whose import takes longer than the reading.
 """
 
 import hashlib
@@ -46,8 +45,6 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedParameter:
-    """A parameter of a saved model."""
-
     dtype: np.dtype
     shape: tuple[int, ...]
     tiles: tuple[Tile, ...]
@@ -63,8 +60,7 @@ class PackedParameter:
     """A quantised parameter of a saved model.
 
     Attributes:
-        inputs: entries of a row.
-        parts: role -> name of the saved array.
+        parts: names of the saved arrays by role.
     """
 
     kind: Codes
@@ -77,8 +73,7 @@ class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        parameters: arrays by dotted name; a quantised parameter has several.
-        packed: quantised parameters by dotted name.
+        parameters: by dotted name; a quantised parameter has several.
     """
 
     path: Path
@@ -152,7 +147,6 @@ def dump_index(index: Mapping[str, Any]) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of a small file."""
     return hashlib.sha256(content).hexdigest()
 
 

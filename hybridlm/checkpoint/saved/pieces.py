@@ -59,7 +59,7 @@ def _dims_of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]
 
 
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:
-    """Return a whole parameter's shape, and its pieces: one segment of every sharded dimension.
+    """Return a whole parameter's shape and its pieces, one segment per sharded dimension.
 
     Each device contributes its shard.
     """
@@ -81,7 +81,6 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
 def _piece(
     array: jax.Array, shape: Sequence[int], piece: Sequence[tuple[ShardedDim, int, int]]
 ) -> jax.Array | np.ndarray:
-    """Return (dimension, number, devices along the axis) of each sharded dimension's segment."""
     if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):
         return array
     local: list[slice] = [slice(None)] * array.ndim

@@ -30,10 +30,7 @@ def read_saved(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tiles.
 
-    Complete tiles are compared with their checksums. No memory is shared with the files.
-
-    Args:
-        kind: dtype in memory.
+    Complete tiles are compared with their checksums; no memory is shared with the files.
 
     Returns:
         The parameter, its stored dtype or kind of codes if converted, and no sentences.
@@ -142,8 +139,6 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
 
 
 class _Reading:
-    """One saved array while this process reads its shards."""
-
     def __init__(self, saved: SavedDirectory, name: str):
         self._saved, self._name, self.parameter = saved, name, saved.parameters[name]
         self._read = Counter[Tile]()
@@ -155,7 +150,7 @@ class _Reading:
         """Return an array of pieces of the parameter.
 
         Args:
-            windows: for each piece its place in the parameter and in the result.
+            windows: place in the parameter and in the result, by piece.
         """
         stored = self.parameter.dtype
         result = aligned_empty(shape, stored)

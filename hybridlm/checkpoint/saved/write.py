@@ -27,7 +27,7 @@ from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-# Without the adapter's file: it is merged.
+# Not the adapter's file: it is merged.
 SMALL_FILES = (  # heads of decision models among them
     *(name for name in FILES if "safetensors" not in name and name != ADAPTER),
     "head.safetensors",
@@ -49,15 +49,13 @@ def save_checkpoint(
     """Write a checkpoint; its name appears when it is complete.
 
     Args:
-        target: new directory.
-        source: original directory or GGUF file, for its small files.
-        model: fields of the index: version (hybridlm), family, dtype and original fingerprint.
-        parameters: name -> shape, and pieces that cover the parameter.
-        packed: quantised parameter -> "kind" and "inputs"; its arrays are `parameters`, by role.
+        source: original directory or GGUF file, for small files.
+        model: version (hybridlm), family, dtype and original fingerprint.
+        parameters: shape, and pieces that cover it, by name.
+        packed: "kind" and "inputs" by name; the arrays are in `parameters`, by role.
 
     Raises:
-        FileExistsError: something exists at `target`.
-        OSError: it cannot be written; nothing is left behind.
+        OSError: nothing is left behind.
     """
     names = {
         name: [name] if len(pieces) == 1 else [f"{name}.{number}" for number in range(len(pieces))]
@@ -108,7 +106,7 @@ def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 def new_directory(target: Path) -> Iterator[Path]:
     """Create a directory, named when it is complete and deleted after a failure.
 
-    The first process creates, renames and deletes it; all return when it has its name.
+    The first process creates, renames and deletes it; all wait for its name.
     """
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
@@ -151,10 +149,10 @@ def _require_room(target: Path, size: int) -> None:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
-    # Imported here: it takes as long as scoring a short file.
+    # This import takes as long as scoring a short file.
     import orbax.checkpoint as ocp
 
-    # One uncompressed file for each array of a device, to be mapped and read in part.
+    # One uncompressed file per array of a device can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))

@@ -1,4 +1,1 @@
-"""Commands that answer every row of a file: score, decide, classify, embed, divergence, batch.
-
-Begin with `commands`.
-"""
+"""Commands that answer every row of a file: score, decide, classify, embed, divergence, batch."""

@@ -21,7 +21,7 @@ from hybridlm.score_files.task import ScoreFileReport, Task
 from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 
 EXIT_BAD_ROWS = 3
-"""Exit status of a run that is complete and has rows with errors."""
+"""Exit status of a complete run with errors of rows."""
 TEXTS = (
     ".jsonl, .csv or .parquet: rows with text, token_ids or input_ids, and perhaps an id; or .txt: a text per line. "
     ".jsonl.gz, .csv.gz and .txt.gz are decompressed."
@@ -43,11 +43,8 @@ def file_command(
     """Return the command of a task.
 
     Args:
-        summary: first paragraph of the help.
         input, output: `typer.Argument` or `typer.Option`.
-        items: plural word for the rows.
-        options: of `hybridlm.load`.
-        **defaults: of these options.
+        options: of `hybridlm.load`, with `defaults`.
     """
 
     def command(loading: Loading, *, model: str, input: Path, output: Path, work: Any, run: FileOptions) -> None:
@@ -174,5 +171,5 @@ batch = file_command(
     typer.Option("--input-file", "-i", help='A request per line: {"custom_id", "method", "url", "body"}; or .csv.'),
     typer.Option("--output-file", "-o", help="In the order of the input: custom_id, response, error."),
     options=LOADING,
-    prefix_cache="512MB",  # lines that begin alike are answered together, so that some states are enough
+    prefix_cache="512MB",  # lines with common beginnings are answered together, so that some states are enough
 )

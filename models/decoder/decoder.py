@@ -75,7 +75,6 @@ class NormedResidual:
     output: float = 1.0
 
     def shard(self, devices: Devices) -> "NormedResidual":
-        """Return the config of one device's shard."""
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
@@ -129,7 +128,7 @@ class DecoderConfig:
         """Return the config of each of several devices (tensor and expert parallel).
 
         Raises:
-            ShardingError: with every size that does not divide, and the numbers of devices that divide all.
+            ShardingError: with every indivisible size, and the possible numbers of devices.
             ValueError: this config is of a shard already.
         """
         if self.devices.sharded:
@@ -161,7 +160,6 @@ class Branch(nnx.Module):
         self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
-        """Return the residual stream after the branch, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
             inputs = x if self.norm is None else self.norm(x)
@@ -188,7 +186,7 @@ class Layer(nnx.Module):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
-        """Return the residual stream after the layer, and its state; `inline` traces no shared bodies."""
+        """Return stream and state behind the layer; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
             x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
@@ -201,7 +199,6 @@ class Layer(nnx.Module):
 
 
 def _share_blocks(layers: list[Stateful]) -> None:
-    """Give layers with an equal `shared_as` the block of the first one."""
     blocks: dict[Hashable, Any] = {}
     for layer in layers:
         if layer.shared_as is not None:
@@ -224,7 +221,7 @@ def lane_info(
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-    """Run a layer with `jax.checkpoint`; its bits are the same with and without a gradient."""
+    """Run a layer with `jax.checkpoint`; a gradient changes no bits of it."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
 
@@ -333,7 +330,7 @@ class Decoder(Stateful):
     def run(
         self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
     ) -> tuple[Activations, tuple]:
-        """Run the layers on embeddings `x`; results as for a call of the decoder."""
+        """Run the layers on embeddings `x`."""
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
@@ -362,8 +359,8 @@ class Decoder(Stateful):
     ) -> tuple:
         """Return the state after the accepted tokens of a verifying step.
 
-        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences, with their
-        convolutions, are replayed over the accepted tokens.
+        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences and
+        convolutions replay the accepted tokens.
 
         Args:
             pending: result of the step in place of the state.

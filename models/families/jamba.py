@@ -26,7 +26,6 @@ UNUSED = """output_router_logits router_aux_loss_coef attention_dropout use_mamb
 
 
 def _periodic(reader: ConfigReader, kind: str, period: int, offset: int) -> tuple[int, int]:
-    """Read period and offset of a kind of layers."""
     period = reader.integer(f"{kind}_layer_period", period)
     offset = reader.integer(f"{kind}_layer_offset", offset, minimum=0)
     if offset >= period:

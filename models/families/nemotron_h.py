@@ -127,7 +127,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json with the MTP head, a layer of the decoder's attention and experts.
 
     Raises:
-        ConfigError: the head is absent or not implemented.
+        ConfigError: no head, or an unsupported head.
     """
     config = read_nemotron_h(fields)
     reader = ConfigReader("nemotron_h", fields)

@@ -43,9 +43,9 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Read RoPE; a null base, or null settings as in published models, mean no RoPE.
+    """Read RoPE, with transformers' default base 10000.
 
-    By default the base is 10000, as in transformers.
+    A null base, or null settings as in published models, mean no RoPE.
     """
     names = ("rope_scaling", "rope_parameters")
     place = next((value for value in map(reader.get, names) if isinstance(value, Mapping) and value), {})

@@ -99,10 +99,10 @@ def families() -> dict[Family, str]:
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin; built-in ones without entry points.
+    """Return the family of a name, and its origin; built-in families without reading entry points.
 
     Raises:
-        FamilyError: no family has the name, or an entry point cannot be read.
+        FamilyError: unknown name, or an unreadable entry point.
     """
     for family in FAMILIES:
         if family.name == name:

@@ -70,7 +70,6 @@ class Wrapper:
         )
 
     def _read(self, below: Family, config: Mapping[str, Any]) -> DecoderConfig:
-        """Read the text model of an outer config.json."""
         reader = ConfigReader(self.model_types[0], config)
         tied = self.tied
         if tied is not None:

@@ -1,4 +1,4 @@
-"""Short convolution (causal conv1d), depthwise over the last K tokens; its state: K-1 inputs."""
+"""Short convolution (causal conv1d), depthwise over the last K tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def layer_conv(
     *,
     activated: bool = True,
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
-    """Run `short_conv` with the weight of a checkpoint, from zero state for fresh lanes.
+    """Run `short_conv` with a checkpoint's weight, from zero state for fresh lanes.
 
     `state` is a pool of earlier inputs. Return outputs, undefined at padding, and the next pool, None with
     `info.verifying`.
@@ -48,14 +48,13 @@ def layer_conv(
 def _of_rows(
     inputs: ConvInputs, info: LaneInfo, activation: Callable[[Array], Array], devices: Devices
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
-    """Return outputs and next state, given the lanes' rows."""
     x, _, state, _, _, bias, _ = inputs
     taps = inputs.taps.astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
         return _token_for_gpus(inputs._replace(taps=taps), info, activation)
     start = _start(state, info.fresh)
     if devices.platform == "gpu":
-        # A neighbouring product may transpose the window. XLA:GPU would transpose the state too, and copy it back.
+        # A neighbouring product may transpose the window; XLA:GPU would transpose the state, too, and copy it back.
         start = materialize(start)
     y, new = short_conv(x, taps, start, info.lengths, info.valid, bias)
     if devices.platform == "gpu":
@@ -97,7 +96,7 @@ def short_conv(
 
     Args:
         x: padding is ignored, even NaN.
-        weight: `[channel, K]`; tap K-1 is the current token's.
+        weight: tap K-1 is the current token's.
         state: K-1 earlier inputs.
         bias: added to every output, also of padding.
 

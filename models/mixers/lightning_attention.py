@@ -1,6 +1,6 @@
 """Lightning attention (arXiv:2401.04658): linear attention with one fixed decay per head.
 
-Query q_t, key k_t, value v_t and decay rate r of a head make SSD without a time step (`ops/recurrences/ssd`):
+With query q_t, key k_t, value v_t and decay rate r of a head, SSD without a time step (`ops/recurrences/ssd`):
 
     S_t = exp(-r) S_{t-1} + v_t k_t^T        y_t = S_t q_t
 """
@@ -67,12 +67,11 @@ class LightningAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "LightningAttentionConfig":
-        """Return the config of one device: its heads and their groups."""
+        """Return one device's config: its heads and their groups."""
         local = shard_config(self, devices, "heads", repeated=("groups",))
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LightningAttention":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return LightningAttention(self, hidden, rngs)
 
 
@@ -98,26 +97,23 @@ class LightningAttention(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> LightningState:
-        """Return the matrices [value_head, value, key]."""
         c = self.config
         heads = (Segment(c.heads, c.heads),)
         return LightningState(state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size))
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads, each with a recurrence."""
+        """Count each head as a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(
         self, x: Activations
     ) -> tuple[Float32[Array, "lane token channel"], Float32[Array, "lane token inner"]]:
-        """Return the channels [q | k | v] and the output gate of each token."""
         mixed, gate = (linear(x, weight[...], self.config.devices) for weight in (self.in_proj, self.gate))
         return silu(mixed) if self.config.activated else mixed, gate
 
     def recur(
         self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: LightningState
     ) -> tuple[Float32[Array, "lane token value_head value"], LightningState]:
-        """Run the recurrence over the tokens; return the outputs and the new state."""
         c = self.config
         lanes, length, _ = tokens.shape
         q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))
@@ -139,7 +135,7 @@ class LightningAttention(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Norm the outputs of each group of heads, gate them, and project them to the residual stream."""
+        """Norm the outputs of each group of heads, gate and project them."""
         c = self.config
         grouped = mixed.reshape((*gate.shape[:-1], c.groups, c.width // c.groups))
         scale = jnp.ones((c.width // c.groups,), jnp.float32)

@@ -1,4 +1,4 @@
-"""MiniMax-Text-01 and MiniMax-M1 (`minimax`): lightning attention, attention with RoPE, MoE, normed residual stream.
+"""MiniMax-Text-01 and MiniMax-M1 (`minimax`): lightning attention or attention with RoPE, MoE, normed residual stream.
 
 Sources: `minimax` of transformers, and the spelling of the original checkpoints (`minimax_text_01`, `minimax_m1`).
 """
@@ -63,7 +63,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("rms_norm_eps", 1e-5)
     if heads & (heads - 1):
         reader.fault("num_attention_heads", "a power of two: for others, transformers and MiniMax differ in the rates")
-    # transformers turns the whole head, whatever these fields have; MiniMax turns half of it.
+    # transformers rotates the whole head whatever these fields are, MiniMax half of it.
     rotated = reader.integer("rotary_dim", head_dim)
     if rotated % 2 or rotated > head_dim:
         reader.fault("rotary_dim", f"an even number of the {head_dim} values of a head")

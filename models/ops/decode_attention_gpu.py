@@ -3,7 +3,7 @@
 Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
 rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). A tile of
 a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every length; a row's bits
-do not depend on other rows. Later cache entries, stale or NaN, have no influence.
+do not depend on other rows.
 """
 
 import functools
@@ -109,10 +109,10 @@ def decode_attention_kernel(
 
     Args:
         table: int32[lane, block].
-        limit: int32[row], last visible position, or -1, of a tile.
-        query: [row, key], of a tile.
-        rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
-            over values [row, value].
+        limit: int32[row], last visible position, or -1.
+        query: [row, key].
+        rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum over
+            values [row, value].
         block: positions of an iteration, a divisor of a page's.
         window: visible positions of a row; None for all.
     """
@@ -165,7 +165,7 @@ def decode_attention_kernel(
 
 
 def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Float32[Array, "lane kv_head query value"]:
-    """Sum over parts, few element by element: XLA:GPU fuses those."""
+    """Sum over parts; few are added element by element, which XLA:GPU fuses."""
     parts = sums.shape[2]
     if parts > MAX_FUSED_PARTS:
         return jnp.sum(sums, axis=2)

@@ -110,7 +110,7 @@ def experts_product(
     devices: Devices = SINGLE_DEVICE,
     gated: bool = False,
 ) -> ExpertRows:
-    """Return `y[r] = weight[expert[r]] @ x[r]` of plain or quantised experts; arguments as for `expert_dot`."""
+    """Return `y[r] = weight[expert[r]] @ x[r]`; arguments as for `expert_dot`."""
     if (expert.ndim > 1 or gated) and not GPU_KERNEL.chosen(devices, weight, gated):
         visits = jnp.repeat(x, expert.size // len(x), axis=0)
         product = experts_product(visits, weight, expert.reshape(-1), absent, devices)
@@ -133,7 +133,6 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"], absent: bool
 ) -> Float32[Array, "row out"]:
-    """Return the product by the kernel, with the derivatives of the plain form."""
     if not absent:
         return weight.multiply_experts(x, expert)
     local = expert < weight.shape[0]

@@ -119,8 +119,8 @@ def row_product(
     """Return `joined(x @ weight.T, .., vector, ..)`, each row by itself, accumulated in float32.
 
     Args:
-        x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
-            instance with whole other lanes only, which the proof can read.
+        x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share a program instance only with
+            whole lanes, which the proof can read.
         joined: elementwise function of the products and the vectors; returns one array or a tuple.
     """
     from jax.experimental import pallas as pl

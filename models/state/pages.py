@@ -31,7 +31,7 @@ def cache_positions(context: int) -> int:
 
 
 def own_page_count(lanes: int, context: int) -> int:
-    """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
+    """Return the pages of `lanes` sequences of `context` tokens, and the null page."""
     return 1 + lanes * context_pages(context)
 
 

@@ -132,7 +132,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
 def _summed(
     kernels: "Iterable[ScheduledKernel]", patterns: dict[str, str], size: "Callable[[ScheduledKernel], int]"
 ) -> dict[str, int]:
-    """Sum a figure of the operations by the first pattern that fits them."""
+    """Sum a figure of the operations by the first matching pattern."""
     sums = dict.fromkeys((*patterns, "all else"), 0)
     for kernel in kernels:
         text = f"{kernel.op_name} {kernel.source}"

@@ -90,7 +90,7 @@ class Row:
 def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """Compile decoding with and without kernels, and prompts of the first model.
 
-    Prompts also yield a line for the table of prompts.
+    Prompts yield an additional line for their table.
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig

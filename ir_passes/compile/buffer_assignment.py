@@ -90,7 +90,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: b
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
-    """Return why a dump does not belong to an executable with this text, or None."""
+    """Return why a dump does not belong to an executable, or None."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:

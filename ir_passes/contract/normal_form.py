@@ -89,7 +89,7 @@ def guarded(
 
 
 def _condition(eqn: ir.JaxprEqn) -> list[Any]:
-    """Return the operands of a select by a scalar, also inside a call, or []."""
+    """Return the operands of a select by a scalar, perhaps inside a call, or []."""
     body = ir.body_of(eqn)
     if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
         (select,) = body.jaxpr.eqns
@@ -118,7 +118,6 @@ def _outside(scatter: ir.JaxprEqn) -> list[int]:
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
     """Return a guarded write with the result of the select."""
-
     def chosen(p: Any, new: Any, old: Any) -> Any:
         p = jnp.broadcast_to(p, new.shape)
         return lax.select(p if when else ~p, new, jnp.broadcast_to(old, new.shape).astype(new.dtype))

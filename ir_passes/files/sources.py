@@ -88,7 +88,6 @@ def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
 
 
 def _is_as_imported(folder: Path) -> bool:
-    """True if all modules of a package were loaded from its unchanged files."""
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):

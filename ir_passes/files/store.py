@@ -147,7 +147,6 @@ class FileStore:
 
     @contextmanager
     def _opened(self, folder: int, name: str) -> Iterator[BinaryIO]:
-        """Open a regular file of the directory, no link."""
         flags, path = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, self.directory / name
         try:
             handle = os.open(name, flags, dir_fd=folder)

@@ -116,7 +116,7 @@ def kernel_resources(programs: Iterable[str], target: str) -> tuple[KernelResour
 
 
 def _ptxas() -> Path:
-    """Return the path of ptxas, in NVIDIA's packages or a CUDA toolkit."""
+    """Return ptxas of NVIDIA's packages or a CUDA toolkit."""
     spec = find_spec("nvidia")
     places = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     files = [file for place in places for file in place.glob("*/bin/ptxas")]

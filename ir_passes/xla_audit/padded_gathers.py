@@ -79,7 +79,6 @@ def _source(value: _Value, module: Module) -> _Value:
 
 
 def _is_zero(value: _Value) -> bool:
-    """True if all elements are a constant 0."""
     if value.instruction.opcode == "broadcast":
         value = value.operands[0]
         while value.instruction.opcode == "parameter" and value.outer:

@@ -154,6 +154,7 @@ class ConfigReader:
         )
 
     def _other_attention(self) -> list[str]:
+        """Return faults of bidirectional attention."""
         return [
             f"{self._where}{name}: expected {str(causal).lower()}, as only causal attention is implemented, found "
             f"{self._fields[name]!r}"

@@ -199,6 +199,7 @@ class Layer(nnx.Module):
 
 
 def _share_blocks(layers: list[Stateful]) -> None:
+    """Give layers with an equal `shared_as` the block of the first one."""
     blocks: dict[Hashable, Any] = {}
     for layer in layers:
         if layer.shared_as is not None:

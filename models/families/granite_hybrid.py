@@ -94,6 +94,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _shared(width: int, hidden: int, path: Path, name: str) -> list[Weight]:
+    """Describe an MLP with gate and up rows in one tensor."""
     fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
     gate, up = np.split(np.arange(2 * width), 2)
     return [

@@ -29,6 +29,7 @@ def read_sparse(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _classes(stem: str) -> tuple[str, ...]:
+    """Return the classes of multimodal checkpoints and of text checkpoints."""
     text = (f"{stem}TextModel", f"{stem}TextForSequenceClassification")
     return (*text_classes(stem), f"{stem}ForConditionalGeneration", *text)
 

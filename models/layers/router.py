@@ -73,6 +73,7 @@ class Router(nnx.Module):
         return (weight if c.scale == 1.0 else weight * c.scale), expert.astype(jnp.int32)
 
     def _best_groups(self, preference: Float32[Array, "row expert"]) -> Float32[Array, "row expert"]:
+        """Return experts' preferences, minus infinity outside the best groups."""
         c = self.config
         grouped = preference.reshape((-1, c.groups, c.experts // c.groups))
         best = jnp.sum(lax.top_k(grouped, 2)[0], axis=-1)

@@ -48,6 +48,7 @@ def layer_conv(
 def _of_rows(
     inputs: ConvInputs, info: LaneInfo, activation: Callable[[Array], Array], devices: Devices
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
+    """Return outputs and next state, given the lanes' rows."""
     x, _, state, _, _, bias, _ = inputs
     taps = inputs.taps.astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:

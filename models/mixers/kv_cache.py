@@ -161,6 +161,7 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
+    """Return the scores of queries with keys (ops/layout: operands)."""
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))

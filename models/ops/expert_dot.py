@@ -112,6 +112,7 @@ def _take(weight: ExpertWeights | QuantisedWeight, select: Callable[[Array], Arr
 
 
 def _rows(x: Array, index: Array) -> Array:
+    """Return `x[index]` without bounds checks."""
     return x.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -217,6 +218,7 @@ class _Passes:
         return _rows(x, _rows(self.order, places)), rank < self.sizes[:, None]
 
     def run(self, step: Callable[[Array | int], Array], join: Callable[[Array, Array, Array], Array], *like: Array):
+        """Run the passes with `step(turn)`, and `join(total, result, turn)` of the results."""
         turns = jnp.max(-(-self.sizes // self.height))
 
         def further(carry: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -35,6 +35,7 @@ def has_tensor_memory() -> bool:
 
 
 def _device_names() -> tuple[str, str]:
+    """Return device kind and compute capability of the traced GPU, or of the local one."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None or device.platform != "gpu":
         device = jax.local_devices()[0]

@@ -116,6 +116,7 @@ def joined_linear(
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
+    """Return the product by the kernel, with the derivatives of `dot`."""
     return row_product(x, weight, instructions=fastest())
 
 

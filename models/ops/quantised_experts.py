@@ -133,6 +133,7 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"], absent: bool
 ) -> Float32[Array, "row out"]:
+    """Return the product by the kernel, with the derivatives of the plain form."""
     if not absent:
         return weight.multiply_experts(x, expert)
     local = expert < weight.shape[0]

@@ -152,6 +152,7 @@ class QuantisedWeight(LinearWeight):
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
+    """Return the product by the kernel, with derivatives of `multiply_numbers`."""
     return packed_product(x, *weight.operands(), form=weight.form())
 
 

@@ -1,8 +1,7 @@
 """Directory of compiled steps, by a key of everything that makes them.
 
 An executable is machine code: an entry is loaded only if no other user could have written it (`FileStore`). Damaged or
-foreign entries count as absent, with a line in the log. Beyond the size limit, the least recently used entries are
-deleted.
+foreign entries count as absent, with a line in the log. The least recently used entries beyond the limit are deleted.
 """
 
 import logging

@@ -83,6 +83,7 @@ LIGHTNING = {
 
 
 def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttentionConfig:
+    """Read the linear mixer of Ling 3.0."""
     bounded = reader.flag("kda_safe_gate", True)
     lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
     if lower_bound >= 0:

@@ -118,6 +118,7 @@ def _outside(scatter: ir.JaxprEqn) -> list[int]:
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
     """Return a guarded write with the result of the select."""
+
     def chosen(p: Any, new: Any, old: Any) -> Any:
         p = jnp.broadcast_to(p, new.shape)
         return lax.select(p if when else ~p, new, jnp.broadcast_to(old, new.shape).astype(new.dtype))

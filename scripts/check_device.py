@@ -202,7 +202,6 @@ class Check:
 
 
 def main() -> int:
-    """Check the device; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path(os.environ.get("OUT", "device-check")), help="folder of the results"

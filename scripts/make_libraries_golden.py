@@ -54,7 +54,7 @@ class Matrix(NamedTuple):
     Attributes:
         tensors: name -> tensor of the file.
         metadata: free-form strings of the file.
-        numbers: what the library makes of it.
+        numbers: the library's numbers for it.
     """
 
     tensors: Tensors
@@ -68,7 +68,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def four_bits(matrix: torch.Tensor, kind: str, storage: torch.dtype = torch.uint8, nested: bool = False) -> Matrix:
-    """Quantise as a layer of bitsandbytes does, and as it does a weight of experts."""
+    """Quantise as layers and experts of bitsandbytes do."""
     codes, state = bitsandbytes.functional.quantize_4bit(
         matrix, quant_type=kind, compress_statistics=nested, quant_storage=storage
     )

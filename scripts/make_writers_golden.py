@@ -158,7 +158,7 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
-    # One model has its columns in another order, another has wider codes.
+    # One model has permuted columns, another wider codes.
     ordered, bits, group = model == "dense_interval", 8 if model == "mamba2_base" else 4, 16
     config = QuantizeConfig(bits=bits, group_size=group, desc_act=ordered, sym=False)
 

@@ -103,7 +103,6 @@ def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
 
 
 def main() -> int:
-    """Plant the chosen faults, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", metavar="K/N", default="0/1", help="one of N shares: number K modulo N")
     parser.add_argument("name", nargs="*", help="beginnings of the names of faults; all by default")

@@ -44,8 +44,6 @@ EVENTS = (
 
 
 class Soak:
-    """The models, the requests with their solo runs, and statistics."""
-
     def __init__(self, model: Path, lanes: int, seed: int):
         settings: dict[str, Any] = {"lanes": lanes, "context": 512, "chunk": 16, "dtype": "float32"}
         self.lm = hybridlm.load(model, **settings)

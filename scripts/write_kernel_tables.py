@@ -177,7 +177,6 @@ def registers(target: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the table; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS

@@ -135,7 +135,6 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    """Write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
     parser.add_argument("--programs", type=int, default=12, help="programs to change; 0 for none")

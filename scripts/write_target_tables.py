@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Write the tables; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     from certificate_table import NAMES

@@ -1,7 +1,6 @@
 """Directory of files by key, for results that are expensive to compute.
 
 Several processes of one user may use it. Unreadable, too long, damaged or foreign content (`trust`) counts as absent.
-The least recently used files are deleted first.
 """
 
 import errno

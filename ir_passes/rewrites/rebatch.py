@@ -29,10 +29,10 @@ class Rebatch:
     The reads of all lanes' rows become one gather by the slot map, `jax.vmap` batches the computations, and the writes
     become one scatter. Slot-map entries of active lanes are distinct; without a slot map, row i belongs to lane i.
 
-    The pass keeps the order of accesses to each row and the order of effects. It refuses, with the reason in the
-    report: lanes with different equations, conds, whiles, random numbers, opaque and declared operations, indices other
-    than constants and slot-map entries, and pools with other accesses in between. Results are bit-identical except for
-    dots with another number of rows, which differ by float32 rounding.
+    The order of accesses to each row and of effects stays. Refused, with the reason in the report, are lanes with
+    different equations, conds, whiles, random numbers, opaque and declared operations, indices other than constants and
+    slot-map entries, and pools with other accesses in between. Results are bit-identical except for dots with another
+    number of rows, which differ by float32 rounding.
     """
 
     name: ClassVar[str] = "rebatch"

@@ -1,7 +1,7 @@
 """Interpreter of the sanitizer: evaluates a traced step's unchanged equations, with tags.
 
-Moves are repeated on tags. A computation with pool rows uses them: their labels are compared, and the result belongs to
-its lane. A write stores the labels of moved rows, and the lane's stamp for computed values.
+Moves are repeated on tags. A computation with pool rows compares their labels, and its result belongs to its lane. A
+write stores the labels of moved rows, and the lane's stamp for computed values.
 """
 
 from collections.abc import Mapping, Sequence

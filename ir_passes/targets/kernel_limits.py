@@ -1,7 +1,7 @@
 """Resources of kernels on a GPU, and errors of kernels beyond its limits.
 
-XLA's error has the memory that a program instance needs, but no kernel. ptxas reports threads, registers and spills of
-the PTX that XLA writes; the executable of an absent GPU exposes neither.
+XLA's error has the required memory of a program instance, but no kernel. ptxas reports threads, registers and spills of
+XLA's PTX; the executable of an absent GPU exposes neither.
 """
 
 import os

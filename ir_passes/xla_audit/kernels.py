@@ -2,8 +2,7 @@
 
 Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count; slices, gathers
 and in-place updates count only their rows. Caches and a TPU's on-chip memory are ignored. A Pallas GPU kernel counts by
-its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores. Arithmetic is products
-and convolutions.
+its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores.
 """
 
 import re

@@ -180,8 +180,6 @@ class Branch(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """The residual branches of one layer."""
-
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 

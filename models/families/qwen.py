@@ -68,7 +68,6 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
 def read_decoder(
     family: str, outer: ConfigReader, reader: ConfigReader, feed_forward: Sequence[BranchConfig]
 ) -> DecoderConfig:
-    """Read the families' common fields."""
     eps = reader.number("rms_norm_eps", 1e-6)
     hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")

@@ -16,7 +16,6 @@ from models.weights.sources import Weight, rows
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `qwen3_next`."""
     outer, reader = text_reader("qwen3_next", config)
     layers = reader.integer("num_hidden_layers")
     step = reader.integer("decoder_sparse_step", 1)

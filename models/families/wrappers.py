@@ -184,7 +184,6 @@ WRAPPERS = (
 
 
 def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
-    """Return the wrapper of an outer config.json, or None."""
     return next((wrapper for wrapper in WRAPPERS if config.get("model_type") in wrapper.model_types), None)
 
 

@@ -91,7 +91,6 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> list[Weight]:
-    """List a block's parameters."""
     a, width = c.attention, c.mlp.width
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     shapes = {

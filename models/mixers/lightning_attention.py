@@ -41,8 +41,7 @@ class LightningAttentionConfig:
         qk_eps: of the norms of each query and key; None without norms.
         rope: of queries and keys; None without positions.
         scale: of queries.
-        devices: of the sharded layer; heads and groups are local.
-        group_devices: number of devices with heads of the same group.
+        devices, group_devices: as for `Mamba2Config`.
     """
 
     heads: int
@@ -67,7 +66,6 @@ class LightningAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "LightningAttentionConfig":
-        """Return one device's config: its heads and their groups."""
         local = shard_config(self, devices, "heads", repeated=("groups",))
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 

@@ -1,7 +1,6 @@
 """CPU kernels: append to a KV cache, then attend from each token.
 
-Defined by `append` and `attend` in `models.mixers.kv_cache`. A proof does not read C++: a contract declares each call's
-target.
+Defined by `append` and `attend` in `models.mixers.kv_cache`.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """Choice between an operation's plain form and its kernels.
 
-The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding.
-`Kernel.chosen` depends on platform and shapes. Proofs read the Pallas kernels of GPUs and TPUs, but no C++
-(`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel` (inside a function), a `PagedKernel` or a
-`PoolKernel` (calls).
+The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
+the Pallas kernels of GPUs and TPUs, but no C++ (`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel`
+(inside a function), a `PagedKernel` or a `PoolKernel` (calls), by its target.
 """
 
 import itertools

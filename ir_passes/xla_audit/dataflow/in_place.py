@@ -13,7 +13,7 @@ the fusion's other results there last. Such a result may share a reduced operand
 the visited position. The same blocks compute both (GroupDisjointReductions).
 
 Sorts on a GPU (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit): operands are copied to results with other bytes,
-and these are sorted in place.
+and sorted there in place.
 """
 
 from collections.abc import Iterator

@@ -33,7 +33,6 @@ def default_kinds(layers: int) -> list[str]:
 
 
 def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> dict[str, AttentionConfig]:
-    """Read the attention layers of the kinds."""
     heads, kv_heads, head_dim = read_heads(reader, 4, 128)
     if head_dim % 2:
         reader.fault("head_dim", "an even number, for rotated pairs")

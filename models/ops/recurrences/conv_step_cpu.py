@@ -1,6 +1,6 @@
 """CPU kernels: short convolution with activation, in place.
 
-Defined by `models.layers.short_conv`. A contract declares each call's target.
+Defined by `models.layers.short_conv`.
 """
 
 from typing import Any, NamedTuple

@@ -40,7 +40,7 @@ def with_channels(
     """Run tokens of the delta rule on convolution outputs by one kernel, or return None.
 
     Args:
-        inputs: operands of the step; the kernel computes the queries, keys and values again.
+        inputs: operands of the step; the kernel recomputes queries, keys and values.
         channels: queries, keys and values of all heads, without norm.
         key_heads: number, of queries and of keys.
     """

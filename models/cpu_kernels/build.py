@@ -25,7 +25,7 @@ NAME = "libhybridlm_kernels.dylib" if sys.platform == "darwin" else "libhybridlm
 LIBRARY = FOLDER / NAME
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
-"""Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
+"""Sources choose contractions of products and sums explicitly: bits are equal in every tile."""
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 AVX512BF16 = (*AVX512, "-mavx512bf16", "-mavx512vbmi")
@@ -36,10 +36,9 @@ INSTRUCTION_FLAGS = {
     "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
     "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out, as do
-compilers that do not know the flags: AMX needs GCC 11."""
+"""Instruction set -> flags of its files, empty for other machines and compilers without the flags (AMX: GCC 11)."""
 ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
-"""Instruction set -> flags of its files for zig, which takes no name of an architecture."""
+"""The same for zig, which does not accept names of architectures."""
 
 
 class BuildError(Exception):
@@ -160,7 +159,7 @@ def build(
     include = headers()
     compiled = [one for one in program if one.suffix == ".cc"] if program else sources()
     libraries = [str(one) for one in program if one.suffix != ".cc"]
-    # Beside the target, which is where the result is trusted, and never in a place that others may write to.
+    # In the target's folder, where the result is trusted: other users may write elsewhere.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in compiled}
 

@@ -23,11 +23,11 @@ TARGETS = (
     "hybridlm_decode_attention",
     "hybridlm_latent_decode_attention",
 )
-"""Names of the handlers: functions of the library and targets of XLA's calls."""
+"""Handlers: functions of the library and targets of XLA's calls."""
 POOL_TARGETS = ("hybridlm_recurrent_step", "hybridlm_recurrent_read", "hybridlm_conv_step", "hybridlm_conv_read")
-"""Names of the handlers of pools. Their first operand is the row of each lane, or empty for row i of lane i."""
+"""Handlers of pools; the first operand has the lane rows (`ops.kernels.slots_operand`)."""
 BY_SLOT = "_by_slot"
-"""End of a second target of each of `POOL_TARGETS`, for calls with rows: a declaration is of one of both."""
+"""End of a second target of each of `POOL_TARGETS`, for calls with rows, declared separately."""
 BUILD = "python -m models.cpu_kernels"
 FASTEST = "HYBRIDLM_CPU_INSTRUCTIONS"
 """Environment variable: the fastest of `INSTRUCTIONS` for kernels, for the same bits on different processors."""

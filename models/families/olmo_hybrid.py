@@ -18,7 +18,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, joined, tensor
 
 DEFAULT_POSITIONS = 65_536
-"""`max_position_embeddings` of transformers."""
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 

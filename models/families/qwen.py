@@ -33,9 +33,8 @@ from models.weights.layer_weights import (
 from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 DEFAULT_POSITIONS = 32_768
-"""`max_position_embeddings` of transformers."""
 HEAD = r"mtp\..*"
-"""Tensor names of the multi-token-prediction (MTP) head."""
+"""Tensor names of the MTP head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]

@@ -25,7 +25,6 @@ from models.weights.layer_weights import Path, decoder_weights, norm_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 4096
-"""`max_position_embeddings` of transformers."""
 GATED_NORM_EPS = 1e-5
 """Of the Mamba2 layers' gated norm; no field changes it."""
 FIELDS = {

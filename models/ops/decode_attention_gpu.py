@@ -23,11 +23,11 @@ from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
-"""Query rows of a tile. More rows of a key/value head, its heads times tokens, are several equal tiles."""
+"""Query rows of a tile; more rows of a key/value head, heads times tokens, form several equal tiles."""
 MAX_SIZE = 512
 """Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
-"""Accumulators (rows times value size) in an instance's registers."""
+"""Accumulators in an instance's registers: rows times value size."""
 MIN_INSTANCES = 256
 """Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
@@ -165,7 +165,7 @@ def decode_attention_kernel(
 
 
 def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Float32[Array, "lane kv_head query value"]:
-    """Sum over parts; few are added element by element, which XLA:GPU fuses."""
+    """Sum over parts, few element by element: XLA:GPU fuses those."""
     parts = sums.shape[2]
     if parts > MAX_FUSED_PARTS:
         return jnp.sum(sums, axis=2)

@@ -163,7 +163,7 @@ def expert_rows(
 
 
 def _terms(width: int, itemsize: int) -> int:
-    """Return the most terms of an iteration whose operands fit into shared memory.
+    """Return the most terms of an iteration with operands in shared memory.
 
     A float32 takes three more numbers of bfloat16; `width` counts rows and columns of a program instance.
     """

@@ -24,7 +24,7 @@ from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupport
 from models.sharding.varying import varying_like
 
 MAX_PLAIN_ROWS = 128
-"""Maximum rows of a product with plain weights; XLA computes more rows, as for prompts."""
+"""Maximum rows with plain weights; XLA computes more, as for prompts."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32, Shaped
 
 KV_BLOCK = 128
-"""Positions of a page of a KV cache: those of one iteration of attention, on a GPU several times as many."""
+"""Positions of a page of a KV cache. An iteration of attention has one page, on a GPU several."""
 
 Pages = Int32[Array, "lane block"]
 

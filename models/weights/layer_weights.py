@@ -120,7 +120,7 @@ def moe_weights(
     shared: str = "shared_experts",
     router: str = "gate",
 ) -> list[Weight]:
-    """List the parameters of an MoE layer with gated experts, in one tensor or one each.
+    """List the parameters of an MoE layer with gated experts, joined or separate.
 
     Args:
         c, hidden, at, name: as for `attention_weights`.

@@ -21,7 +21,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 128_000
-"""`max_position_embeddings` of transformers."""
 NORMS = ("operator_norm", "ffn_norm")
 KINDS = ("conv", "sliding_attention", "full_attention")
 

@@ -2,7 +2,7 @@
 
 KDA, with bounded decay, is in 3.0, lightning attention in 2.5 and 2.6.
 
-Not shared with other families: layer groups, an MTP head whose layer follows the last one, and two linear mixers.
+Not shared with other families: layer groups, an MTP head behind the last layer, and two linear mixers.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,6 @@ from models.weights.layer_weights import Path, decoder_weights, head_weights, la
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
-"""`max_position_embeddings` of transformers."""
 # Unused fields: a redundant head size, MTP heads (`read_head`), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()

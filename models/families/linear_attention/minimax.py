@@ -25,7 +25,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows
 
 DEFAULT_POSITIONS = 131_072
-"""`max_position_embeddings` of transformers."""
 NORM_EPS = 1e-6
 """Of the norm in lightning attention, in every version of the model's code."""
 ORIGINAL = ("minimax_text_01", "minimax_m1")
@@ -50,7 +49,7 @@ def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def _residual(reader: ConfigReader, kind: str, original: str, inner: BranchConfig) -> NormedResidual:
-    """Read the factors on the normed stream and on the outputs of one kind of branch."""
+    """Read the factors on normed stream and outputs of one kind of branch."""
     names = ((f"{kind}_{factor}_factor", f"layernorm_{original}_{factor}") for factor in ("alpha", "beta"))
     return NormedResidual(inner, *(reader.number(spelled(reader, *pair), 1.0) for pair in names))
 

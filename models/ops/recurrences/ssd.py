@@ -25,7 +25,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutput
 from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings
 
 CHUNK = 32
-"""Tokens of a chunk: with 128 channels, more cost more inside chunks than between them."""
+"""Tokens of a chunk, as for the delta rule."""
 
 
 def ssd(

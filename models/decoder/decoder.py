@@ -304,16 +304,11 @@ class Decoder(Stateful):
 
         Args:
             tokens: token ids; padding past a lane's length is not read.
-            lengths: real tokens of each lane, 0..T.
-            positions: of each lane's first token; 0 starts from zero state.
+            lengths, positions, kv_blocks, hooks, slots, pages: as for `LaneInfo`; position 0 starts from zero state.
             state: pools with the state before the step.
-            kv_blocks: blocks of the KV cache for every lane's positions up to the end of this step.
-            hooks: called at the sites of the layers.
             verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
-            slots: the row of each lane in the pools; None: row i belongs to lane i.
-            pages: page table of the KV caches; None: `own_pages`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with

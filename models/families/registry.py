@@ -136,7 +136,7 @@ def _read_entry_points() -> tuple[str, ...]:
 
 
 class UnsupportedModel(ValueError):
-    """A config.json with a `model_type` or class of no family."""
+    """A config.json with an unknown `model_type` or class."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

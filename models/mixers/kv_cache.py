@@ -85,7 +85,7 @@ def attend(
     Args:
         positions: with a window consecutive; pages in front of the first token's window are not read.
         value_size: leading entries of stored values or keys; None for all.
-        window: number of positions that a query sees, its own included (`sliding_window`); None for all.
+        window: as for `AttentionConfig`.
 
     Returns:
         Zero at padding.

@@ -31,7 +31,7 @@ class LatentAttentionConfig:
         key_size: `qk_nope_head_dim`, a head's key entries from the compressed entries.
         value_size: `v_head_dim`.
         rope: of shared entries; None without positions.
-        head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
+        head_gate: as for `AttentionConfig`.
         eps: of the norms of compressed entries and query.
         score_factor: on scores, besides the inverse square root of the query size.
         query_rank: `q_lora_rank`, compressed query; None for a direct projection.

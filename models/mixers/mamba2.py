@@ -31,12 +31,12 @@ class Mamba2Config:
     """Sizes and variants of a Mamba2 layer.
 
     Attributes:
-        heads, head_size: heads and their size; their product is the inner width.
+        heads, head_size: their product is the inner width.
         groups: groups of heads (a divisor) with common B and C, and one norm over their channels.
         state_size: size of B and C, and of the state per channel.
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
-        multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
+        multipliers: factors on the `segments` of the input projection.
         devices: of the sharded layer; heads and groups are local.
         group_devices: number of devices with heads of the same group.
     """

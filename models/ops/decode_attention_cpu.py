@@ -80,7 +80,7 @@ def decode_attention_cpu(
     page are not written.
 
     Args:
-        window: as for `models.mixers.kv_cache.attend`.
+        window: as for `AttentionConfig`.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:

@@ -57,7 +57,7 @@ def expert_rows_kernel(
             an expert.
         rows, terms: multiplied at once.
         choices: adjacent places with one row of x.
-        gated: half of a weight's outputs are gates; the result is SwiGLU.
+        gated: as for `expert_dot`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

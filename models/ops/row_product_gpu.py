@@ -70,7 +70,7 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     Args:
         x: [row, in].
         refs: the arrays of the weights and the vectors [out], in full; the results [row, column], some outputs.
-        joined: function of the products and the vectors.
+        joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -121,7 +121,7 @@ def row_product(
     Args:
         x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share a program instance only with
             whole lanes, which the proof can read.
-        joined: elementwise function of the products and the vectors; returns one array or a tuple.
+        joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl
 

@@ -46,7 +46,7 @@ def window_pages(
 ) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
     """Return each lane's pages within its tokens' window, and the tokens' positions in them.
 
-    Tokens are consecutive; `window` counts the positions that a token sees, its own included.
+    Tokens are consecutive; `window` is as for `AttentionConfig`.
     """
     tokens = positions.shape[1]
     blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`

@@ -228,7 +228,7 @@ def chunk_products(
     both: bool,
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
-    """Multiply each chunk's queries, and if `both` its keys, with its keys; zero at padding."""
+    """Multiply chunks' queries, and if `both` keys, with their keys; zero at padding."""
     from jax.experimental import pallas as pl
 
     lanes, count, places, heads, size = keys.shape

@@ -136,7 +136,7 @@ def recurrent_step(
         inputs.log_decay, beta, *vectors, inputs.state,
     )  # fmt: skip
     decay = by_key if by_channel else unblocked
-    # The parts of one array that are queries, keys and values.
+    # Queries, keys and values in one array.
     read_heads = (heads // shared * keys, heads // shared * keys, heads * values)
     reads = {len(operands) - 4 + k: 4 * lanes * tokens * size for k, size in enumerate(read_heads)}
     reads[len(operands) - 1] = rows_bytes(inputs.state, lanes)

@@ -1,7 +1,7 @@
 """Compilation of a step with XLA's buffer assignment, for the audit.
 
-XLA:CPU executables expose it. Elsewhere XLA dumps it to a private temporary folder, since PJRT's C API has no field for
-it. Programs from JAX's compilation cache dump nothing, so certified steps bypass that cache.
+XLA:CPU executables expose it. Elsewhere XLA dumps it to a private temporary folder: PJRT's C API has no field for it.
+Programs from JAX's compilation cache dump nothing, so certified steps bypass that cache.
 """
 
 import tempfile

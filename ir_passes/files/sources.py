@@ -1,6 +1,6 @@
 """Hash of running code's sources, unless they have changed since import.
 
-A package records its sources' stamps before import. While they are unchanged, loaded modules come from these sources.
+A package records its sources' stamps before import; while they are unchanged, loaded modules come from these sources.
 Bytecode of other content with the same size and time is part of the hash.
 """
 

@@ -125,8 +125,7 @@ class Kernels:
 def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundContract) -> Kernels:
     """Return the operations of an executable; raises HloError if JAX does not expose the program.
 
-    Args:
-        dump: HloProto without an exposed buffer assignment; without both, no pools are named.
+    Without an exposed buffer assignment and a `dump` (as for `audit`), no pools are named.
     """
     executable = read(compiled, dump, placed=False)
     pools = {

@@ -45,7 +45,7 @@ class Description:
         leaves: number of flattened arguments.
         kept, arguments: numbers and types of the arguments that the program reads.
         tree: result structure, as JSON.
-        donated, order: see `Calling`.
+        donated, order: as for `Calling`.
         committed: results are bound to their devices.
     """
 

@@ -253,7 +253,8 @@ class LM:
         """Open a session that submits and cancels requests and runs the engine stepwise.
 
         Args:
-            logits_processor, speculate: of all requests, as for `generate`.
+            logits_processor: of all requests, as for `generate`.
+            speculate: of all requests, as for `generate`.
             capture_to: new folder for arrays that requests read.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)

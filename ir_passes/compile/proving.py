@@ -52,7 +52,7 @@ def prove_graph(
         stored: certificate of this graph, contract and compiler; replaces a proof if it names the rewritten program.
 
     Raises:
-        IsolationError: no proof of either graph, if `certify` is "error".
+        IsolationError: no proof of the graph or a rewritten graph, if `certify` is "error".
     """
     if certify == "off":
         return Proved(graph)

@@ -42,7 +42,7 @@ ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
 
 
 class BuildError(Exception):
-    """The library cannot be built; with reason and remedy."""
+    """The library cannot be built; the message has reason and remedy."""
 
 
 def sources() -> list[Path]:
@@ -119,7 +119,7 @@ def cross_compiler(tag: str) -> tuple[list[str], str]:
 
 
 def understands(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Return whether a compiler knows an instruction set's flags; otherwise its code is omitted."""
+    """Return whether a compiler knows an instruction set's flags; otherwise it omits the set's code."""
     probe = [*command, *flags, "-E", "-x", "c++", os.devnull]
     return subprocess.run(probe, capture_output=True).returncode == 0
 
@@ -159,7 +159,7 @@ def build(
     include = headers()
     compiled = [one for one in program if one.suffix == ".cc"] if program else sources()
     libraries = [str(one) for one in program if one.suffix != ".cc"]
-    # In the target's folder, where the result is trusted: other users may write elsewhere.
+    # In the target's folder, which is trusted for the result; other users may write to other folders.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in compiled}
 

@@ -74,7 +74,10 @@ class MtpHead(Stateful):
 
 
 class MtpDecoder(Decoder):
-    """Decoder with an MTP head for every token."""
+    """Decoder with an MTP head for every token.
+
+    The state is the decoder's state and an `MtpState`.
+    """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)

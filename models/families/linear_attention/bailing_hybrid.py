@@ -100,7 +100,10 @@ def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttention
 
 
 def _read_lightning(reader: ConfigReader, size: int, eps: float, rope: Rope) -> LightningAttentionConfig:
-    """Read the linear mixer of Ling 2.5; `num_key_value_heads` is irrelevant."""
+    """Read the linear mixer of Ling 2.5, with keys and values in all heads.
+
+    `num_key_value_heads` has no effect.
+    """
     heads, groups = reader.integer("num_attention_heads"), reader.integer("group_norm_size", 4)
     if heads % groups:
         reader.fault("group_norm_size", f"a divisor of num_attention_heads ({heads})")

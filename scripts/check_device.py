@@ -4,9 +4,9 @@
     python scripts/check_device.py --rehearse     # everything small on a CPU, kernels by Pallas' interpreter
 
 Writes one page and a few files. Needs a checkout and the packages that pyproject.toml requires; no extra, no network,
-no installation. Each of the six parts is a process with a deadline. A record is on disk as soon as its check ends, so a
-crash, a hang or a kill loses only the running check. docs/accelerators.md lists the parts. The exit
-status is 0 if no check failed, and in each part one passed.
+no installation. Each of the six parts (docs/accelerators.md) is a process with a deadline. A record is on disk as soon
+as its check ends, so a crash, a hang or a kill loses only the running check. The exit status is 0 if no check failed,
+and in each part one passed.
 """
 
 import argparse
@@ -100,7 +100,6 @@ class Check:
     """Main process: starts the parts one after the other, and writes page and archives.
 
     Args:
-        options: options of the command line.
         work: temporary folder.
     """
 
@@ -122,7 +121,6 @@ class Check:
         return process
 
     def run(self) -> None:
-        """Run all parts."""
         options, tiny = self.options, ["tiny"] if self.options.rehearse else []
         environment = os.environ | {
             "XDG_CACHE_HOME": str(self.work / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -162,7 +160,7 @@ class Check:
         write_archives(self.options.out, self.work / "evidence")
 
     def stop(self) -> None:
-        """End all processes that were started and still run."""
+        """End all started processes."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -204,7 +202,6 @@ class Check:
 
 
 def main() -> int:
-    """Check the device; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path(os.environ.get("OUT", "device-check")), help="folder of the results"

@@ -4,10 +4,10 @@
 
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
 (prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; with a multi-token-prediction
-head also its logits behind every token but the first) and `provenance.json` (versions and settings). The tests that
-read them need no torch. tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random
-prompts are tried until no position of the prompt and no greedy step is a near tie and the oracle's own rounding noise
-is small, so that tests can require every token exactly.
+head also its logits behind every token but the first) and `provenance.json` (versions and settings). Tests read them
+without torch. tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random prompts are
+tried until no position and no greedy step is a near tie and the oracle's own rounding noise is small, so that tests can
+require every token exactly.
 """
 
 import argparse

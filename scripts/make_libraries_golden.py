@@ -3,9 +3,9 @@
     MSLK_PYTHON_ONLY=1 python scripts/make_libraries_golden.py [--output tests]
 
 needs the extras `oracle` and `gguf`, and also bitsandbytes 0.50, torchao 0.18 and, with `pip install --no-deps`,
-mslk-cuda 1.1, which makes torchao's codes of four bits. Nothing needs a GPU. Each file of golden_matrices is one matrix
-as the library stores it; `expected.safetensors` has the numbers that the library makes of it. transformers quantises
-and writes the checkpoints; their results are the same as in `make_quantised_golden.py`.
+mslk-cuda 1.1, for torchao's four-bit codes. Nothing needs a GPU. Each file of golden_matrices is one matrix as the
+library stores it; `expected.safetensors` has the numbers that the library makes of it. transformers quantises and
+writes the checkpoints, with results as in `make_quantised_golden.py`.
 """
 
 # The libraries are in no extra of this project.
@@ -54,7 +54,7 @@ class Matrix(NamedTuple):
     Attributes:
         tensors: name -> tensor of the file.
         metadata: free-form strings of the file.
-        numbers: what the library makes of it.
+        numbers: the library's numbers for it.
     """
 
     tensors: Tensors
@@ -68,7 +68,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def four_bits(matrix: torch.Tensor, kind: str, storage: torch.dtype = torch.uint8, nested: bool = False) -> Matrix:
-    """Quantise as a layer of bitsandbytes does, and as it does a weight of experts."""
+    """Quantise as layers and experts of bitsandbytes do."""
     codes, state = bitsandbytes.functional.quantize_4bit(
         matrix, quant_type=kind, compress_statistics=nested, quant_storage=storage
     )
@@ -77,10 +77,10 @@ def four_bits(matrix: torch.Tensor, kind: str, storage: torch.dtype = torch.uint
 
 
 def block_numbers(codes: torch.Tensor, state: Any) -> torch.Tensor:
-    """Return the numbers of codes of four bits in the dtype of `state`.
+    """Return the numbers of four-bit codes in the dtype of `state`.
 
-    The kernel of bitsandbytes 0.50 for CPUs with AVX-512 begins a block at every row, also where a block covers several
-    rows; the portable form, which is called here, has the numbers of GPUs.
+    The kernel of bitsandbytes 0.50 for CPUs with AVX-512 begins a block at every row, even if a block covers several
+    rows; the portable form, called here, has the numbers of GPUs.
     """
     scale = state.absmax
     if state.nested:
@@ -135,7 +135,7 @@ def _int4_symmetric(matrix: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
 
 
 def int4_numbers(tensor: Any) -> torch.Tensor:
-    """Return the numbers that torchao's GPTQ makes of codes of four bits, in float32."""
+    """Return the float32 numbers of torchao's GPTQ for four-bit codes."""
 
     def numbers(packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
         if packed.ndim == 3:

@@ -5,8 +5,8 @@
 needs the extra `oracle`, and also nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9. These require other versions
 of torch and transformers: `pip install --no-deps` into a separate environment. modelopt quantises and writes whole
 checkpoints, by its presets and by NVIDIA's recipes for published models; GPTQModel and AutoAWQ pack codes in their
-layers, and write their part of config.json, without a calibration. The folders are the same as in
-`make_quantised_golden.py`, and the numbers in `expected.npz` are computed by each library from its codes.
+layers, and write their part of config.json, without a calibration. Folders are as in `make_quantised_golden.py`; each
+library computes the numbers in `expected.npz` from its codes.
 """
 
 # The writers are in no extra of this project.
@@ -158,7 +158,7 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
-    # One model has its columns in another order, another has wider codes.
+    # One model has permuted columns, another wider codes.
     ordered, bits, group = model == "dense_interval", 8 if model == "mamba2_base" else 4, 16
     config = QuantizeConfig(bits=bits, group_size=group, desc_act=ordered, sym=False)
 

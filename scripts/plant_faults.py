@@ -32,8 +32,8 @@ class Fault:
     """A fault of one line.
 
     Attributes:
-        file: the source, relative to the repository.
-        old, new: the text that occurs once in the file, and its replacement.
+        file: relative to the repository.
+        old, new: text that occurs once in the file, and its replacement.
         tests: test files; at least one of their tests has to fail.
     """
 
@@ -55,7 +55,6 @@ class Fault:
 
 
 def read_faults() -> list[Fault]:
-    """Return all faults of the table."""
     return [Fault(name, **fields) for name, fields in tomllib.loads(FAULTS.read_text()).items()]
 
 
@@ -83,10 +82,7 @@ def first_failure(tree: Path, tests: list[str], default: bool) -> str | None:
 
 
 def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
-    """Yield each fault with the selection and the test that find it.
-
-    The selection is "default", "--rest" or "none".
-    """
+    """Yield each fault with its selection ("default", "--rest" or "none") and test."""
     with tempfile.TemporaryDirectory(prefix="hybridlm-faults-") as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
@@ -107,7 +103,6 @@ def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
 
 
 def main() -> int:
-    """Plant the chosen faults, print a table, and return 1 if tests miss a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", metavar="K/N", default="0/1", help="one of N shares: number K modulo N")
     parser.add_argument("name", nargs="*", help="beginnings of the names of faults; all by default")

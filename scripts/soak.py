@@ -3,12 +3,12 @@
     python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
 Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, decode steps get
-other numbers of lanes, and texts are scored between steps. Half of the prompts have a common prefix, of which the
-prefix cache shares pages. There are so few pages that sequences are preempted. Half of the sessions draft right and
-wrong tokens. A tenth of the sessions runs with the sanitizer, half with a prefix cache. A completion must equal the
-request's solo run token by token, unless the two best logits of the solo run are closer than 5e-3 at the first token
-that differs, because steps of other shapes round differently. The exit status is 1 if a completion differs, or if one
-of these events never happened.
+other numbers of lanes, and texts are scored between steps. Half of the prompts have a common prefix, with shared pages
+of the prefix cache. There are so few pages that sequences are preempted. Half of the sessions draft right and wrong
+tokens, half have a prefix cache, a tenth runs with the sanitizer. A completion must equal the request's solo run token
+by token, unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps
+of other shapes round differently. The exit status is 1 if a completion differs, or if one of these events never
+happened.
 """
 
 import argparse
@@ -44,8 +44,6 @@ EVENTS = (
 
 
 class Soak:
-    """The models, the requests with their solo runs, and statistics."""
-
     def __init__(self, model: Path, lanes: int, seed: int):
         settings: dict[str, Any] = {"lanes": lanes, "context": 512, "chunk": 16, "dtype": "float32"}
         self.lm = hybridlm.load(model, **settings)
@@ -73,7 +71,7 @@ class Soak:
         return prompt, settings
 
     def session(self) -> None:
-        """Run a random session, every tenth sanitized, half with a prefix cache, half with drafts."""
+        """Run a random session."""
         rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
         lm = self.sanitized if sanitize else self.cached if count % 2 == 1 else self.few
@@ -109,21 +107,20 @@ class Soak:
         self.seen["cached sessions"] += lm is self.cached
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """Draft two right tokens and a wrong one of a request, as the drafter of half of the sessions."""
+        """Draft two right tokens and a wrong one of a request."""
         ids, count = list(token_ids), len(token_ids)
         texts = (completion.prompt_token_ids + completion.token_ids for completion in self.alone)
         right = next((text[count : count + 2] for text in texts if text[:count] == ids), [])
         return [*right, self.begins[count % len(self.begins)]][:k]
 
     def _score(self, lm: hybridlm.LM) -> None:
-        """Score texts between steps of a session."""
         for expected, score in zip(self.scores, lm.score(self.texts), strict=True):
             self.seen["scored texts"] += 1
             if not np.allclose(score.logprobs[1:], expected[1:], atol=1e-3):
                 self.wrong.append(f"a text of {len(expected)} tokens has other log-probabilities")
 
     def _look_for_holders(self, lm: hybridlm.LM) -> None:
-        """Check that no row has a holder after a session, and without cached states no page."""
+        """Check that no row has a holder, and without cached states no page."""
         if lm is self.cached:
             lm.engine.clear_prefix_cache()
         pool = lm.engine.pool
@@ -139,7 +136,6 @@ class Soak:
         self.seen["cancelled"] += 1
 
     def _resize(self, session: hybridlm.Session) -> None:
-        """Give the next decode steps another number of lanes."""
         scheduler, engine = session._scheduler, session._engine
         if scheduler.decoding:
             count = self.random.randint(len(scheduler.decoding), engine.lanes)

@@ -132,7 +132,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
 def _summed(
     kernels: "Iterable[ScheduledKernel]", patterns: dict[str, str], size: "Callable[[ScheduledKernel], int]"
 ) -> dict[str, int]:
-    """Sum a figure of the operations by the first pattern that fits them."""
+    """Sum a figure of the operations by the first matching pattern."""
     sums = dict.fromkeys((*patterns, "all else"), 0)
     for kernel in kernels:
         text = f"{kernel.op_name} {kernel.source}"
@@ -144,7 +144,7 @@ def section(page: str, table: str) -> tuple[int, int]:
     """Return the place of a table in the page, between its comments.
 
     Raises:
-        ValueError: the page has no such comments.
+        ValueError: no such comments.
     """
     first, last = f"<!-- table {table} -->\n", f"<!-- end of {table} -->"
     return page.index(first) + len(first), page.index(last)
@@ -170,7 +170,6 @@ def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
 
 
 def main() -> int:
-    """Write the tables; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS

@@ -90,7 +90,7 @@ class Row:
 def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """Compile decoding with and without kernels, and prompts of the first model.
 
-    Prompts also yield a line for the table of prompts.
+    Prompts yield an additional line for their table.
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
@@ -177,7 +177,6 @@ def registers(target: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the table; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS

@@ -12,7 +12,7 @@ REFERENCE = ROOT / "tests" / "reference"
 
 
 def pages() -> dict[str, str]:
-    """Run all mutants of steps and return the pages; raise for an undetected mutant."""
+    """Run all mutants of steps; raise for an undetected mutant."""
     sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/"))]
     from engine_mutants.table import table as engine_table
     from mutants.catalogue import MUTANTS

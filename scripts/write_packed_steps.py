@@ -2,7 +2,8 @@
 
     python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
 
-Takes the extra target-cuda, and a few minutes on two cores. The exit status is 1 if a step has a finding.
+Takes the extra target-cuda, and a few minutes on two cores. Replaces the lines between two marks. The exit status is 1
+if a step has a finding.
 """
 
 import argparse
@@ -64,7 +65,6 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
 
 
 def main() -> int:
-    """Replace the table between its two marks; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS

@@ -42,7 +42,6 @@ def trusted_base() -> list[str]:
 
 
 def proved(step: Any, args: tuple, contract: Any) -> bool:
-    """Whether a step is proved."""
     from hybridlm.compiler import IsolationError, prove_isolation
 
     try:
@@ -53,7 +52,6 @@ def proved(step: Any, args: tuple, contract: Any) -> bool:
 
 
 def line(name: str, counts: Counter[str]) -> str:
-    """Return a row of the table."""
     total = sum(counts.values())
     right = counts["clean, proved"] + counts["leaking, refused"]
     cells = (total, right, counts["leaking, refused"], counts["clean, refused"], counts["leaking, proved"])
@@ -65,7 +63,7 @@ DEFAULTS = r"(axis=0|role=None|dims=None|page_size=1|role='both'|null=True|packe
 
 
 def entries_of(contract: Any) -> str:
-    """Return the entries of a contract in short."""
+    """Return a contract's entries in short."""
     import jax
 
     sides = (jax.tree.leaves(side, is_leaf=is_entry) for side in (contract.inputs, contract.outputs))
@@ -74,7 +72,7 @@ def entries_of(contract: Any) -> str:
 
 
 def is_entry(value: Any) -> bool:
-    """Whether a value is an entry of a contract, no container."""
+    """Return whether a value is an entry of a contract, no container."""
     return not isinstance(value, tuple | list | dict)
 
 
@@ -137,7 +135,6 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    """Write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
     parser.add_argument("--programs", type=int, default=12, help="programs to change; 0 for none")

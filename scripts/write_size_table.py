@@ -14,7 +14,6 @@ PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
 
 
 def main() -> None:
-    """Replace the table between its two marks."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     from size_table import BEGIN, END, table

@@ -3,8 +3,8 @@
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
 Takes the extras target-cuda and target-tpu, and half an hour of a core. The page is written after every checkpoint;
-rows of other checkpoints do not change, and steps without a fault that the same sources have compiled before are not
-compiled again. The exit status is 1 if a step of this run has a finding.
+rows of other checkpoints stay, and steps that the same sources have compiled without a fault are skipped. The exit
+status is 1 if a step of this run has a finding.
 """
 
 import argparse
@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Write the tables; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     from certificate_table import NAMES

@@ -1,7 +1,7 @@
 """Compilation of a step with XLA's buffer assignment, for the audit.
 
-XLA:CPU executables expose it. Elsewhere XLA dumps it to a private temporary folder, since PJRT's C API has no field for
-it. Programs from JAX's compilation cache dump nothing, so certified steps bypass that cache.
+XLA:CPU executables expose it. Elsewhere XLA dumps it to a private temporary folder: PJRT's C API has no field for it.
+Programs from JAX's compilation cache dump nothing, so certified steps bypass that cache.
 """
 
 import tempfile
@@ -90,7 +90,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: b
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
-    """Return why a dump does not belong to an executable with this text, or None."""
+    """Return why a dump does not belong to an executable, or None."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:

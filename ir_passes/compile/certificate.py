@@ -1,6 +1,6 @@
 """Certificate of one compiled step: proved and audited claims, assumptions and faults.
 
-Hashes name the traced program, the rewritten program and XLA's HLO. They are equal in every process.
+Hashes of the traced program, the rewritten program and XLA's HLO are equal in every process.
 """
 
 from collections.abc import Sequence

@@ -87,7 +87,10 @@ def make_certificate(
     audit: Audit,
     seconds: dict[str, float],
 ) -> Certificate:
-    """Make the certificate of one executable; `scheduled` are its collectives if it was not audited."""
+    """Make the certificate of an executable.
+
+    `scheduled` are its collectives if it was not audited.
+    """
     report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
     proved, bound = step.proved, step.bound
@@ -141,7 +144,7 @@ def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """Return contract entries; one line for equal entries of an argument or field."""
+    """Return contract entries; equal entries of an argument or field share a line."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for bound_array in (*bound.inputs, *bound.outputs):
         argument = re.match(r"\w+(\[\w+\]|\['\w+'\])?(\.\w+)?", bound_array.path)

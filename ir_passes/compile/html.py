@@ -20,7 +20,7 @@ def _cell(value: object) -> str:
 
 
 def headed(title: str, holds: bool, state: str, remark: str) -> str:
-    """Return the heading with a coloured state: green if `holds`."""
+    """Return a heading with its state, green if `holds`."""
     colour = "#137333" if holds else "#c5221f"
     return f'<p><b>{escape(title)}: <span style="color:{colour}">{escape(state)}</span></b><br>{escape(remark)}</p>'
 

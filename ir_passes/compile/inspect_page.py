@@ -61,7 +61,7 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
-    """Return a table of lanes: an influence of column on row."""
+    """Return a table of lanes; a cell is an influence of column on row."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
 
     def cell(i: int, j: int) -> str:

@@ -181,7 +181,7 @@ class IsolatedStep:
         kwargs: Mapping[str, Any],
         static: Any,
     ) -> _Entry:
-        """Return the entry of these arguments, compiled if necessary, and move it to the front."""
+        """Compile the entry of these arguments if necessary, and move it to the front."""
         _check_concrete(self.__name__, leaves)
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())

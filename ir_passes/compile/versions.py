@@ -50,5 +50,5 @@ def sources_hash() -> str:
 
 
 def is_as_imported() -> bool:
-    """True if the prover equals its hashed sources and was not monkey-patched."""
+    """Return whether the prover equals its hashed sources, without monkey-patches."""
     return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

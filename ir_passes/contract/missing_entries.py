@@ -49,7 +49,7 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
 
 
 def _children(node: Any) -> dict[Any, Any] | None:
-    """Return children of a tuple, list or dict by index or key, or None."""
+    """Return children by index or key, or None."""
     if type(node) is dict:
         return dict(node)
     return dict(enumerate(node)) if type(node) in (tuple, list) else None

@@ -89,7 +89,7 @@ def guarded(
 
 
 def _condition(eqn: ir.JaxprEqn) -> list[Any]:
-    """Return the operands of a select by a scalar, also inside a call, or []."""
+    """Return the operands of a select by a scalar, perhaps inside a call, or []."""
     body = ir.body_of(eqn)
     if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
         (select,) = body.jaxpr.eqns

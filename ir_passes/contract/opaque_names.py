@@ -1,6 +1,6 @@
 """Names of custom calls, kernels and callbacks, and comparison of two calls.
 
-Short names may be ambiguous. Exact names are unique: "name at file:line" of a function's definition, a custom call's
+Short names may be ambiguous; an `exact_name` is unique: "name at file:line" of a function's definition, a custom call's
 target with attributes, "format at file:line" of a print.
 """
 

@@ -29,7 +29,6 @@ def patched_code(*packages: str) -> list[str]:
 
 
 def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[Place, Any]:
-    """Return the code of packages, or of `wanted` modules and classes."""
     code: dict[Place, Any] = {}
     for module in [module for name, module in list(sys.modules.items()) if _is_in(name, packages)]:
         for name, value in list(vars(module).items()):

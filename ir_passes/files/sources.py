@@ -1,6 +1,6 @@
 """Hash of running code's sources, unless they have changed since import.
 
-A package records its sources' stamps before import. While they are unchanged, loaded modules come from these sources.
+A package records its sources' stamps before import; while they are unchanged, loaded modules come from these sources.
 Bytecode of other content with the same size and time is part of the hash.
 """
 
@@ -88,7 +88,6 @@ def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
 
 
 def _is_as_imported(folder: Path) -> bool:
-    """True if all modules of a package were loaded from its unchanged files."""
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):

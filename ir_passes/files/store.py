@@ -1,7 +1,6 @@
 """Directory of files by key, for results that are expensive to compute.
 
 Several processes of one user may use it. Unreadable, too long, damaged or foreign content (`trust`) counts as absent.
-The least recently used files are deleted first.
 """
 
 import errno
@@ -147,7 +146,6 @@ class FileStore:
 
     @contextmanager
     def _opened(self, folder: int, name: str) -> Iterator[BinaryIO]:
-        """Open a regular file of the directory, no link."""
         flags, path = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, self.directory / name
         try:
             handle = os.open(name, flags, dir_fd=folder)

@@ -1,7 +1,7 @@
 """Labels that each sequence's rows must have: the sanitizer's host side.
 
 A label is (owner, position, layout, epoch): sequence, tokens in the state, layout, and step of the write. It follows
-from the host's bookkeeping alone, never from a pool, so moved, lost, shared or stale rows disagree with it.
+from the host's bookkeeping, never from a pool, so moved, lost, shared or stale rows disagree with it.
 """
 
 from collections.abc import Sequence

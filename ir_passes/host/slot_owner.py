@@ -21,7 +21,7 @@ NULL_ROW = 0
 
 
 def frozen_copy(array: np.ndarray) -> np.ndarray:
-    """Return a copy over immutable bytes, so that it can never be made writable."""
+    """Return a copy over immutable bytes: it can never be made writable."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 

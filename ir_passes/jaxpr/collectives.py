@@ -88,7 +88,7 @@ class Scheduled:
 
 
 def _sum(devices: int) -> tuple[int, int]:
-    """Return the fraction of an all-reduce on a ring: reduce-scatter and all-gather."""
+    """Return the fraction of a ring all-reduce: reduce-scatter and all-gather."""
     return 2 * (devices - 1), devices
 
 
@@ -237,7 +237,6 @@ def _entry(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str
 
 
 def _distinct(eqns: Iterable[ir.JaxprEqn]) -> Iterator[ir.JaxprEqn]:
-    """Yield equations that repeat no earlier one, by value numbering."""
     representatives: dict[Any, Hashable] = {}
     first_of: dict[Hashable, ir.JaxprEqn] = {}
 

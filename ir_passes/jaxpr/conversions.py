@@ -10,7 +10,7 @@ A conversion is exact for a number if the new dtype represents it. Dtypes of at 
 * A conversion keeps neither sign nor payload of a nan, so a dtype with at least two nans is never converted and back
   without loss.
 
-A number that becomes subnormal counts as lost: processors may flush subnormal numbers to zero.
+A number that becomes subnormal counts as lost: processors may flush it to zero.
 """
 
 from functools import cache

@@ -58,8 +58,8 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
 def without_compilation_cache() -> Iterator[None]:
     """Turn JAX's compilation cache off for one thread.
 
-    JAX must ask again whether there is a cache. Other threads may compile without it meanwhile; if one of them asks
-    first, this thread has random keys, which match no entry.
+    JAX must ask again whether there is a cache. If another thread asks first, this thread has random keys, which match
+    no entry; other threads may compile without the cache meanwhile.
     """
     _make_keys_random()
     outer, _thread.compiles_anew = getattr(_thread, "compiles_anew", False), True
@@ -91,9 +91,9 @@ class ExecutableParts(NamedTuple):
     """A compiled program without trees: XLA's executable and JAX's data.
 
     Attributes:
-        arguments, argument_shardings: of the arguments that the program reads, by parameter.
-        committed: results are bound to their devices.
         kept: numbers of the arguments that the program reads.
+        arguments, argument_shardings: of these, by parameter.
+        committed: results are bound to their devices.
     """
 
     executable: Any

@@ -64,7 +64,7 @@ def placement_error(
 ) -> PlacementError | None:
     """Convert JAX's `in_specs` error, or return None for other errors.
 
-    JAX names only the first argument's type, so all arguments of this type without a mesh come first.
+    JAX names only the first argument's type: all arguments of this type without a mesh come first.
     """
     match = _SPECS_DIFFER.search(str(error))
     if match is None:
@@ -85,8 +85,8 @@ def check_donated(
 ) -> None:
     """Raise PlacementError for donated arrays without a mesh that a `shard_map` splits.
 
-    Each call would move such an array to the mesh, so it could not be written in place. A `jax.ShapeDtypeStruct` may
-    represent an array on the mesh.
+    Each call would move such an array to the mesh, not write it in place. A `jax.ShapeDtypeStruct` may represent an
+    array on the mesh.
     """
     leaves, free = jax.tree.leaves((tuple(args), dict(kwargs))), _free_arguments(args, kwargs, names)
     free = {index: argument for index, argument in free.items() if not isinstance(leaves[index], jax.ShapeDtypeStruct)}

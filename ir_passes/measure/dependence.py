@@ -1,7 +1,6 @@
 """Measured dependence between lanes: change one lane, and compare the bits of all others.
 
-A difference between lanes that are proved independent is a fault of proof or machine code; no difference proves
-nothing.
+A difference between lanes that are proved independent is a fault of proof or machine code; equality proves nothing.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Measured reach of unaccepted tokens of a verifying step into its rows.
 
 The proof does not follow positions within a lane. A second run has other tokens after the accepted ones. Different rows
-show that unaccepted tokens reach them; equal rows prove nothing.
+show a reach of unaccepted tokens; equal rows prove nothing.
 """
 
 from collections.abc import Callable, Mapping

@@ -42,7 +42,7 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
 
 
 def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
-    """Return the stacked pools of each scan, by the scan's first result."""
+    """Return stacked pools by the first result of their scan."""
     jaxpr = graph.program.jaxpr
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     stacked: dict[Any, list[StackedPool]] = {}

@@ -1,7 +1,7 @@
 """Lane of each equation, from the origin of its operands.
 
-A value belongs to lane b if it is entry b along a lane axis, lane b's row of a pool, or computed from such values of
-lane b and from no value of another lane. Other values belong to no lane.
+A value belongs to lane b if it is entry b along a lane axis, lane b's row of a pool, or computed from values of lane b
+and of no other lane. Other values belong to no lane.
 
 The level of an equation counts how often lanes were mixed before it. Equations of one lane and level can all run before
 the equations that mix their results.

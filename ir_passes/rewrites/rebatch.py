@@ -29,10 +29,10 @@ class Rebatch:
     The reads of all lanes' rows become one gather by the slot map, `jax.vmap` batches the computations, and the writes
     become one scatter. Slot-map entries of active lanes are distinct; without a slot map, row i belongs to lane i.
 
-    The pass keeps the order of accesses to each row and the order of effects. It refuses, with the reason in the
-    report: lanes with different equations, conds, whiles, random numbers, opaque and declared operations, indices other
-    than constants and slot-map entries, and pools with other accesses in between. Results are bit-identical except for
-    dots with another number of rows, which differ by float32 rounding.
+    The order of accesses to each row and of effects stays. Refused, with the reason in the report, are lanes with
+    different equations, conds, whiles, random numbers, opaque and declared operations, indices other than constants and
+    slot-map entries, and pools with other accesses in between. Results are bit-identical except for dots with another
+    number of rows, which differ by float32 rounding.
     """
 
     name: ClassVar[str] = "rebatch"
@@ -49,7 +49,7 @@ class Rebatch:
 
 
 def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
-    """Rewrite the first level of batchable work; None without such a level."""
+    """Rewrite the first level of batchable work, or return None."""
     owners, lanes = _aligned(graph), range(graph.bound.lanes)
     splits = (eqn.outvars for eqn in graph.program.jaxpr.eqns if len(eqn.outvars) > 1)
     first = {var: parts[0] for parts in splits if all(part in owners.roots for part in parts) for var in parts}
@@ -115,7 +115,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
     """Replace the work of all lanes by the batched work.
 
     Raises:
-        Different: no order of the equations reads every row before it is written.
+        Different: no order reads every row before its write.
     """
     jaxpr = graph.program.jaxpr
     inputs = _inputs(work, pools)
@@ -150,10 +150,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 
 
 def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir.Var]]:
-    """Return the outside variables that lane 0 reads, each with variables to pass.
-
-    They are one variable, or one variable of each lane.
-    """
+    """Return lane 0's outside variables, each with one variable or one of each lane."""
     owners, accesses = work.owners, work.owners.accesses
     eqns = [*work.named, *work.lanes[0]]
     results = {var for eqn in eqns for var in eqn.outvars}

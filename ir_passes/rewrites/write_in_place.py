@@ -1,9 +1,9 @@
 """Pass that orders writes of pools after earlier reads, so that XLA writes in place.
 
 XLA copies a pool if a read of its old version may run after the write. The pass makes an operand of the write depend on
-the results of these reads: `select(flag, operand, other)` with a flag computed from an element of each result that is
-always false. The proof knows this, XLA does not, and LLVM removes the select. `optimization_barrier` would not help:
-XLA's CPU compiler drops it before it looks for copies.
+the results of these reads: `select(flag, operand, other)` with a flag, computed from an element of each result, that is
+always false. The proof knows this, XLA does not, and LLVM removes the select. XLA's CPU compiler drops an
+`optimization_barrier` before it looks for copies.
 """
 
 from collections.abc import Sequence
@@ -120,8 +120,8 @@ class _WriteOrder:
     def _with_copies(self) -> ir.Jaxpr | None:
         """Copy each elementwise write for its readers; return None without such a write.
 
-        XLA recomputes an elementwise write in the fusion of its readers, from the old pool. So the readers get a copy
-        of the write, and the write waits for them.
+        XLA recomputes an elementwise write in the fusion of its readers, from the old pool. So they get a copy of the
+        write, and the write waits for them.
         """
         eqns = list(self.jaxpr.eqns)
         copies: dict[int, ir.JaxprEqn] = {}

@@ -1,7 +1,7 @@
 """Interpreter of the sanitizer: evaluates a traced step's unchanged equations, with tags.
 
-Moves are repeated on tags. A computation with pool rows uses them: their labels are compared, and the result belongs to
-its lane. A write stores the labels of moved rows, and the lane's stamp for computed values.
+Moves are repeated on tags. A computation with pool rows compares their labels, and its result belongs to its lane. A
+write stores the labels of moved rows, and the lane's stamp for computed values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -172,7 +172,6 @@ class Interpreter:
         return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
     def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-        """Return a dot operand's tags, reduced along the contracted axes."""
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
@@ -220,7 +219,7 @@ def _batched_loop(eqn: ir.JaxprEqn) -> bool:
 
 
 def _literal(value: Any) -> Tags | None:
-    """Return the tags of a literal: zero is the state of a beginning sequence."""
+    """Return the tags of a literal: zero begins a sequence."""
     return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
 
 
@@ -229,7 +228,7 @@ def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-    """Return a dot operand's tags in the result's layout: batch axes, free axes left, right."""
+    """Return a dot operand's tags as in the result: batch, left and right free axes."""
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]

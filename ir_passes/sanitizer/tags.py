@@ -1,8 +1,8 @@
 """Tags: owners and lanes of the rows in a value.
 
 Each entry has a lane, and from a pool the row's number and label. Tags have the value's rank (and a column axis), with
-length 1 along axes of equal tags: one entry per row, which follows the value by the same operations. Lanes that tracing
-knows are NumPy arrays and cost nothing.
+length 1 along axes of equal tags, and follow the value by the same operations. Lanes known while tracing are NumPy
+arrays and cost nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -188,7 +188,6 @@ def _bodies(eqn: Any) -> list[Any]:
 
 
 def _same_bytes(eqn: Any) -> bool:
-    """True if the equation only changes shape or dtype."""
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval

@@ -1,7 +1,7 @@
 """Resources of kernels on a GPU, and errors of kernels beyond its limits.
 
-XLA's error has the memory that a program instance needs, but no kernel. ptxas reports threads, registers and spills of
-the PTX that XLA writes; the executable of an absent GPU exposes neither.
+XLA's error has the required memory of a program instance, but no kernel. ptxas reports threads, registers and spills of
+XLA's PTX; the executable of an absent GPU exposes neither.
 """
 
 import os
@@ -116,7 +116,7 @@ def kernel_resources(programs: Iterable[str], target: str) -> tuple[KernelResour
 
 
 def _ptxas() -> Path:
-    """Return the path of ptxas, in NVIDIA's packages or a CUDA toolkit."""
+    """Return ptxas of NVIDIA's packages or a CUDA toolkit."""
     spec = find_spec("nvidia")
     places = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     files = [file for place in places for file in place.glob("*/bin/ptxas")]

@@ -57,9 +57,8 @@ def collectives(
     """Return compiled collectives in schedule order, and findings.
 
     Args:
-        mesh: axis names and sizes, fastest last; empty on one device.
+        mesh, scheduled: as for `audit_executable`; the mesh is empty on one device.
         declared: axes along which XLA may add collectives.
-        scheduled: collectives of the traced program.
     """
     module, count = executable.module, int(np.prod([size for _, size in mesh]))
     waiting = list(scheduled)

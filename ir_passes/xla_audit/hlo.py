@@ -33,7 +33,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
     """Read an executable's module and buffer assignment; raises HloError if they are not exposed.
 
     Args:
-        dump: HloProto, if the executable does not expose its buffer assignment.
+        dump: as for `audit`.
         placed: require the buffer assignment; otherwise a missing one is empty.
     """
     memory: Any = compiled.memory_analysis()

@@ -7,7 +7,6 @@ from ir_passes.xla_audit.wire import Field, Kind, WireMessage
 
 
 def _one(kind: Kind | WireMessage, repeated: bool = False, **numbers: int) -> dict[int, Field]:
-    """Return fields of a kind or message, by number."""
     if isinstance(kind, WireMessage):
         return {number: Field(name, "message", repeated, kind) for name, number in numbers.items()}
     return {number: Field(name, kind, repeated) for name, number in numbers.items()}

@@ -2,8 +2,7 @@
 
 Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count; slices, gathers
 and in-place updates count only their rows. Caches and a TPU's on-chip memory are ignored. A Pallas GPU kernel counts by
-its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores. Arithmetic is products
-and convolutions.
+its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores.
 """
 
 import re
@@ -126,8 +125,7 @@ class Kernels:
 def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundContract) -> Kernels:
     """Return the operations of an executable; raises HloError if JAX does not expose the program.
 
-    Args:
-        dump: HloProto without an exposed buffer assignment; without both, no pools are named.
+    Without an exposed buffer assignment and a `dump` (as for `audit`), no pools are named.
     """
     executable = read(compiled, dump, placed=False)
     pools = {

@@ -15,8 +15,8 @@ REMEDY = "Report it to openxla/xla with this program; do not run the step. Anoth
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
     """Yield pairs of live values that share a byte.
 
-    A result may take exactly the bytes of a value that its operation reads last (see `in_place`). A branch may use
-    bytes of a value that only another branch needs.
+    A result may take exactly the bytes of a value that its operation reads last (see `in_place`), a branch the bytes of
+    a value that only another branch needs.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}

@@ -2,7 +2,7 @@
 
 Each device writes its part into zeros at its own place, if a gather does not fit the tiles of a TPU, as with the logits
 of one lane (openxla/xla, xla/service/all_gather_decomposer.cc). Places follow for every device from the program's
-integers. The sum changes -0 to 0, an equal number, and no other number.
+integers. The sum only changes -0 to 0, an equal number.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,6 @@ def _source(value: _Value, module: Module) -> _Value:
 
 
 def _is_zero(value: _Value) -> bool:
-    """True if all elements are a constant 0."""
     if value.instruction.opcode == "broadcast":
         value = value.operands[0]
         while value.instruction.opcode == "parameter" and value.outer:

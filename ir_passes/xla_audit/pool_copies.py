@@ -70,7 +70,7 @@ def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) 
     """Return values that copy or rebuild a whole pool, in execution order.
 
     For a pool with a row per lane and no slot map, or a row per device, new rows are as large as the pool, so only
-    copies count. XLA reads and writes small pools through a TPU's on-chip memory, so on-chip values are ignored.
+    copies count. On-chip values are ignored: XLA reads and writes small pools through a TPU's on-chip memory.
     """
     values = PoolValues(executable, live)
     copies: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}

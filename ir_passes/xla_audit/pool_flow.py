@@ -75,7 +75,7 @@ class PoolType:
     def is_few_rows(self, array: Array) -> bool:
         """True for fewer elements than the pool, or at most a row per lane.
 
-        A device with fewer rows than lanes reads and writes a row per lane, some out of bounds.
+        A device with fewer rows than lanes accesses a row per lane, some out of bounds.
         """
         return array.count < self.array.count or array.count * self.rows <= self.lanes * self.array.count
 

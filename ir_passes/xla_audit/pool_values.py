@@ -123,7 +123,6 @@ class PoolValues:
                     yield positions[source][index], position
 
     def _derived_from_inputs(self) -> set[int]:
-        """Return positions in `live.values` of values that depend on a program argument."""
         live, main = self._live, self._module.main
         derived = positions((instruction.id for instruction in main.parameters.values()), live)
         waiting = [tick for position in derived for tick in self._readers[position]]

@@ -70,7 +70,6 @@ def read_ropes(reader: ConfigReader, head_dim: int, defaults: Mapping[str, Rope]
 
 
 def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> Scaling | None:
-    """Return the scaling of rotary positions: linear, YaRN, Llama 3 or None."""
     name = "rope_type" if "rope_type" in place or "type" not in place else "type"
     kind = place.choice(name, TYPES, "default")
     place.get("type")

@@ -1,9 +1,9 @@
 """Build the library of kernels for CPUs: `python -m models.cpu_kernels`.
 
-Runs when the package is installed, by the build hook (hatch_build.py), and by hand after a change of the sources. Each
-file named `*_<instruction set>.cc` is compiled with the flags of that set; which of them run is chosen at run time, so
-that a library built anywhere runs everywhere. Needs a compiler of C++17 (GCC 10 or Clang 11 at least) and the headers
-of jaxlib, nothing else. Imports neither JAX nor the rest of the package: the hook has neither.
+Runs at installation, by the build hook (hatch_build.py), and by hand after a change of the sources. A file
+`*_<instruction set>.cc` is compiled with the flags of its set. Sets are chosen at run time, so a library built anywhere
+runs everywhere. Needs a compiler of C++17 (GCC 10 or Clang 11 at least) and the headers of jaxlib. Imports neither JAX
+nor the rest of the package: the hook has neither.
 """
 
 import argparse
@@ -25,7 +25,7 @@ NAME = "libhybridlm_kernels.dylib" if sys.platform == "darwin" else "libhybridlm
 LIBRARY = FOLDER / NAME
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
-"""Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
+"""Sources choose contractions of products and sums explicitly: bits are equal in every tile."""
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 AVX512BF16 = (*AVX512, "-mavx512bf16", "-mavx512vbmi")
@@ -36,23 +36,22 @@ INSTRUCTION_FLAGS = {
     "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
     "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out, as do
-compilers that do not know the flags: AMX needs GCC 11."""
+"""Instruction set -> flags of its files, empty for other machines and compilers without the flags (AMX: GCC 11)."""
 ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
-"""Instruction set -> flags of its files for zig, which takes no name of an architecture."""
+"""The same for zig, which does not accept names of architectures."""
 
 
 class BuildError(Exception):
-    """The library cannot be built; says why, and what to do."""
+    """The library cannot be built; the message has reason and remedy."""
 
 
 def sources() -> list[Path]:
-    """Return the files that are compiled to the library."""
+    """Return the files of the library."""
     return sorted(FOLDER.rglob("*.cc"))
 
 
 def sources_hash(machine: str = "") -> str:
-    """Return a hash of all sources of the library and of this file, and of the machine; "" for this one."""
+    """Return a hash of sources, this file and machine; "" for this machine."""
     found = hashlib.sha256(f"{sys.platform} {machine or platform.machine()}\n".encode())
     for path in sorted([*sources(), *FOLDER.rglob("*.h"), FOLDER / "build.py"]):
         found.update(f"{path.relative_to(FOLDER).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -60,15 +59,15 @@ def sources_hash(machine: str = "") -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Whether there is a library that can be used as it is; see `why_stale`."""
+    """Return whether a library exists and `why_stale` accepts it."""
     return library.is_file() and why_stale(library.read_bytes()) is None
 
 
 def why_stale(content: bytes) -> str | None:
-    """Say why a library, given the content of its file, has to be built anew; None if it need not.
+    """Return why a library's content is stale, or None.
 
-    It was built from other sources than those here, or with headers of a newer jaxlib, which an older one refuses. Any
-    headers will do where no jaxlib is installed, as in a build hook: the library does not run there.
+    A stale library has other sources, or headers of a newer jaxlib, which an older one refuses. Without jaxlib, as in a
+    build hook, all headers are accepted: the library does not run there.
     """
     if sources_hash().encode() not in content:
         return "was built from other sources than those beside it"
@@ -87,7 +86,7 @@ def why_stale(content: bytes) -> str | None:
 
 
 def compiler() -> list[str] | None:
-    """Return the C++ compiler: that of the variable CXX, or the first of `COMPILERS` on the path; None without one."""
+    """Return the C++ compiler: CXX, or the first of `COMPILERS` on the path, or None."""
     if os.name != "posix":
         return None
     asked = shlex.split(os.environ.get("CXX", ""))
@@ -96,20 +95,20 @@ def compiler() -> list[str] | None:
 
 
 def missing_compiler() -> str:
-    """Say what `compiler` looked for where it found none."""
+    """Return an error message for a missing compiler."""
     asked = os.environ.get("CXX")
     expected = f"that of CXX={asked!r}" if asked else f"CXX or one of {', '.join(COMPILERS)}"
     return f"a C++ compiler: expected {expected} on the path, found none"
 
 
 def cross_compiler(tag: str) -> tuple[list[str], str]:
-    """Return a compiler for a platform's tag, and its machine; it comes with the package ziglang.
+    """Return a compiler for a platform's tag, from the package ziglang, and its machine.
 
     Args:
         tag: "manylinux_2_28_x86_64" or another version of glibc, or "aarch64".
 
     Raises:
-        BuildError: there is no such platform.
+        BuildError: unknown platform.
     """
     found = re.fullmatch(r"manylinux_(\d+)_(\d+)_(x86_64|aarch64)", tag)
     if found is None:
@@ -120,7 +119,7 @@ def cross_compiler(tag: str) -> tuple[list[str], str]:
 
 
 def understands(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether a compiler knows the flags of an instruction set; one that does not compiles none of its code."""
+    """Return whether a compiler knows an instruction set's flags; otherwise it omits the set's code."""
     probe = [*command, *flags, "-E", "-x", "c++", os.devnull]
     return subprocess.run(probe, capture_output=True).returncode == 0
 
@@ -129,7 +128,7 @@ def headers() -> Path:
     """Return the folder of XLA's headers, `jax.ffi.include_dir()` without importing JAX.
 
     Raises:
-        BuildError: jaxlib is not installed, or has none.
+        BuildError: jaxlib or its headers are missing.
     """
     from importlib.util import find_spec
 
@@ -144,16 +143,15 @@ def headers() -> Path:
 def build(
     target: Path = LIBRARY, *, program: Sequence[Path] = (), flags: Sequence[str] = (), tag: str | None = None
 ) -> Path:
-    """Compile and link the library; replace an older one at once, so that none is ever half written.
+    """Compile and link the library; replace an older file atomically.
 
     Args:
-        target: file to write.
-        program: sources and libraries of a program that is made instead.
-        flags: further ones for the compiler and the linker, as of a sanitizer.
-        tag: platform that it is compiled for, as for `cross_compiler`; None for this machine.
+        program: sources and libraries of a program to make instead.
+        flags: additional flags of compiler and linker, for example of a sanitizer.
+        tag: platform, as for `cross_compiler`; None for this machine.
 
     Raises:
-        BuildError: there is no compiler, there are no headers, or the compiler fails.
+        BuildError: compiler or headers are missing, or the compiler fails.
     """
     command, machine = (compiler(), platform.machine()) if tag is None else cross_compiler(tag)
     if command is None:
@@ -161,7 +159,7 @@ def build(
     include = headers()
     compiled = [one for one in program if one.suffix == ".cc"] if program else sources()
     libraries = [str(one) for one in program if one.suffix != ".cc"]
-    # Beside the target, which is where the result is trusted, and never in a place that others may write to.
+    # In the target's folder, which is trusted for the result; other users may write to other folders.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in compiled}
 
@@ -192,7 +190,6 @@ def _run(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Build in place."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     try:
         print(f"built {build()}")

@@ -1,4 +1,4 @@
-// Handlers of XLA's foreign function interface, and what the library says of itself.
+// Handlers of XLA's foreign function interface, and properties of the library.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ const Forms* const FORMS[] = {&portable_forms,   &avx2_forms, &avx512_forms,
                               &avx512bf16_forms, &neon_forms, &neonbf16_forms, &amx_forms};
 constexpr int64_t SETS = sizeof FORMS / sizeof FORMS[0];
 
-// Asked once: a virtual machine may take microseconds to answer.
+// Once: a virtual machine may take microseconds to answer.
 const cpu_kernels::Processor HERE = cpu_kernels::this_processor();
 
 bool can_run(int64_t instructions) {
@@ -29,7 +29,7 @@ bool can_run(int64_t instructions) {
          FORMS[instructions]->bfloat16.product != nullptr;
 }
 
-// The form of an instruction set, or of the next lesser one that has one for this dtype.
+// The form of an instruction set, or of the next lesser set with a form for this dtype.
 const Form* form_of(int64_t instructions, ffi::DataType dtype) {
   if (dtype != ffi::BF16 && dtype != ffi::F32) return nullptr;
   for (int64_t set = instructions; set >= 0; --set) {
@@ -58,7 +58,7 @@ ffi::Error RowProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer weight, ffi::
 const Unpack* const UNPACKS[SETS] = {&portable_unpack,   &avx2_unpack, &avx512_unpack,
                                      &avx512bf16_unpack, &neon_unpack, &neonbf16_unpack, &amx_unpack};
 
-// How numbers are unpacked by an instruction set, or by the next lesser one that has code for this dtype.
+// Unpacking code of an instruction set, or of the next lesser set with code for this dtype.
 const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {
   for (int64_t set = instructions; set >= 0; --set) {
     const Unpack& unpack = *UNPACKS[set];
@@ -67,7 +67,7 @@ const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {
   return nullptr;
 }
 
-// A packed weight of `experts` matrices as XLA gives it, checked; a message in `fault` where its parts do not fit.
+// A packed weight of `experts` matrices from XLA's buffers; `fault` has a message if the parts do not fit.
 Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& whole,
                  const ffi::AnyBuffer& zero, int64_t kind, int64_t inputs, std::string& fault) {
   Packed found{};
@@ -116,7 +116,7 @@ Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("packed_product: " + said); }
 
-// How products are computed with numbers of bfloat16, for a `dtype` of 0, or of float32.
+// Products with numbers of bfloat16 (`dtype` 0) or float32.
 cpu_kernels::PackedCall call_of(int64_t instructions, int64_t dtype) {
   const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
   return {*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
@@ -196,7 +196,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_packed_expert_product, PackedExpertProduc
                                   .Attr<int64_t>("dtype")
                                   .Attr<int64_t>("instructions"));
 
-// Hash of the sources that the library was built from, which build.py looks for in the file.
+// Hash of the library's sources; build.py searches the file for it.
 EXPORTED const char hybridlm_sources[] = HYBRIDLM_SOURCES;
 // Version of XLA's interface in the headers: an older jaxlib refuses the handlers.
 #define TEXT_OF(number) #number
@@ -206,7 +206,7 @@ EXPORTED const char hybridlm_interface[] = VERSION_OF(XLA_FFI_API_MAJOR, XLA_FFI
 // Whether this processor runs an instruction set, and the library has code for it.
 EXPORTED int32_t hybridlm_can_run(int64_t instructions) { return can_run(instructions); }
 
-// The number of instruction sets, and the forms of each, for checks that bring buffers and threads of their own.
+// Number of instruction sets, and the forms of each, for checks with their own buffers and threads.
 EXPORTED int64_t hybridlm_sets() { return SETS; }
 EXPORTED const Forms* hybridlm_forms(int64_t instructions) { return FORMS[instructions]; }
 EXPORTED const Unpack* hybridlm_unpack(int64_t instructions) { return UNPACKS[instructions]; }

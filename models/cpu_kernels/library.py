@@ -23,11 +23,11 @@ TARGETS = (
     "hybridlm_decode_attention",
     "hybridlm_latent_decode_attention",
 )
-"""Names of the handlers: functions of the library and targets of XLA's calls."""
+"""Handlers: functions of the library and targets of XLA's calls."""
 POOL_TARGETS = ("hybridlm_recurrent_step", "hybridlm_recurrent_read", "hybridlm_conv_step", "hybridlm_conv_read")
-"""Names of the handlers of pools. Their first operand is the row of each lane, or empty for row i of lane i."""
+"""Handlers of pools; the first operand has the lane rows (`ops.kernels.slots_operand`)."""
 BY_SLOT = "_by_slot"
-"""End of a second target of each of `POOL_TARGETS`, for calls with rows: a declaration is of one of both."""
+"""End of a second target of each of `POOL_TARGETS`, for calls with rows, declared separately."""
 BUILD = "python -m models.cpu_kernels"
 FASTEST = "HYBRIDLM_CPU_INSTRUCTIONS"
 """Environment variable: the fastest of `INSTRUCTIONS` for kernels, for the same bits on different processors."""
@@ -37,7 +37,7 @@ _log = logging.getLogger("hybridlm")
 
 @dataclass(frozen=True)
 class Library:
-    """The library, loaded, with its handlers registered.
+    """The loaded library, with registered handlers.
 
     Attributes:
         instructions: instruction sets of this processor, up to the set in `FASTEST`; the fastest is last.
@@ -49,7 +49,7 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Name for keys of compiled steps: the library and its instruction sets."""
+        """Name for keys of compiled steps."""
         return f"{self.content} {' '.join(self.instructions)}"
 
 
@@ -94,7 +94,7 @@ def _load() -> tuple[Library | None, str | None]:
 def others_write(library: Path) -> bool:
     """Return True if more users may write a library than this source file.
 
-    Users with write access to the folder can replace the source, too.
+    Users with write access to the folder could replace the source, too.
     """
     source, status = Path(__file__).stat(), library.stat()
     return status.st_uid not in (source.st_uid, os.geteuid(), 0) or bool(status.st_mode & ~source.st_mode & 0o022)

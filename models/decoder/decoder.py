@@ -75,7 +75,6 @@ class NormedResidual:
     output: float = 1.0
 
     def shard(self, devices: Devices) -> "NormedResidual":
-        """Return the config of one device's shard."""
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
@@ -129,7 +128,7 @@ class DecoderConfig:
         """Return the config of each of several devices (tensor and expert parallel).
 
         Raises:
-            ShardingError: with every size that does not divide, and the numbers of devices that divide all.
+            ShardingError: with every indivisible size, and the possible numbers of devices.
             ValueError: this config is of a shard already.
         """
         if self.devices.sharded:
@@ -161,7 +160,6 @@ class Branch(nnx.Module):
         self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
-        """Return the residual stream after the branch, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
             inputs = x if self.norm is None else self.norm(x)
@@ -182,13 +180,11 @@ class Branch(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """The residual branches of one layer."""
-
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
-        """Return the residual stream after the layer, and its state; `inline` traces no shared bodies."""
+        """Return stream and state behind the layer; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
             x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
@@ -224,7 +220,7 @@ def lane_info(
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-    """Run a layer with `jax.checkpoint`; its bits are the same with and without a gradient."""
+    """Run a layer with `jax.checkpoint`; a gradient changes no bits of it."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
 
@@ -308,16 +304,11 @@ class Decoder(Stateful):
 
         Args:
             tokens: token ids; padding past a lane's length is not read.
-            lengths: real tokens of each lane, 0..T.
-            positions: of each lane's first token; 0 starts from zero state.
+            lengths, positions, kv_blocks, hooks, slots, pages: as for `LaneInfo`; position 0 starts from zero state.
             state: pools with the state before the step.
-            kv_blocks: blocks of the KV cache for every lane's positions up to the end of this step.
-            hooks: called at the sites of the layers.
             verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
-            slots: the row of each lane in the pools; None: row i belongs to lane i.
-            pages: page table of the KV caches; None: `own_pages`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
@@ -333,7 +324,7 @@ class Decoder(Stateful):
     def run(
         self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
     ) -> tuple[Activations, tuple]:
-        """Run the layers on embeddings `x`; results as for a call of the decoder."""
+        """Run the layers on embeddings `x`."""
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
@@ -362,8 +353,8 @@ class Decoder(Stateful):
     ) -> tuple:
         """Return the state after the accepted tokens of a verifying step.
 
-        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences, with their
-        convolutions, are replayed over the accepted tokens.
+        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences and
+        convolutions replay the accepted tokens.
 
         Args:
             pending: result of the step in place of the state.

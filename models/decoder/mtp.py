@@ -1,7 +1,7 @@
 """Multi-token-prediction (MTP) head: a layer behind a decoder that drafts tokens.
 
-Its inputs are pairs of a token and the decoder's hidden state of the previous token. It predicts the next token; with
-its output hidden states in the pairs it predicts further, one token at a time (arXiv:2404.19737, as in Qwen3-Next).
+Its inputs are pairs of a token and the decoder's hidden state of the previous token; its output predicts the next
+token. With its own hidden states it predicts further tokens, one at a time (arXiv:2404.19737, as in Qwen3-Next).
 """
 
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ class MtpState(NamedTuple):
     """State of the head, with a row for each sequence.
 
     Attributes:
-        hidden: the decoder's hidden state of the last token, for the next pair; float32. In a step that verifies
-            drafts: of the previous token and of all its tokens, [lane, 1 + token, hidden].
+        hidden: float32 hidden state of the last token, for the next pair. In a verifying step: of the previous token
+            and of all its tokens, [lane, 1 + token, hidden].
     """
 
     layer: tuple
@@ -65,10 +65,7 @@ class MtpHead(Stateful):
     def __call__(
         self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
-        """Run the valid pairs, of embedded tokens and hidden states of the previous tokens.
-
-        Return the head's hidden states, after its norm, and the state of the layer's branches.
-        """
+        """Run the valid pairs; return normed hidden states, and the state of the layer's branches."""
         pairs = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = linear(jnp.concatenate(pairs, axis=-1), self.fc[...], self.devices)
         x = jnp.where(info.valid[:, :, None], joined, 0.0)
@@ -135,11 +132,10 @@ class MtpDecoder(Decoder):
         slots: Slots = None,
         pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
-        """Run the head on pairs of a token and the previous token's hidden state.
+        """Run the head on pairs; return hidden states, for logits, and the layer's state.
 
         A pair has the position of its hidden state: RoPE depends only on differences of positions, and the first token
-        of a sequence, which has no pair, needs no masked row in the KV cache. Return hidden states, for logits of the
-        token after each pair, and the layer's state.
+        of a sequence, which has no pair, needs no masked row in the KV cache.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -149,10 +145,9 @@ class MtpDecoder(Decoder):
 
 
 def _newest(history: Activations, lengths: Lengths, old: Float32[Array, "lane hidden"]) -> Array:
-    """Return the hidden state of each lane's last token.
+    """Return each lane's last hidden state; idle lanes get `old`, bit for bit.
 
-    `history` has hidden states of the last token before the step, and of the step's tokens. Lanes without a token get
-    `old`, bit for bit.
+    `history` begins with the last token before the step.
     """
     last = jnp.take_along_axis(history, lengths[:, None, None], axis=1, mode="fill")[:, 0]
     return jnp.where(lengths[:, None] > 0, last, old)

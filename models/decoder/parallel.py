@@ -14,8 +14,6 @@ from models.state.state import Stateful
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Parallel layers' configs, and factors on their outputs."""
-
     layers: tuple[BranchConfig, ...]
     multipliers: tuple[float, ...]
 

@@ -3,8 +3,6 @@
 `jax.jit` caches traces by static arguments and array types; the static part is a module without its arrays. `ir_passes`
 inlines each call, so the program is the same. A scan over stacked weights copies states or weights in every step: seven
 times as slow on a CPU (2026-11-26).
-
-Traces are shared within one forward pass only, so patched code is traced again.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +20,10 @@ _PASS: ContextVar[Callable[..., Any] | None] = ContextVar("pass", default=None)
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Share traces between equal modules inside the context."""
+    """Share traces between equal modules inside the context, for one forward pass.
+
+    Later passes trace patched code again.
+    """
 
     def _call(*args: Any) -> Any:
         return _body(*args)
@@ -38,8 +39,8 @@ def one_pass() -> Iterator[None]:
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     """Call `module.method(*args)`; inside a trace by a body shared with equal modules.
 
-    It is called directly outside `one_pass`, in a `shard_map`, where `ir_passes` does not inline calls, and with
-    objects as arguments, which may do more than their trace.
+    Calls are direct outside `one_pass`, in a `shard_map`, where `ir_passes` does not inline calls, and with objects as
+    arguments, which may do more than their trace.
     """
     graph, state = nnx.split(module)
     leaves, tree = jax.tree.flatten((state, args))
@@ -54,7 +55,7 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
 
 
 def _is_traced(leaf: Any) -> bool:
-    """Whether a leaf is a tracer; only concrete arrays have a Boolean `committed`."""
+    """Return whether a leaf is a tracer: only concrete arrays have a Boolean `committed`."""
     if not isinstance(leaf, jax.Array):
         return False
     try:

@@ -53,7 +53,7 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
 def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `falcon_h1`.
 
-    Factors on a linear layer's input are applied to its output, those on queries and keys to the score scale.
+    Input factors of a linear layer apply to its output, factors of queries and keys to the score scale.
     """
     reader = ConfigReader("falcon_h1", config)
     eps = reader.number("rms_norm_eps", 1e-5)

@@ -19,7 +19,7 @@ MAX_MTP_LAYERS = 8
 
 
 class _OneKey(nnx.Rngs):
-    """One key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
+    """A single key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)

@@ -26,7 +26,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 2_048
-"""`max_position_embeddings` of transformers."""
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:

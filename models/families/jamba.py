@@ -19,14 +19,12 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
-"""`max_position_embeddings` of transformers."""
 # Training, kernels, and outputs other than logits.
 UNUSED = """output_router_logits router_aux_loss_coef attention_dropout use_mamba_kernels use_mambapy
     use_associative_scan num_logits_to_keep calc_logits_for_entire_prompt""".split()
 
 
 def _periodic(reader: ConfigReader, kind: str, period: int, offset: int) -> tuple[int, int]:
-    """Read period and offset of a kind of layers."""
     period = reader.integer(f"{kind}_layer_period", period)
     offset = reader.integer(f"{kind}_layer_offset", offset, minimum=0)
     if offset >= period:

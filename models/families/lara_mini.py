@@ -24,7 +24,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 131_072
-"""`max_position_embeddings` of transformers."""
 KINDS = ("linear_attention", "sliding_attention", "full_attention")
 PATTERN = tuple(KINDS[i] for i in (0, 1, 0, 2, 1))
 """Kinds of five layers of the published model, repeated."""
@@ -66,7 +65,10 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a Gated DeltaNet; `in_proj` rows are [q | k | v | z | b | a]."""
+    """List the parameters of a Gated DeltaNet.
+
+    Rows of `in_proj` are [q | k | v | z | b | a].
+    """
     sizes = {
         "in_proj_qkv": c.channels,
         "in_proj_z": c.value_width,

@@ -1,4 +1,4 @@
-"""Known families that are refused: the parts that they need and `models` lacks.
+"""Known families that are refused, with the missing parts.
 
 Sources: transformers 5.24, and the model files of vLLM and SGLang (2026-11).
 """
@@ -21,7 +21,7 @@ CLASSES: Mapping[str, str] = {"GigaChat35": "gigachat3_5", "AliceAI": "alice_ai"
 
 
 def missing_parts(model_type: object, classes: list[object]) -> str:
-    """Return a clause with the missing parts of a known family, or an empty one."""
+    """Return a clause with the missing parts of a known family, or ""."""
     names = [str(model_type).removesuffix("_text")]
     names += [name for stem, name in CLASSES.items() if any(str(each).startswith(stem) for each in classes)]
     return next((f", which needs {MISSING[name]}; this is not implemented" for name in names if name in MISSING), "")

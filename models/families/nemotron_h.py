@@ -27,7 +27,6 @@ from models.weights.layer_weights import Path, attention_weights, backbone_weigh
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
-"""`max_position_embeddings` of transformers."""
 NEMOTRON_H_FIELDS = {
     "heads": "mamba_num_heads",
     "head_size": "mamba_head_dim",
@@ -41,7 +40,7 @@ MAX_MAMBA2_POSITIONS = 1 << 30
 """Positions without attention, limited by int32 only."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 HEAD = r"mtp\..*"
-"""Tensor names of the multi-token-prediction (MTP) head."""
+"""Tensor names of the MTP head."""
 HEAD_KINDS = {"full_attention": AttentionConfig, "moe": MoeConfig}
 """Kinds of the head's branches, as in vLLM."""
 # Unused settings of RoPE, of MTP heads (`read_head`), and of training.
@@ -127,7 +126,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json with the MTP head, a layer of the decoder's attention and experts.
 
     Raises:
-        ConfigError: the head is absent or not implemented.
+        ConfigError: no head, or an unsupported head.
     """
     config = read_nemotron_h(fields)
     reader = ConfigReader("nemotron_h", fields)

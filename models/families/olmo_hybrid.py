@@ -18,7 +18,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, joined, tensor
 
 DEFAULT_POSITIONS = 65_536
-"""`max_position_embeddings` of transformers."""
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 
@@ -43,9 +42,9 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Read RoPE; a null base, or null settings as in published models, mean no RoPE.
+    """Read RoPE, with transformers' default base 10000.
 
-    By default the base is 10000, as in transformers.
+    A null base, or null settings as in published models, mean no RoPE.
     """
     names = ("rope_scaling", "rope_parameters")
     place = next((value for value in map(reader.get, names) if isinstance(value, Mapping) and value), {})

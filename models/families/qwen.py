@@ -1,7 +1,7 @@
 """Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
 
-Not shared with other families: nested text configs with another prefix of tensors, projections of a Gated DeltaNet, a
-shared expert with a gate, and a multi-token-prediction head.
+Not shared with other families: nested text configs with another tensor prefix, projections of a Gated DeltaNet, a
+gated shared expert, and an MTP head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,8 @@ from models.weights.layer_weights import (
 from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 DEFAULT_POSITIONS = 32_768
-"""`max_position_embeddings` of transformers."""
 HEAD = r"mtp\..*"
-"""Tensor names of the multi-token-prediction (MTP) head."""
+"""Tensor names of the MTP head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
@@ -68,7 +67,6 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
 def read_decoder(
     family: str, outer: ConfigReader, reader: ConfigReader, feed_forward: Sequence[BranchConfig]
 ) -> DecoderConfig:
-    """Read the common fields of the family."""
     eps = reader.number("rms_norm_eps", 1e-6)
     hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
@@ -178,11 +176,11 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
     """Return the decoder config with its MTP head, an attention layer of the decoder's kind.
 
-    Head layers are numbered from 0, so its feed-forward layer is of the first decoder layer's kind. config.json of
+    Head layers are numbered from 0, so the feed-forward layer is as in the first decoder layer. config.json of
     Qwen3-Next has no field about the head.
 
     Raises:
-        ConfigError: the head is absent or not implemented.
+        ConfigError: no head, or an unsupported head.
     """
     _, reader = text_reader(config.family, fields)
     for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
@@ -200,7 +198,7 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
 def qwen_family(
     name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
 ) -> Family:
-    """Return a Qwen family, with a variant that has the MTP head."""
+    """Return a Qwen family, with an MTP variant."""
     head = Family(
         name,
         model_types,

@@ -16,7 +16,6 @@ from models.weights.sources import Weight, rows
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `qwen3_next`, with dense layers by `mlp_only_layers` and sparse step."""
     outer, reader = text_reader("qwen3_next", config)
     layers = reader.integer("num_hidden_layers")
     step = reader.integer("decoder_sparse_step", 1)
@@ -42,7 +41,7 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
 
 
 def fused_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the input projections of a mixer, taken from the two fused tensors."""
+    """List a mixer's input projections from the two fused tensors."""
     fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
     projections = []
     for part, index in projection_rows(c).items():

@@ -99,10 +99,10 @@ def families() -> dict[Family, str]:
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin; built-in ones without entry points.
+    """Return the family of a name, and its origin; built-in families without reading entry points.
 
     Raises:
-        FamilyError: no family has the name, or an entry point cannot be read.
+        FamilyError: unknown name, or an unreadable entry point.
     """
     for family in FAMILIES:
         if family.name == name:
@@ -136,7 +136,7 @@ def _read_entry_points() -> tuple[str, ...]:
 
 
 class UnsupportedModel(ValueError):
-    """A config.json with a `model_type` or class of no family."""
+    """A config.json with an unknown `model_type` or class."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

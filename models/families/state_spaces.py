@@ -77,7 +77,7 @@ def _read_mamba2(reader: ConfigReader, hidden: int) -> Mamba2Config:
 
 
 def read_original(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of mamba_ssm; the vocabulary is padded to a multiple, as its embedding."""
+    """Read config.json of mamba_ssm; vocabulary and embedding are padded to a multiple."""
     second = _is_mamba2(config)
     name = "mamba2" if second else "mamba"
     reader = ConfigReader(name, config)

@@ -70,7 +70,6 @@ class Wrapper:
         )
 
     def _read(self, below: Family, config: Mapping[str, Any]) -> DecoderConfig:
-        """Read the text model of an outer config.json."""
         reader = ConfigReader(self.model_types[0], config)
         tied = self.tied
         if tied is not None:
@@ -185,7 +184,6 @@ WRAPPERS = (
 
 
 def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
-    """Return the wrapper of an outer config.json, or None."""
     return next((wrapper for wrapper in WRAPPERS if config.get("model_type") in wrapper.model_types), None)
 
 

@@ -1,7 +1,7 @@
 """Zamba2: Mamba2 layers, some after a call of a shared transformer block.
 
-Not shared with other families: the config of a block, with attention over the residual stream and the embedding;
-parameters that files name after any calling layer; adapters of each call.
+Not shared with other families: attention over residual stream and embedding; block parameters that files name after
+any calling layer; adapters of each call.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,6 @@ from models.weights.layer_weights import Path, decoder_weights, norm_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 4096
-"""`max_position_embeddings` of transformers."""
 GATED_NORM_EPS = 1e-5
 """Of the Mamba2 layers' gated norm; no field changes it."""
 FIELDS = {
@@ -41,7 +40,6 @@ UNUSED = ("use_mem_eff_path", "kv_channels", "num_query_groups")
 
 
 def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
-    """Read a block's attention: heads over the residual stream and the embedding."""
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -92,7 +90,6 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> list[Weight]:
-    """List a block's parameters; files may name them after any calling layer."""
     a, width = c.attention, c.mlp.width
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     shapes = {
@@ -115,7 +112,6 @@ def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> l
 
 
 def _halves(path: Path, end: Path, names: list[str], width: int, inputs: int) -> list[Weight]:
-    """List gate and up, the halves of one tensor."""
     parts = zip(("gate_proj", "up_proj"), np.split(np.arange(2 * width), 2), strict=True)
     return [
         Weight((*path, part, *end), (width, inputs), tuple(rows(name, (2 * width, inputs), half) for name in names))

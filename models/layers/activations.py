@@ -1,4 +1,4 @@
-"""The activation GEGLU, and fixed factors on activations; SiLU and SwiGLU are in `models.ops.float32`."""
+"""GEGLU and fixed factors on activations; SiLU and SwiGLU are in `models.ops.float32`."""
 
 import math
 

@@ -13,7 +13,7 @@ def embedding_rows(
 ) -> Float32[Array, "*place hidden"]:
     """Look up token embeddings in float32; out-of-vocabulary ids give NaN.
 
-    A CPU reads a narrow table as bits (ops/layout: gather); a TPU would convert all of it in every step.
+    A CPU reads a narrow table as bits (ops/layout: gather); a TPU would convert the whole table in every step.
     """
     if isinstance(table, LinearWeight):
         return table.take(words)

@@ -57,7 +57,7 @@ class MlpConfig:
 
 
 class Mlp(Stateless):
-    """Feed-forward layer `down(activation(up x))`, with a `gate_proj` where the activation has a gate."""
+    """`down(activation(up x))`, with a `gate_proj` for gated activations."""
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config

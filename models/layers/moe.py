@@ -55,9 +55,7 @@ class Moe(Stateless):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`
-    [expert, in, width].
-
-    Each device along `expert` computes its experts for every token.
+    [expert, in, width]. Each device along `expert` computes its experts for every token.
     """
 
     summed_over = (EXPERT, MODEL)

@@ -80,7 +80,7 @@ class ProportionalScaling:
     """Rotation of the first frequencies of a whole head ("proportional"): the others are zero.
 
     Attributes:
-        factor: all are divided by it.
+        factor: divisor of all frequencies.
     """
 
     rotated: int

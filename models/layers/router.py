@@ -19,8 +19,8 @@ class RouterConfig:
 
     Attributes:
         scores: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen" over the top-k logits.
-        bias: choose by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664), which weights
-            lack.
+        bias: choose by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664), absent from
+            the weights.
         groups, groups_kept: equal groups (`n_group`); top-k chooses from the `groups_kept` (`topk_group`) with the
             largest sum of two best experts (DeepSeek-V3, arXiv:2412.19437).
         normalise: divide the chosen scores by their sum plus `epsilon`.
@@ -42,10 +42,7 @@ class RouterConfig:
 
 
 class Router(nnx.Module):
-    """Linear scores and top-k.
-
-    In float32 for every dtype: rounding would change experts.
-    """
+    """Linear scores and top-k, in float32 for every dtype: rounding would change experts."""
 
     def __init__(self, config: RouterConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config

@@ -1,4 +1,4 @@
-"""Short convolution (causal conv1d), depthwise over the last K tokens; its state: K-1 inputs."""
+"""Short convolution (causal conv1d), depthwise over the last K tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def layer_conv(
     *,
     activated: bool = True,
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
-    """Run `short_conv` with the weight of a checkpoint, from zero state for fresh lanes.
+    """Run `short_conv` with a checkpoint's weight, from zero state for fresh lanes.
 
     `state` is a pool of earlier inputs. Return outputs, undefined at padding, and the next pool, None with
     `info.verifying`.
@@ -55,7 +55,7 @@ def _of_rows(
         return _token_for_gpus(inputs._replace(taps=taps), info, activation)
     start = _start(state, info.fresh)
     if devices.platform == "gpu":
-        # A neighbouring product may transpose the window. XLA:GPU would transpose the state too, and copy it back.
+        # A neighbouring product may transpose the window; XLA:GPU would transpose the state, too, and copy it back.
         start = materialize(start)
     y, new = short_conv(x, taps, start, info.lengths, info.valid, bias)
     if devices.platform == "gpu":
@@ -97,7 +97,7 @@ def short_conv(
 
     Args:
         x: padding is ignored, even NaN.
-        weight: `[channel, K]`; tap K-1 is the current token's.
+        weight: tap K-1 is the current token's.
         state: K-1 earlier inputs.
         bias: added to every output, also of padding.
 

@@ -81,7 +81,7 @@ def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[A
 
 
 class Attention(Stateful):
-    """Attention layer: projections, KV cache and attention, with the options of `AttentionConfig`.
+    """Projections, KV cache and attention, with the options of `AttentionConfig`.
 
     Args:
         outputs: width of the outputs; None for the width of the inputs.
@@ -105,7 +105,6 @@ class Attention(Stateful):
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
-        """Return the KV cache of `StateArray`s."""
         c = self.config
         size = stored_size(c.head_dim, c.devices.platform)
         heads, unused = (Segment(c.kv_heads, c.kv_heads, replicable=True),), size - c.head_dim
@@ -122,7 +121,6 @@ class Attention(Stateful):
     def __call__(
         self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
     ) -> tuple[Float32[Array, "lane token out"], KVCache]:
-        """Append keys and values of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

@@ -65,7 +65,7 @@ class GatedDeltaNetConfig:
         return keys, keys, Segment(self.value_width, self.value_heads)
 
     def shard(self, devices: Devices) -> "GatedDeltaNetConfig":
-        """Return the config of one device; fewer key heads than devices are replicated."""
+        """Return one device's config; fewer key heads than devices are replicated."""
         return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
@@ -91,7 +91,6 @@ class GatedDeltaNet(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the convolution's last inputs [q, k, v] and the matrices [value_head, value, key]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 

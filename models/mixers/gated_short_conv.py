@@ -1,4 +1,4 @@
-"""Gated short convolution of LFM2; its state: the last inputs."""
+"""Gated short convolution of LFM2."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

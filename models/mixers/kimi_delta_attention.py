@@ -1,7 +1,6 @@
 """Kimi Delta Attention (KDA, arXiv:2510.26692): gated delta rule with a decay per key channel.
 
-Queries, keys and values have equal numbers of heads, the decay is projected to every channel, through a bottleneck or
-directly, and the output gate is a sigmoid.
+Queries, keys and values have equal numbers of heads; the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class KimiDeltaAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "KimiDeltaAttentionConfig":
-        """Return the config of one device: its heads and a replicated bottleneck."""
+        """Return one device's config: its heads and a replicated bottleneck."""
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
@@ -97,7 +96,6 @@ class KimiDeltaAttention(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the convolution's last inputs [q, k, v] and the matrices [value_head, value, key]."""
         c = self.config
         return conv_recurrent(c.kernel, (c.segment,) * 3, c.heads, c.head_size, c.head_size)
 

@@ -1,7 +1,4 @@
-"""KV cache of an attention layer: writes, and softmax attention.
-
-A cache is a pool of pages, with a page table of lanes (`models.state.pages`).
-"""
+"""KV cache of an attention layer, a pool of pages (`models.state.pages`), and softmax attention."""
 
 from functools import partial
 from typing import NamedTuple
@@ -32,7 +29,7 @@ rows 1.0 to 1.2.
 
 
 class KVCache(NamedTuple):
-    """KV cache of an attention layer: pools of pages, in the dtype of caches.
+    """Pools of pages of keys and values, in the dtype of caches.
 
     `value` None: the first entries of the keys (latent attention). Both end in zeros up to `stored_size`.
     """
@@ -57,7 +54,7 @@ def append(
 ) -> KVCache:
     """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages.
 
-    The scatter drops padding; the host gives pages for all real tokens of a step.
+    The scatter drops padding; the host provides pages for all real tokens of a step.
     """
     places = token_places(pages, positions, valid, cache.key.shape[0])
     values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
@@ -88,7 +85,7 @@ def attend(
     Args:
         positions: with a window consecutive; pages in front of the first token's window are not read.
         value_size: leading entries of stored values or keys; None for all.
-        window: number of positions that a query sees, its own included (`sliding_window`); None for all.
+        window: as for `AttentionConfig`.
 
     Returns:
         Zero at padding.
@@ -180,9 +177,9 @@ def append_and_attend(
     devices: Devices,
     window: int | None = None,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
-    """Write keys and values to the KV cache, and attend causally.
+    """Append keys and values and attend causally; a CPU kernel does both at once.
 
-    Arguments as for `append` and `attend`; a CPU kernel does both at once.
+    Arguments as for `append` and `attend`.
     """
     pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)

@@ -28,10 +28,10 @@ class LatentAttentionConfig:
         heads: `num_attention_heads`.
         rank: `kv_lora_rank`, compressed entries of a row.
         shared_size: `qk_rope_head_dim`, uncompressed key entries of all heads in the row.
-        key_size: `qk_nope_head_dim`, a head's key entries from the compressed ones.
+        key_size: `qk_nope_head_dim`, a head's key entries from the compressed entries.
         value_size: `v_head_dim`.
         rope: of shared entries; None without positions.
-        head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
+        head_gate: as for `AttentionConfig`.
         eps: of the norms of compressed entries and query.
         score_factor: on scores, besides the inverse square root of the query size.
         query_rank: `q_lora_rank`, compressed query; None for a direct projection.
@@ -105,7 +105,6 @@ class LatentAttention(Stateful):
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
-        """Return the KV cache: latent rows, without values."""
         row = self.config.row_size
         size = stored_size(row, self.config.devices.platform)
         return KVCache(state_array(kv_head=1, context=None, key=size, unused=size - row), None)
@@ -117,7 +116,6 @@ class LatentAttention(Stateful):
         return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Append rows of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]

@@ -1,6 +1,6 @@
 """Lightning attention (arXiv:2401.04658): linear attention with one fixed decay per head.
 
-Query q_t, key k_t, value v_t and decay rate r of a head make SSD without a time step (`ops/recurrences/ssd`):
+With query q_t, key k_t, value v_t and decay rate r of a head, SSD without a time step (`ops/recurrences/ssd`):
 
     S_t = exp(-r) S_{t-1} + v_t k_t^T        y_t = S_t q_t
 """
@@ -41,8 +41,7 @@ class LightningAttentionConfig:
         qk_eps: of the norms of each query and key; None without norms.
         rope: of queries and keys; None without positions.
         scale: of queries.
-        devices: of the sharded layer; heads and groups are local.
-        group_devices: number of devices with heads of the same group.
+        devices, group_devices: as for `Mamba2Config`.
     """
 
     heads: int
@@ -67,12 +66,10 @@ class LightningAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "LightningAttentionConfig":
-        """Return the config of one device: its heads and their groups."""
         local = shard_config(self, devices, "heads", repeated=("groups",))
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LightningAttention":
-        """Build the mixer, for a residual stream of width `hidden`."""
         return LightningAttention(self, hidden, rngs)
 
 
@@ -91,33 +88,30 @@ class LightningAttention(Recurrent):
         heads, inner = shard_outputs(Segment(c.heads, c.heads)), shard_outputs(c.segment)
         self.in_proj = matrix(rngs, 3 * c.width, hidden, sharded=(shard_outputs(*[c.segment] * 3),))
         self.q_norm, self.k_norm = (None if c.qk_eps is None else RMSNorm(c.head_size, c.qk_eps) for _ in range(2))
-        # A parameter, though fixed: layers with different rates share one trace, and a shard has those of its heads.
+        # A parameter, though fixed: layers with different rates share a trace, and shards have their heads' rates.
         self.rate = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.gate = matrix(rngs, c.width, hidden, sharded=(inner,))
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), inner)
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> LightningState:
-        """Return the matrices [value_head, value, key]."""
         c = self.config
         heads = (Segment(c.heads, c.heads),)
         return LightningState(state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size))
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads, each with a recurrence."""
+        """Count each head as a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(
         self, x: Activations
     ) -> tuple[Float32[Array, "lane token channel"], Float32[Array, "lane token inner"]]:
-        """Return the channels [q | k | v] and the output gate of each token."""
         mixed, gate = (linear(x, weight[...], self.config.devices) for weight in (self.in_proj, self.gate))
         return silu(mixed) if self.config.activated else mixed, gate
 
     def recur(
         self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: LightningState
     ) -> tuple[Float32[Array, "lane token value_head value"], LightningState]:
-        """Run the recurrence over the tokens; return the outputs and the new state."""
         c = self.config
         lanes, length, _ = tokens.shape
         q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))
@@ -139,7 +133,7 @@ class LightningAttention(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
-        """Norm the outputs of each group of heads, gate them, and project them to the residual stream."""
+        """Norm the outputs of each group of heads, gate and project them."""
         c = self.config
         grouped = mixed.reshape((*gate.shape[:-1], c.groups, c.width // c.groups))
         scale = jnp.ones((c.width // c.groups,), jnp.float32)

@@ -49,7 +49,7 @@ class Mamba1Config:
         return self.rank, self.state_size, self.state_size
 
     def shard(self, devices: Devices) -> "Mamba1Config":
-        """Return the config of one device, with the whole layer."""
+        """Return one device's config, with the whole layer."""
         return replace(self, devices=devices)
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba1":
@@ -87,7 +87,7 @@ class Mamba1(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width)
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the convolution's last inputs and the states [head, channel, state] of one head."""
+        """Return convolution inputs and the states [head, channel, state] of one head."""
         c = self.config
         conv = state_array(role="conv", tap=c.kernel - 1, channel=c.width)
         return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))

@@ -1,4 +1,4 @@
-"""Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060), and its variants."""
+"""Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ class Mamba2Config:
     """Sizes and variants of a Mamba2 layer.
 
     Attributes:
-        heads, head_size: heads and their size; their product is the inner width.
+        heads, head_size: their product is the inner width.
         groups: groups of heads (a divisor) with common B and C, and one norm over their channels.
         state_size: size of B and C, and of the state per channel.
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
-        multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
+        multipliers: factors on the `segments` of the input projection.
         devices: of the sharded layer; heads and groups are local.
         group_devices: number of devices with heads of the same group.
     """
@@ -73,7 +73,7 @@ class Mamba2Config:
         return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
     def shard(self, devices: Devices) -> "Mamba2Config":
-        """Return the config of one device: its heads and their groups, replicated if shared."""
+        """Return one device's config: its heads and their groups, replicated if shared."""
         local = shard_config(self, devices, "heads", repeated=("groups",))
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
@@ -110,7 +110,6 @@ class Mamba2(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the convolution's inputs [x, B, C] and the SSM states [head, size, state]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
@@ -164,7 +163,6 @@ class Mamba2(Recurrent):
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
     ) -> Float32[Array, "lane token inner"]:
-        """Apply the gate `silu(z)` and the norm of each group of channels."""
         c = self.config
         gate = silu(z)
         if self.norm is None:

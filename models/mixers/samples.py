@@ -1,4 +1,4 @@
-"""Mixers at size one, for the formulas of their states."""
+"""Mixers of size one, for the formulas of their states."""
 
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig

@@ -85,7 +85,7 @@ class AdaptedMatrix(LinearWeight):
 
 
 class BlockAdapter(nnx.Module):
-    """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
+    """Matrices of an adapter, `[rank, in]` and `[out, rank]`."""
 
     def __init__(self, down: nnx.Param, up: nnx.Param):
         self.down, self.up = down, up
@@ -96,7 +96,6 @@ class BlockAdapter(nnx.Module):
 
 
 def _with_matrices(layer: Any, matrices: Mapping[str, LinearWeight]) -> Any:
-    """Return the layer with other matrices."""
     graph, state = nnx.split(layer)
     for name, weight in matrices.items():
         state[name] = nnx.Param(weight)
@@ -114,7 +113,7 @@ class TransformerBlock(nnx.Module):
 
 
 class SharedBlockState(NamedTuple):
-    """State of a layer: keys and values of its block call, and its Mamba2 layer's."""
+    """Keys and values of the layer's block call, and its Mamba2 layer's state."""
 
     attention: KVCache
     mamba: ConvRecurrentState

@@ -1,7 +1,6 @@
 """CPU kernels: append to a KV cache, then attend from each token.
 
-Defined by `append` and `attend` in `models.mixers.kv_cache`. A proof does not read C++: a contract declares each call's
-target.
+Defined by `append` and `attend` in `models.mixers.kv_cache`.
 """
 
 from collections.abc import Callable
@@ -81,14 +80,14 @@ def decode_attention_cpu(
     page are not written.
 
     Args:
-        window: number of positions that a token sees, its own included; None for all.
+        window: as for `AttentionConfig`.
         instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
         Outputs, zero at padding, and the caches.
     """
     q, k, v, caches, lengths, positions, pages = inputs
-    # The proof cannot see the write; wrong names of dimensions are still a conflict.
+    # The proof cannot see the write; wrong names of dimensions still conflict.
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)

@@ -3,7 +3,7 @@
 Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
 rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). A tile of
 a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every length; a row's bits
-do not depend on other rows. Later cache entries, stale or NaN, have no influence.
+do not depend on other rows.
 """
 
 import functools
@@ -23,11 +23,11 @@ from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
-"""Query rows of a tile. More rows of a key/value head, its heads times tokens, are several equal tiles."""
+"""Query rows of a tile; more rows of a key/value head, heads times tokens, form several equal tiles."""
 MAX_SIZE = 512
 """Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
-"""Accumulators (rows times value size) in an instance's registers."""
+"""Accumulators in an instance's registers: rows times value size."""
 MIN_INSTANCES = 256
 """Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
@@ -109,10 +109,10 @@ def decode_attention_kernel(
 
     Args:
         table: int32[lane, block].
-        limit: int32[row], last visible position, or -1, of a tile.
-        query: [row, key], of a tile.
-        rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
-            over values [row, value].
+        limit: int32[row], last visible position, or -1.
+        query: [row, key].
+        rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum over
+            values [row, value].
         block: positions of an iteration, a divisor of a page's.
         window: visible positions of a row; None for all.
     """

@@ -54,10 +54,10 @@ def expert_dot(
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32.
 
     Args:
-        x: rows; they are rounded to the dtype of the weight.
-        weight: one `[out, in]` matrix per expert.
-        expert: the expert of each row, or several for each, in `[0, number of experts)`.
-        absent: a row may have the number of experts instead, for an expert of another device; its result is zero.
+        x: rows; rounded to the dtype of the weight.
+        weight: `[out, in]` per expert.
+        expert: expert or experts of each row, in `[0, number of experts)`.
+        absent: rows with the number of experts, for an expert of another device, are allowed and give zero.
         gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
     """
     return grouped_product(x, weight, expert, absent, devices, gated)
@@ -121,7 +121,7 @@ def _precision(weight: ExpertWeights | QuantisedWeight) -> lax.Precision | None:
 
 
 def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Gather a matrix for every row: for the few rows of a decode step."""
+    """Gather a matrix for every row, for the few rows of a decode step."""
     matrices = _take(weight, lambda array: array[expert]).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, x.astype(weight.dtype).astype(jnp.float32))
 
@@ -175,7 +175,7 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
 
     `ragged_dot` on a GPU expands the rows to all experts. A pass reads each matrix once and has room for twice the mean
     number of rows of an expert; further passes follow only for an expert with more. A row has the same bits in every
-    pass. Results of rows of absent experts are undefined.
+    pass. Results of absent experts are undefined.
     """
     rows = varying_like(x, expert).astype(weight.dtype)
     return _grouped(rows, weight.numbers() if isinstance(weight, QuantisedWeight) else weight, expert, 2)
@@ -212,7 +212,7 @@ class _Passes:
         return cls(order, first, sizes, height, slot, rank // height)
 
     def rows(self, x: Array, turn: Array | int) -> tuple[Array, Bool[Array, "expert place"]]:
-        """Return rows `[expert, place, size]` of a pass, and the mask of real rows."""
+        """Return a pass's rows `[expert, place, size]`, and the mask of real rows."""
         rank = turn * self.height + jnp.arange(self.height, dtype=jnp.int32)[None]
         places = jnp.minimum(self.first[:, None] + rank, x.shape[0] - 1)
         return _rows(x, _rows(self.order, places)), rank < self.sizes[:, None]
@@ -234,7 +234,7 @@ class _Passes:
 def _grouped(
     rows: Float[Array, "row size"], weight: ExpertWeights, expert: ExpertIds, contracted: int
 ) -> Float32[Array, "row other"]:
-    """Multiply each row with its expert's matrix, over the matrix' dimension `contracted`."""
+    """Multiply each row with its expert's matrix, over the dimension `contracted`."""
     passes = _Passes.of(expert, weight.shape[0])
 
     def step(turn: Array | int) -> Array:
@@ -252,7 +252,6 @@ def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple
 
 
 def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tuple[Any, ...]:
-    """Return the gradients by passes."""
     x, weight, expert = operands
     if isinstance(weight, QuantisedWeight):
         return jax.vjp(ragged_form, *operands)[1](gradient)

@@ -1,9 +1,9 @@
 """GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
 `expert_dot.grouped_product` defines it. There is no capacity. Rows are sorted by expert; a program instance has the
-experts that begin in its segment of sorted rows, and multiplies all rows of each, a tile of twice the mean number at a
-time. A matrix, plain or codes and scales, is read once per tile. Rows are read and results written at their own places.
-Gate and up are one matrix, and one kernel multiplies both and applies SwiGLU.
+experts that begin in its segment of sorted rows, and multiplies tiles of twice the mean number of rows. A plain or
+packed matrix is read once per tile. Rows are read and results written at their own places. Gate and up are one matrix:
+one kernel multiplies both and applies SwiGLU.
 """
 
 from functools import partial
@@ -50,14 +50,14 @@ def expert_rows_kernel(
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
     Args:
-        expert: of each row, ascending, in full; the number of experts for none, int32[row]. A tile of rows at least.
-        order: place of each row in the result, in full, int32[row].
+        expert: int32[row], in full, ascending; the number of experts for no expert. At least a tile of rows.
+        order: int32[row], in full: place of each row in the result.
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
-        refs: the arrays of the weight [expert, out, in], and the result [place, out], in full. Rows without an expert
-            are not written.
+        refs: in full, the weight's arrays [expert, out, in], and the result [place, out], not written for rows without
+            an expert.
         rows, terms: multiplied at once.
         choices: adjacent places with one row of x.
-        gated: the outputs of a weight are gates, then as many up projections; the result is SwiGLU of both.
+        gated: as for `expert_dot`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -109,7 +109,7 @@ def tile_rows(count: int, experts: int) -> int:
 
 
 def matrix_reads(count: int, rows: int, experts: int) -> int:
-    """Return the maximum number of matrix reads of all tiles of `rows` rows together."""
+    """Return the maximum of matrix reads by all tiles of `rows` rows."""
     chosen = min(count, experts)
     return chosen + (count - chosen) // rows
 
@@ -125,7 +125,7 @@ def expert_rows(
 ) -> Float32[Array, "row *choice result"]:
     """Multiply each row by the matrix of its expert, or of each of its experts.
 
-    Arguments as for `expert_dot`. Rows are in any order and rounded to the dtype of the weights.
+    Arguments as for `expert_dot`; rows are in any order.
     """
     from jax.experimental import pallas as pl
 
@@ -163,7 +163,7 @@ def expert_rows(
 
 
 def _terms(width: int, itemsize: int) -> int:
-    """Return the most terms of an iteration with operands that fit into shared memory.
+    """Return the most terms of an iteration with operands in shared memory.
 
     A float32 takes three more numbers of bfloat16; `width` counts rows and columns of a program instance.
     """
@@ -172,7 +172,7 @@ def _terms(width: int, itemsize: int) -> int:
 
 
 def _columns(outputs: int, chosen: int, limit: int) -> int:
-    """Return the columns of a program instance: the most with `MIN_INSTANCES` instances, or the fewest.
+    """Return a program instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
 
     `chosen` is the maximum number of experts with rows.
     """

@@ -1,4 +1,4 @@
-"""Calls of GPU kernels: the only file that names Pallas' backend for GPUs.
+"""Calls of GPU kernels: the only file with Pallas' backend for GPUs.
 
 The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton.
 """
@@ -57,11 +57,10 @@ def gpu_call(
     """Return a function of arrays that runs a kernel.
 
     Args:
-        kernel: the function of references, or a `partial` of it; certificates list its name.
+        kernel: function of references, or a `partial`; certificates list its name.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
-        reads: number of an operand -> bytes that all instances read of it, if not each number once.
-        writes: number of a result -> bytes that all instances write to it, if not each number once.
+        reads, writes: number of an operand or result -> bytes of all instances, if not each number once.
         aliases: number of an operand -> number of the result in its memory.
 
     Raises:

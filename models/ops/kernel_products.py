@@ -1,4 +1,4 @@
-"""Products of float32 matrices inside GPU kernels: in float32, on matrix units.
+"""Products of float32 matrices inside GPU kernels, on matrix units.
 
 A plain float32 product does not fit into registers.
 """

@@ -1,8 +1,8 @@
 """Choice between an operation's plain form and its kernels.
 
-The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding.
-`Kernel.chosen` depends on platform and shapes. Proofs read the Pallas kernels of GPUs and TPUs, but no C++
-(`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel` (inside a function) or a `PoolKernel` (a call).
+The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
+the Pallas kernels of GPUs and TPUs, but no C++ (`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel`
+(inside a function), a `PagedKernel` or a `PoolKernel` (calls), by its target.
 """
 
 import itertools
@@ -82,8 +82,8 @@ class PagedKernel(NamedTuple):
 class PoolKernel(NamedTuple):
     """Declaration of a C++ call that updates pools of lanes in place.
 
-    A lane reads and writes its row; length 0 keeps it. The first operand has lane rows, empty for row i of lane i
-    (`slots_operand`). The first result has a row per lane.
+    A lane reads and writes its row; length 0 keeps it. The first operand is `slots_operand`. The first result has a row
+    per lane.
 
     Attributes:
         operands: "length", "lane" or "shared" per array between slots and pools.
@@ -103,7 +103,7 @@ def pool_target(target: str, slots: Any) -> str:
 
 
 def slots_operand(slots: Slots) -> Int32[Array, "*lane"]:
-    """Return the first operand of a kernel of pools."""
+    """Return the lane rows, empty for row i of lane i."""
     return jnp.zeros(0, jnp.int32) if slots is None else slots
 
 
@@ -112,7 +112,7 @@ def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _wraps(operand: Any) -> bool:
-    """Whether Triton's signed 32-bit offsets wrap, for up to 2^32 bytes."""
+    """Return whether Triton's signed 32-bit offsets wrap, for up to 2^32 bytes."""
     if not hasattr(operand, "shape") or not hasattr(operand, "dtype"):
         return False
     numbers = math.prod(operand.shape)

@@ -5,13 +5,12 @@ Other files refer to these rules by name ("ops/layout: in place"):
 * fusion: XLA:CPU recomputes a cheap elementwise producer for each consumer, and for each element of a broadcast: a
   short convolution for every element of the state. A division counts as expensive, so activations and norms end in one;
   elsewhere `materialize` ends a fusion. XLA:CPU removes an `optimization_barrier` before fusion: it only stops
-  simplifications, such as a slice of a concatenation that becomes its operand. On GPUs it is the other way round
-  (`unfused`).
+  simplifications, such as a slice of a concatenation that becomes its operand. On GPUs the opposite holds (`unfused`).
 * in place: a state is updated in its buffer only if its last read comes before the update. So zeros for fresh lanes
   replace the read and the decayed state, not the state; written values are computed from the read; a stored array and
   the outputs are computed from one array. A loop overwrites its initial carry, and copies a carry with later uses.
-* one block: XLA confuses the only page of a lane with the cache, computes a write of one row once for the result and
-  once for the page, and copies the cache for each. Page tables have two entries for each lane at least.
+* one block: XLA confuses the only page of a lane with the cache, computes a one-row write separately for the result and
+  the page, and copies the cache for each. Page tables have at least two entries per lane.
 * transpose: a transposed result becomes a layout of its product (and is transposed back) or of the next product, which
   has no fast kernel: a weight would be converted to float32 in every step.
 * operands: a matrix product packs its right operand in every call, so the smaller operand is the right one. A product
@@ -32,7 +31,7 @@ operations behind it in its library, which is faster."""
 
 
 def materialize(x: Array) -> Array:
-    """Write x to a row-major array in memory: nothing fuses across it."""
+    """Write x to a row-major array in memory, to end a fusion."""
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 

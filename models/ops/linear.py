@@ -25,10 +25,10 @@ PROJECTION = "projection"
 
 
 class LinearWeight(ABC):
-    """A matrix `[out, in]` in another form than one plain array.
+    """A matrix `[out, in]` in another form than a plain array.
 
     It replaces the array among the parameters and must be a pytree (`jax.tree_util.register_dataclass`): the traced
-    program depends on its static fields and on nothing outside it.
+    program depends only on its static fields.
 
     Attributes:
         tiles: True if equal rows and whole groups of columns of all its arrays form such a matrix.
@@ -128,8 +128,8 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 def dot(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
     """Return `x @ weight.T` of a plain array, accumulated in float32.
 
-    Rows are rounded to the weight's dtype. A single row of a narrow dtype and a single output are computed as two
-    (ops/layout: operands).
+    Rows are rounded to the weight's dtype. A single narrow row and a single output are computed as two (ops/layout:
+    operands).
     """
     count, outputs = len(x), len(weight)
     weight = _at_least_two(weight)

@@ -110,7 +110,7 @@ def experts_product(
     devices: Devices = SINGLE_DEVICE,
     gated: bool = False,
 ) -> ExpertRows:
-    """Return `y[r] = weight[expert[r]] @ x[r]` of plain or quantised experts; arguments as for `expert_dot`."""
+    """Return `y[r] = weight[expert[r]] @ x[r]`; arguments as for `expert_dot`."""
     if (expert.ndim > 1 or gated) and not GPU_KERNEL.chosen(devices, weight, gated):
         visits = jnp.repeat(x, expert.size // len(x), axis=0)
         product = experts_product(visits, weight, expert.reshape(-1), absent, devices)

@@ -1,6 +1,7 @@
 """Quantised matrices: codes, scales of groups of a row's entries, and products.
 
-One form for all schemes of `hybridlm.quantised`. Rows have their scales, so they can be taken, permuted and sharded.
+The form serves all schemes of `hybridlm.quantised`. Rows have separate scales, so they can be taken, permuted and
+sharded.
 """
 
 import math
@@ -79,7 +80,7 @@ class QuantisedWeight(LinearWeight):
         return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
 
     def numbers(self) -> Float[Array, "*expert out in"]:
-        """Return all of the matrix in `dtype`."""
+        """Return the whole matrix in `dtype`."""
         values = _values(self.codes, self.kind)
         groups = self.scale.shape[-1]
         grouped = values.reshape(*values.shape[:-1], groups, self.inputs // groups)
@@ -124,7 +125,7 @@ class QuantisedWeight(LinearWeight):
         return packed_expert_product(x, *self.operands(), expert, form=self.form())
 
     def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
-        """Return True if a kernel computes the product of these rows."""
+        """Return whether a kernel computes the product of these rows."""
         return EXPERTS_KERNEL.chosen(devices, x, self)
 
     def form(self) -> ProductForm:

@@ -52,7 +52,7 @@ def row_product(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    With one instruction set, a row's bits do not depend on other rows. Zeros give zeros, also with a weight that is not
+    With one instruction set, a row's bits do not depend on other rows. Zeros give zeros, even with a weight that is not
     finite.
 
     Args:

@@ -24,7 +24,7 @@ from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupport
 from models.sharding.varying import varying_like
 
 MAX_PLAIN_ROWS = 128
-"""Maximum rows of a product with plain weights; XLA computes more rows, as for prompts."""
+"""Maximum rows with plain weights; XLA computes more, as for prompts."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     Args:
         x: [row, in].
         refs: the arrays of the weights and the vectors [out], in full; the results [row, column], some outputs.
-        joined: function of the products and the vectors.
+        joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -119,9 +119,9 @@ def row_product(
     """Return `joined(x @ weight.T, .., vector, ..)`, each row by itself, accumulated in float32.
 
     Args:
-        x: rows; they are rounded to the weights' dtype. Rows of one lane (the last dimension but one) share a program
-            instance with whole other lanes only, which the proof can read.
-        joined: elementwise function of the products and the vectors; returns one array or a tuple.
+        x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share a program instance only with
+            whole lanes, which the proof can read.
+        joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl
 

@@ -34,7 +34,7 @@ def turn_terms(weights: Any, limit: int) -> int:
 
 
 def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int]:
-    """Return the first entry of a row for an iteration, and the number of entries."""
+    """Return first entry and number of entries of a row for an iteration."""
     group = inputs // stored
     if terms >= group:
         return turn * (terms // group), terms // group

@@ -1,7 +1,7 @@
 """Mesh axes of a model's devices, and the collectives of sharded layers.
 
 Each device runs a decoder of local sizes (`DecoderConfig.shard`) inside `jax.shard_map` over the axes `model` (tensor
-parallel) and `expert` (expert parallel); partial sums are all-reduced. An axis of one device causes no equation.
+parallel) and `expert` (expert parallel). An axis of one device causes no equation.
 """
 
 from typing import NamedTuple
@@ -51,7 +51,7 @@ SINGLE_DEVICE = Devices()
 
 
 def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
-    """Sum partial sums over the devices along mesh axes.
+    """Sum over the devices along mesh axes.
 
     Raises:
         ValueError: equal values along an axis would count several times.

@@ -34,7 +34,7 @@ class ShardedSize(NamedTuple):
 
 
 class ShardingError(ValueError):
-    """A model that cannot be sharded over these devices; with every indivisible size."""
+    """A model with sizes that these devices do not divide."""
 
     def __init__(self, devices: Devices, faults: Iterable[str], remedy: str = ""):
         self.devices = devices

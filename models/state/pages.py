@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32, Shaped
 
 KV_BLOCK = 128
-"""Positions of a page of a KV cache: those of one iteration of attention, on a GPU several times as many."""
+"""Positions of a page of a KV cache. An iteration of attention has one page, on a GPU several."""
 
 Pages = Int32[Array, "lane block"]
 
@@ -31,7 +31,7 @@ def cache_positions(context: int) -> int:
 
 
 def own_page_count(lanes: int, context: int) -> int:
-    """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
+    """Return the pages of `lanes` sequences of `context` tokens, and the null page."""
     return 1 + lanes * context_pages(context)
 
 
@@ -46,7 +46,7 @@ def window_pages(
 ) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
     """Return each lane's pages within its tokens' window, and the tokens' positions in them.
 
-    Tokens are consecutive; `window` counts the positions that a token sees, its own included.
+    Tokens are consecutive; `window` is as for `AttentionConfig`.
     """
     tokens = positions.shape[1]
     blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`

@@ -1,6 +1,6 @@
 """Names of dimensions and array types of the model code.
 
-A dimension is written by its name in every annotation:
+Every annotation writes a dimension by its name:
 
 | name | meaning |
 |---|---|
@@ -16,7 +16,7 @@ A dimension is written by its name in every annotation:
 | page, place | pages of a KV cache, and the positions of one page |
 | block | entries of a lane in a page table: `KV_BLOCK` positions of its sequence each |
 
-Activations are float32. Recurrent state is float32 always; convolution inputs and the KV cache have the cache dtype.
+Activations and recurrent state are float32; convolution inputs and the KV cache have the cache dtype.
 """
 
 from typing import Literal, NamedTuple

@@ -44,8 +44,8 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 def stored_size(size: int, platform: str) -> int:
     """Return the stored size of a key or value, on TPUs whole tile rows.
 
-    With another last dimension XLA:TPU lays the cache out with positions last, and copies it to another layout for the
-    scatter of new positions, and back: four moves of the cache per step.
+    With another last dimension XLA:TPU puts positions last, and copies the cache to another layout for the scatter of
+    new positions, and back: four moves of the cache per step.
     """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 

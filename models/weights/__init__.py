@@ -1,4 +1,4 @@
-"""Parameters and the checkpoint tensors that they are built from.
+"""Parameters and their checkpoint tensors.
 
-Imports `decoder`, `mixers` and `layers`. Begin with `sources`; `layer_weights` has what families share.
+Imports `decoder`, `mixers` and `layers`. Begin with `sources`; `layer_weights` has the layers that families share.
 """

@@ -68,7 +68,7 @@ def layer_weights(
 
 
 def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> Weight:
-    """Return the norm in front of the branch at a path, or with `post` behind it."""
+    """Return the norm in front of a branch, or with `post` behind it."""
     path = (*branch, "post_norm" if post else "norm", "weight")
     return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
@@ -120,7 +120,7 @@ def moe_weights(
     shared: str = "shared_experts",
     router: str = "gate",
 ) -> list[Weight]:
-    """List the parameters of an MoE layer with gated experts, in one tensor or one each.
+    """List the parameters of an MoE layer with gated experts, joined or separate.
 
     Args:
         c, hidden, at, name: as for `attention_weights`.

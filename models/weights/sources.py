@@ -95,7 +95,10 @@ def tensor(
 
 
 def computed(path: tuple[str | int, ...], values: np.ndarray, neighbour: str, shape: tuple[int, ...]) -> Weight:
-    """Return a float32 parameter without a tensor of its values; tensor `neighbour`, of `shape`, stands in."""
+    """Return a float32 parameter without a tensor of its values.
+
+    Tensor `neighbour`, of `shape`, stands in.
+    """
     numbers = values.astype(np.float32)
     return Weight(path, values.shape, (WeightSource({neighbour: shape}, take=lambda _, window: numbers[window]),), True)
 

@@ -3,11 +3,10 @@
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/131M
     python scripts/benchmarks/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
-Both sides take turns in one run. Every round has new prompts that share their first tokens, so the cache has no entry
-for the first prompt of a round. Further rounds have prompts without a common prefix, and measure the overhead of the
-cache. Both sides sample the same tokens, unless steps of other shapes round a near tie of two logits the other way. The
-script counts these completions, and reports the largest difference of the two logits. The exit status is 1 if this
-difference is more than 0.1.
+Both sides take turns. Every round has new prompts that share their first tokens, so its first prompt finds no entry.
+Further rounds without a common prefix measure the overhead of the cache. Both sides sample the same tokens, unless
+steps of other shapes round a near tie of two logits differently. The script counts these completions, and reports the
+largest difference of the two logits; the exit status is 1 above 0.1.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import hybridlm
 
 
 def timed(lm: hybridlm.LM, prompts: list[list[int]], tokens: int) -> tuple[float, int, list[list[int]]]:
-    """Return seconds, prompt tokens that were prefilled, and the sampled tokens."""
+    """Return seconds, prefilled prompt tokens, and the sampled tokens."""
     counted, start = lm.stats["prompt_tokens"], time.perf_counter()
     sampled = [
         completion.token_ids for completion in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)

@@ -4,10 +4,10 @@
     python scripts/benchmarks/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200]
         [--answer 20]
 
-Both read and write Parquet, after a run that compiles. `top` scores one file plainly and with `--top` ids of each
-position, in turns. `shared` compares two files. The first has rows of some prompts with different answers, in random
-order. The second has texts without common beginnings, with as many tokens as the first file if each common beginning
-counts once. CPU seconds are of all threads of this process, so that other work on the machine counts little.
+Both read and write Parquet, after a run that compiles. `top` scores a file with and without `--top` ids of each
+position, in turns. `shared` compares two files. The first has some prompts with different answers, in random order. The
+second has texts without common beginnings, with as many tokens if each common beginning of the first counts once. CPU
+seconds are of all threads of this process, so that other work on the machine counts little.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def measure_top(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict
 
 
 def measure_shared(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of rows that begin alike, of as many distinct tokens, and their ratios."""
+    """Return seconds of both files, and their ratios."""
     rng = np.random.default_rng(0)
     vocab = lm.config.vocab_size
     prompts = [rng.integers(5, vocab, args.prompt).tolist() for _ in range(args.prompts)]

@@ -3,8 +3,8 @@
     python scripts/demo/demo_recall.py
 
 Every story is answered alone, then in batches of 8, then in batches of 8 with the states of neighbouring lanes swapped.
-Alone and in batches the completions must be the same. With swapped states the names must be wrong: this shows that the
-check would detect a state that leaked into another sequence.
+Alone and in batches the completions must be the same. Swapped states must give wrong names: a leaked state would be
+detected.
 """
 
 import argparse

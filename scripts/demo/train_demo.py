@@ -3,10 +3,10 @@
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/demo/train_demo.py --output hybridlm/demo/model
 
-The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. Some of the
-steps mask the attention layers, so that the recurrent layers learn to answer without them. Every story has its own
-seed; the same seeds give the same model on the same machine and versions. Weights are float32 in training and bfloat16
-in the file; the recall printed last is the file's.
+The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. Some steps
+mask the attention layers, so that the recurrent layers learn to answer alone. The same seeds give the same model on the
+same machine and versions. Weights are float32 in training and bfloat16 in the file; the recall printed last is the
+file's.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def weighted_loss(
 
 
 def holders_at(step: int, stage: Stage) -> int:
-    """Return the number of holders in the stories of a step.
+    """Return a step's number of holders in stories.
 
     It is 2, 3, 4, 5 in the first eighth of a growing stage, then the full size.
     """
@@ -167,9 +167,8 @@ class Training:
     """A model in training.
 
     Args:
-        tokenizer: tokenizer of the stories.
         rows: stories per step.
-        seed: seed of the initial values and of the stories.
+        seed: of the initial values and of the stories.
         silent: fraction of the steps without attention.
     """
 
@@ -230,7 +229,7 @@ class Training:
         self.read(directory)
 
     def read(self, directory: Path) -> None:
-        """Read the weights of a file that `save` wrote."""
+        """Read the weights of a file of `save`."""
         saved = load_file(directory / "model.safetensors")
         self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
 

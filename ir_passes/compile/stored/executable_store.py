@@ -1,8 +1,7 @@
 """Directory of compiled steps, by a key of everything that makes them.
 
 An executable is machine code: an entry is loaded only if no other user could have written it (`FileStore`). Damaged or
-foreign entries count as absent, with a line in the log. Beyond the size limit, the least recently used entries are
-deleted.
+foreign entries count as absent, with a line in the log.
 """
 
 import logging
@@ -34,7 +33,7 @@ class ExecutableStore(FileStore):
 
     Args:
         directory: created for this user alone, on first use.
-        max_bytes: of all entries.
+        max_bytes: of all entries; beyond, the least recently used are deleted.
     """
 
     suffix = ".step"
@@ -55,7 +54,7 @@ class ExecutableStore(FileStore):
             return None
 
     def keep(self, key: str, entry: Entry) -> bool:
-        """Write an entry atomically and delete the oldest beyond the limit; True if stored."""
+        """Write an entry atomically; True if stored."""
         try:
             content = to_bytes(key, entry)
             if len(content) > min(self.max_bytes, MAX_ENTRY_BYTES):

@@ -45,7 +45,7 @@ class Description:
         leaves: number of flattened arguments.
         kept, arguments: numbers and types of the arguments that the program reads.
         tree: result structure, as JSON.
-        donated, order: see `Calling`.
+        donated, order: as for `Calling`.
         committed: results are bound to their devices.
     """
 
@@ -170,7 +170,7 @@ def _require_proof(certificate: Certificate) -> None:
 def _assembled(
     description: Description, args: tuple[Any, ...], nodes: Sequence[type], executable: Any
 ) -> tuple[Any, jax_private.ExecutableParts, Calling]:
-    """Return argument infos, program parts and calling convention; raises NotStorable."""
+    """Return the parts of a restored step; raises NotStorable."""
     leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
     read_arguments, donated, order = description.kept, description.donated, description.order

@@ -1,8 +1,8 @@
 """Live ranges in branches of conditionals, and `ConcatBitcast` calls, on XLA:TPU.
 
 One branch runs, so XLA:TPU overwrites in one branch a value of another. It copies arrays to the chip in slices and
-joins them by `ConcatBitcast` without moves. This is correct if each slice is at its position in the result; operands
-may be in any order.
+joins them by `ConcatBitcast` without moves: correct if each slice is at its position in the result, in any order of
+operands.
 """
 
 from collections.abc import Callable, Mapping, Sequence

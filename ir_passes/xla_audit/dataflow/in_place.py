@@ -13,7 +13,7 @@ the fusion's other results there last. Such a result may share a reduced operand
 the visited position. The same blocks compute both (GroupDisjointReductions).
 
 Sorts on a GPU (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit): operands are copied to results with other bytes,
-and these are sorted in place.
+and sorted there in place.
 """
 
 from collections.abc import Iterator
@@ -123,7 +123,6 @@ def _may(instruction: Instruction, operand: int, index: Index, array: Array) -> 
 
 
 def _keeps_order(instruction: Instruction, operand: Array) -> bool:
-    """True if a reshape or broadcast keeps the elements' order in memory."""
     result = instruction.array
     return result.count == operand.count and (result.count == 1 or (result.row_major and operand.row_major))
 
@@ -286,6 +285,5 @@ def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index
 
 
 def _only_returned(instruction: Instruction, fused: Computation) -> bool:
-    """True if a fusion only returns an instruction, perhaps through bitcasts."""
     users = fused.users.get(instruction.id, [])
     return all(user.id == fused.root or (user.opcode == "bitcast" and _only_returned(user, fused)) for user in users)

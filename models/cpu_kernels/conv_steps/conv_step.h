@@ -1,11 +1,10 @@
 // Tokens of a short convolution with its activation, the window of each lane in place.
 //
-// One file for each instruction set defines `STEP`, the numbers of a vector, and includes this one: everything here has internal
-// linkage, and nothing of the standard library is used, so that the linker cannot take code of one instruction set for
-// another's. Compilers make of vectors what there is.
+// A file for each instruction set defines `STEP`, the numbers of a vector, and includes this header, as
+// row_products/row_product.h explains.
 //
-// Each channel is computed by itself, by products, sums and one quotient, each rounded: the bits of a channel depend
-// neither on the other lanes, nor on their number, nor on the thread, nor on the instruction set.
+// Each channel is computed by itself, by products, sums and one quotient, each rounded: its bits depend neither on
+// other lanes, the thread nor the instruction set.
 
 #ifndef MODELS_CPU_KERNELS_CONV_STEP_H_
 #define MODELS_CPU_KERNELS_CONV_STEP_H_
@@ -41,7 +40,7 @@ INLINE Floats load(const Bfloat16* from) {
   return of_bits(__builtin_convertvector(halves, Bits) << 16);
 }
 INLINE void store(float* to, Floats x) { __builtin_memcpy(to, &x, sizeof x); }
-// To the nearest number, of two as near to the even one; NaN stays one.
+// To the nearest number, ties to even; NaN stays NaN.
 INLINE void store(Bfloat16* to, Floats x) {
   const Bits bits = bits_of(x), nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Bits kept = x == x ? nearest : (bits >> 16) | 0x40;
@@ -65,8 +64,8 @@ INLINE void write(T* to, Floats x, int64_t count) {
   for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
 }
 
-// exp(x) for x from -87 to 87: 2^n exp(r), n the nearest integer to x / log(2), which the sum with 1.5 * 2^23 leaves in
-// the last bits. log(2) is the sum of two numbers of which n times the first is exact.
+// exp(x) for x from -87 to 87: 2^n exp(r), with n the nearest integer to x / log(2), in the last bits of the sum with
+// 1.5 * 2^23. log(2) is the sum of two numbers; n times the first is exact.
 INLINE Floats exponential(Floats x) {
   const Floats shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
   const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -79,7 +78,7 @@ INLINE Floats exponential(Floats x) {
   return sum * of_bits((bits_of(shifted) << 23) + (127u << 23));
 }
 
-// x / (1 + exp(-x)), as models.layers.activations has it.
+// x / (1 + exp(-x)), as in models.ops.float32.
 INLINE Floats silu(Floats x) {
   const Floats zero{}, most = zero + 87.0f, least = zero - 80.0f;
   Floats at = x > least ? x : least;
@@ -87,8 +86,8 @@ INLINE Floats silu(Floats x) {
   return x / (exponential(-at) + 1.0f);
 }
 
-// Ask for what the next block needs while this one is computed: windows and taps that are in no cache take 3.9
-// microseconds instead of 5.9 (one lane of 3072 channels, Zen 5, 2026-11-26). Behind the end of a buffer nothing is read.
+// Prefetch windows and taps of the next block, within the buffers: uncached ones take 3.9 microseconds instead of 5.9
+// (one lane of 3072 channels, Zen 5, 2026-11-26).
 template <int WRITTEN>
 INLINE void ask_ahead(const void* at, int64_t bytes) {
   __builtin_prefetch(static_cast<const char*>(at) + bytes, WRITTEN);
@@ -113,7 +112,7 @@ void turn(const T* taps, int64_t count, float (*to)[BLOCK_CHANNELS]) {
     for (int tap = 0; tap < TAPS; ++tap) to[tap][channel] = number(taps[channel * TAPS + tap]);
 }
 
-// All tokens of a lane, a vector of channels. `at` is the first of them, `taps` and what is by row begin there.
+// All tokens of a lane, for a vector of channels from `at` on; `taps` and arrays by row begin there, too.
 template <int TAPS, bool WHOLE, typename T>
 INLINE void convolve_vector(const ConvStep& step, int64_t lane, int64_t at, const float* taps, T* state, int64_t count) {
   const int64_t length = step.lengths[lane], channels = step.channels;
@@ -128,7 +127,7 @@ INLINE void convolve_vector(const ConvStep& step, int64_t lane, int64_t at, cons
   const float* x = step.x + lane * step.tokens * channels + at;
   float* out = step.out + lane * step.tokens * channels + at;
   for (int64_t token = 0; token < length; ++token, x += channels, out += channels) {
-    // Rows are often whole pages apart, where no processor prefetches by itself.
+    // Rows are often whole pages apart: processors do not prefetch across pages.
     if (token + PREFETCHED_TOKENS < length) {
       ask_ahead<0>(x + PREFETCHED_TOKENS * channels, 0);
       ask_ahead<1>(out + PREFETCHED_TOKENS * channels, 0);
@@ -154,7 +153,7 @@ void convolve_lane(const ConvStep& step, int64_t lane, int64_t first, int64_t la
   if (whole < count) convolve_vector<TAPS, false>(step, lane, first + whole, taps + whole, state + whole, count - whole);
 }
 
-// Outputs of a lane without tokens, whose row is neither read nor written.
+// Outputs of a lane without tokens; its row is neither read nor written.
 inline void rest(const ConvStep& step, int64_t lane, int64_t first, int64_t last) {
   for (int64_t token = 0; token < step.tokens; ++token)
     for (int64_t k = first; k < last; ++k) step.out[(lane * step.tokens + token) * step.channels + k] = 0.0f;

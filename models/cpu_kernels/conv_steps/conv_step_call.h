@@ -10,9 +10,9 @@
 
 namespace cpu_kernels {
 
-// Lanes for which a block of taps is transposed once.
+// Lanes that share the transposed taps of a block.
 constexpr int64_t GROUP_LANES = 8;
-// Bytes of inputs, windows and outputs that are worth another thread (`parts_of`).
+// Bytes of inputs, windows and outputs for another thread (`parts_of`).
 constexpr int64_t MIN_CONV_BYTES = 64 * 1024;
 
 template <typename Pool>

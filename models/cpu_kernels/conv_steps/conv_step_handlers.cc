@@ -10,7 +10,7 @@
 
 namespace ffi = xla::ffi;
 
-// Steps of an instruction set, for checks that bring buffers and threads of their own.
+// Steps of an instruction set, for checks with their own buffers and threads.
 EXPORTED Convolve hybridlm_convolve(int64_t instructions) {
   return cpu_kernels::form_for(instructions, portable_convolve, avx2_convolve, avx512_convolve, portable_convolve);
 }
@@ -46,7 +46,7 @@ ffi::Error run(ffi::ThreadPool& pool, Lanes slots, Lanes lengths, Marks fresh, N
                     (row_of == nullptr ? rows == lanes : has_sizes(slots, {lanes}));
   if (!fits) return invalid("the shapes of tokens, taps and windows do not fit each other");
   if (kernel < MIN_TAPS || kernel > MAX_TAPS) return invalid("fewer or more taps than it takes");
-  // XLA gives the memory of the windows for the result, as the call asks it to.
+  // The call asks XLA to give the windows' memory to the result.
   if (after != nullptr && after->untyped_data() != state.untyped_data())
     return invalid("the windows are not updated in place");
   const ConvStep step{row_of,

@@ -1,4 +1,4 @@
-// Steps of a short convolution for any processor. For aarch64 compilers make NEON of it, which every such one has.
+// Steps of a short convolution for any processor; for aarch64, compilers use NEON.
 
 #include <stdint.h>
 

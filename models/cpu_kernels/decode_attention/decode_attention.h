@@ -1,14 +1,12 @@
 // Attention of a few tokens over a KV cache: one pass over keys and values, by blocks, with the online softmax
 // (arXiv:1805.02867).
 //
-// One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
-// nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
+// A file for each instruction set defines `Simd` and includes this header, as row_products/row_product.h explains.
 //
-// A block lies within one page. The blocks of a row begin at multiples of their one size, and inside of one the order of
-// all sums is that of positions and of channels: the bits of a row depend neither on the other lanes, nor on their number,
-// nor on the thread, nor on the number of tokens of the step. Of a position that a row does not see, behind its own or in
-// front of its window, a row uses nothing: its score is replaced, and its value is not multiplied. Blocks in front of the
-// windows of all rows are not read.
+// A block is within one page. Blocks begin at multiples of their fixed size, and their sums are in the order of
+// positions and channels: the bits of a row depend neither on other lanes, the thread nor the number of tokens of the
+// step. A row uses nothing of positions behind its own or in front of its window: their scores are replaced, and their
+// values are not multiplied. Blocks in front of the windows of all rows are not read.
 
 #ifndef MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
 #define MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
@@ -17,24 +15,23 @@
 
 namespace {
 
-// Positions of a block: keys and values of so many stay in the first or second cache of a core.
+// Positions of a block: their keys and values stay in the first or second cache of a core.
 constexpr int64_t ATTENTION_BLOCK = 32;
 static_assert(PAGE_POSITIONS % ATTENTION_BLOCK == 0, "a block lies within one page");
 
-// Distance at which keys and values are asked for: with it a core reads 26 GB/s instead of 19 (Zen 5, 2026-11-26), and
-// with four times as much 19 again.
+// Prefetch distance of keys and values: a core reads 26 GB/s instead of 19 (Zen 5, 2026-11-26), and with four times the
+// distance 19 again.
 constexpr int64_t ATTENTION_AHEAD_BYTES = 4 * 1024;
 
-// Keys or values of one head in a block, which lies within a page, and in the page behind it. They are asked for as far
-// as a row sees them.
+// Keys or values of one head in a block and in the page behind the block's page, prefetched as far as a row sees them.
 template <typename Number>
 struct Stream {
   static constexpr int64_t AHEAD = ATTENTION_AHEAD_BYTES / static_cast<int64_t>(sizeof(Number));
   const Number* from;  // of the block's first position
   const Number* next;  // of the next page
   int64_t size;        // numbers from one position to the next
-  int64_t left;        // positions from the block's first to the end of the page
-  int64_t count;       // positions from the block's first that are seen, in both pages
+  int64_t left;        // positions from the block's first to the page's end
+  int64_t count;       // visible positions from the block's first, in both pages
 
   const Number* at(int64_t position) const { return from + position * size; }
   void ask(int64_t first, int64_t last) const {
@@ -43,7 +40,7 @@ struct Stream {
     for (int64_t k = first; k < last; k += 64 / static_cast<int64_t>(sizeof(Number)))
       __builtin_prefetch(k < end ? from + k : next + (k - end));
   }
-  // Ask for what is as far ahead of some positions.
+  // Prefetch for some positions, at the distance.
   void ask_ahead(int64_t position, int64_t positions) const {
     ask(position * size + AHEAD, (position + positions) * size + AHEAD);
   }
@@ -61,7 +58,7 @@ struct Paged {
   const Number* page(int64_t position) const {
     return pool + (step.page_of(lane, position) * step.kv_heads + kv_head) * PAGE_POSITIONS * size;
   }
-  // Those from the first position of a block on.
+  // The stream from a block's first position.
   Stream<Number> from(int64_t start) const {
     const int64_t place = start % PAGE_POSITIONS, left = PAGE_POSITIONS - place, more = count - start;
     const Number* const here = page(start);
@@ -71,35 +68,35 @@ struct Paged {
   }
 };
 
-// exp of numbers that are at most 0, or NaN, to about one unit in the last place; 0 below the least normal number.
+// exp of numbers up to 0, or NaN, to about one unit in the last place; 0 below the least normal number.
 template <typename Simd>
 inline typename Simd::Vector exp_of(typename Simd::Vector x) {
   using Vector = typename Simd::Vector;
   using Integers = typename Simd::Integers;
-  const Vector ROUNDER = Simd::all(12582912.0f);  // 1.5 * 2^23: adding it leaves a whole number in the last bits
+  const Vector ROUNDER = Simd::all(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the last bits
   const Vector rounded = Simd::add_product(ROUNDER, x, Simd::all(1.44269504f));
   const Vector whole = rounded - ROUNDER;
-  // ln 2 in two parts, of which the product of the first with a small whole number is exact
+  // ln 2 in two parts; the product of the first with a small integer is exact
   Vector r = Simd::add_product(x, whole, Simd::all(-0.693359375f));
   r = Simd::add_product(r, whole, Simd::all(2.12194440e-4f));
   constexpr float FACTORS[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
   Vector sum = Simd::all(1.0f / 5040);
   for (const float factor : FACTORS) sum = Simd::add_product(Simd::all(factor), sum, r);
   const Vector found = sum * (Vector)(((Integers)rounded << 23) + (Integers)Simd::all(1.0f));
-  // A NaN is not below anything.
+  // NaN compares false.
   return (Vector)((Integers)found & ~(Integers)(x < Simd::all(-87.33654f)));
 }
 
-// Query rows of one lane and key/value head, and what is known of each so far.
+// Query rows of one lane and key/value head, with their sums so far.
 struct AttentionRows {
   const float* query[MAX_ATTENTION_ROWS];
   float* out[MAX_ATTENTION_ROWS];      // sum of exponentials times values
-  int64_t seen[MAX_ATTENTION_ROWS];    // end of the positions that it sees, at least one
-  int64_t unseen[MAX_ATTENTION_ROWS];  // first of them, behind those in front of its window
+  int64_t seen[MAX_ATTENTION_ROWS];    // end of its visible positions, at least one
+  int64_t unseen[MAX_ATTENTION_ROWS];  // first visible position, behind those in front of its window
   float top[MAX_ATTENTION_ROWS];       // largest score
   float total[MAX_ATTENTION_ROWS];     // sum of exponentials
-  // Of the block at hand: the positions that it sees from `begin` to before `count` (none where `begin` is not less), what
-  // is left of the sums, and scores, then exponentials.
+  // Of the current block: visible positions from `begin` to before `count` (none if `begin` is not less), factor of the
+  // earlier sums, and scores, then exponentials.
   int64_t begin[MAX_ATTENTION_ROWS];
   int64_t count[MAX_ATTENTION_ROWS];
   float left[MAX_ATTENTION_ROWS];
@@ -166,7 +163,7 @@ struct Score {
   }
 };
 
-// Exponentials of a row's scores in a block, in place of them.
+// Replace a row's scores in a block by exponentials.
 template <typename Simd>
 inline void exponentials(AttentionRows& rows, int64_t row) {
   using Vector = typename Simd::Vector;
@@ -223,7 +220,7 @@ struct Add {
   void tile(int64_t row, int64_t k, const Load& load, const Store& store) const {
     using Vector = typename Simd::Vector;
     Vector sums[ROWS][VECTORS];
-    int64_t begin = 0, all = count;  // positions that all of the rows see
+    int64_t begin = 0, all = count;  // positions visible to all of the rows
     for (int one = 0; one < ROWS; ++one) {
       const Vector left = Simd::all(rows.left[row + one]);
       for (int v = 0; v < VECTORS; ++v) sums[one][v] = left * load(rows.out[row + one] + k + v * Simd::STEP);

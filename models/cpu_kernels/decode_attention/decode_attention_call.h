@@ -1,4 +1,4 @@
-// Attention of a few tokens over a KV cache, and the writing of their keys and values, on the threads of a pool.
+// Write the keys and values of a few tokens, and attend over the KV cache, on the threads of a pool.
 
 #ifndef MODELS_CPU_KERNELS_DECODE_ATTENTION_CALL_H_
 #define MODELS_CPU_KERNELS_DECODE_ATTENTION_CALL_H_
@@ -14,13 +14,13 @@
 
 namespace cpu_kernels {
 
-// Bytes of keys and values that are worth another thread (`parts_of`).
+// Bytes of keys and values for another thread (`parts_of`).
 constexpr int64_t MIN_ATTENTION_BYTES = 64 * 1024;
-// Query rows that a core multiplies by keys and values as fast as it reads these.
+// Query rows that a core multiplies as fast as it reads keys and values.
 constexpr int64_t ROWS_AT_ONCE = 4;
 
-// Say which lane has more tokens than there are, names a page outside of the pool of `pages`, or writes to a page that is
-// named twice; "" where all are good. Only entries up to a lane's last token count.
+// Name a lane with too many tokens, a page outside the pool of `pages`, or a written page with two names; "" without a
+// fault. Only entries up to a lane's last token count.
 inline std::string fault_of_pages(const DecodeAttention& step, int64_t pages) {
   std::vector<uint8_t> names(static_cast<std::size_t>(pages));  // 2 for two names or more
   const auto each = [&](int64_t lane, int64_t from, const auto& work) {
@@ -62,7 +62,7 @@ inline std::string fault_of_pages(const DecodeAttention& step, int64_t pages) {
 inline void keep(float number, float* to) { *to = number; }
 inline void keep(float number, uint16_t* to) { *to = static_cast<uint16_t>(rounded_bits(bits_of(number)) >> 16); }
 
-// Write the new keys or values of one lane and head at their positions; those without a page are dropped.
+// Write a lane's and head's new keys or values at their positions; those without a page are dropped.
 template <typename Number>
 void append(const DecodeAttention& step, int64_t lane, int64_t kv_head, const float* fresh, void* cache, int64_t size) {
   Number* const pool = static_cast<Number*>(cache);

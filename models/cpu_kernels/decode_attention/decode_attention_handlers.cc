@@ -10,7 +10,7 @@
 
 namespace ffi = xla::ffi;
 
-// Forms of an instruction set, for checks that bring buffers and threads of their own.
+// Forms of an instruction set, for checks with their own buffers and threads.
 EXPORTED const AttendForms* hybridlm_attend(int64_t instructions) {
   return &cpu_kernels::form_for(instructions, portable_attend, avx2_attend, avx512_attend, neon_attend);
 }
@@ -24,7 +24,7 @@ using Pages = ffi::Buffer<ffi::S32, 2>;
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("decode_attention: " + said); }
 
-// `value` and `values` are null where the values are the first numbers of the keys.
+// Null `value` and `values`: the first numbers of the keys are the values.
 ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes positions, Number window, Numbers query,
                Numbers key, const Numbers* value, ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
                const ffi::AnyBuffer* values_after, int64_t instructions) {
@@ -47,7 +47,7 @@ ffi::Error run(ffi::ThreadPool& pool, Pages pages, Lanes lengths, Lanes position
   const int64_t seen = *window.typed_data();
   if (seen < 0) return invalid("a window of " + std::to_string(seen) + " positions: expected at least one, or 0 for all");
   if (!fits) return invalid("the shapes or dtypes of tokens and caches do not fit each other");
-  // XLA gives the memory of the caches for the results, as the call asks it to.
+  // The call asks XLA to give the caches' memory to the results.
   if (keys_after.untyped_data() != keys.untyped_data() ||
       (values != nullptr && values_after->untyped_data() != values->untyped_data()))
     return invalid("the caches are not updated in place");

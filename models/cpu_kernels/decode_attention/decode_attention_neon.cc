@@ -1,4 +1,4 @@
-// Attention over a KV cache for aarch64 with NEON, which every such processor has.
+// Attention over a KV cache for aarch64 with NEON.
 
 #include "decode_attention.h"
 

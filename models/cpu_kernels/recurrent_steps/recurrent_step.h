@@ -1,11 +1,10 @@
 // Tokens of a linear recurrence, in place: the gated delta rule, with a decay for each head or channel, and SSD.
 //
-// One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
-// nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
+// A file for each instruction set defines `Simd` and includes this header, as row_products/row_product.h explains.
 //
-// Each row S[v] of a state is advanced by itself. A few rows stay in the first cache of a core while a block of tokens
-// passes, so that memory is read once and written once for each block. The order of all sums is that of the key's channels alone: the bits of a row
-// depend neither on the other lanes, nor on their number, nor on the thread, nor on the number of tokens of the step.
+// Each row S[v] of a state is advanced by itself. A few rows stay in the first cache of a core during a block of
+// tokens, so memory is read and written once per block. All sums are in the order of the key's channels: the bits of a
+// row depend neither on other lanes, the thread nor the number of tokens of the step.
 
 #ifndef MODELS_CPU_KERNELS_RECURRENT_STEP_H_
 #define MODELS_CPU_KERNELS_RECURRENT_STEP_H_
@@ -14,11 +13,11 @@
 
 namespace {
 
-// Ask for the rows that follow in memory, to be written: with it a core reads and writes 40 GB/s instead of 31 (Zen 5,
-// 2026-11-26). Behind the end of a state nothing is read.
+// Prefetch the next rows in memory for writing, within the state: a core reads and writes 40 GB/s instead of 31 (Zen 5,
+// 2026-11-26).
 inline void ask_ahead(const float* at) { __builtin_prefetch(reinterpret_cast<const char*>(at) + 8 * 1024, 1); }
 
-// Call `work(k, load, store)` for each vector of a row, the last one of `keys % STEP` numbers.
+// Call `work(k, load, store)` for each vector of a row, the last with `keys % STEP` numbers.
 template <typename Simd, typename Work>
 inline void over_channels(int64_t keys, const Work& work) {
   using Vector = typename Simd::Vector;
@@ -30,7 +29,7 @@ inline void over_channels(int64_t keys, const Work& work) {
          [left](float* to, Vector x) { Simd::store_first(to, x, left); });
 }
 
-// Operands of one token that all rows of a head share.
+// Operands of one token for all rows of a head.
 struct Token {
   const float* query;
   const float* key;
@@ -39,7 +38,7 @@ struct Token {
   float query_key;  // sum of query * key
 };
 
-// Sums of ROWS rows with the key and the query of a token, both decayed where the decay is by channel.
+// Sums of ROWS rows with a token's key and query, both decayed if the decay is by channel.
 template <typename Simd, int ROWS>
 using Sums = typename Simd::Vector[2 * ROWS];
 
@@ -72,7 +71,7 @@ void read_first(const float* rows, int64_t keys, const Token& token, Sums<Simd, 
   });
 }
 
-// Write a token's `delta key^T` to ROWS rows and read them for the next token, if there is one, in the same pass.
+// Write a token's `delta key^T` to ROWS rows, and in the same pass read them for the next token, if any.
 template <typename Simd, int ROWS, bool BY_CHANNEL, bool READS>
 void write_and_read(float* rows, int64_t keys, const Token& token, const float* delta, const Token* next,
                     Sums<Simd, ROWS>& sums) {
@@ -93,7 +92,7 @@ void write_and_read(float* rows, int64_t keys, const Token& token, const float* 
   });
 }
 
-// Advance ROWS rows by a block of tokens. Where `writes` is false, the last token needs no new rows.
+// Advance ROWS rows by a block of tokens; without `writes`, the last token needs no new rows.
 //
 // With r = S decay [key, query] and d = beta (value - r_key), the delta rule's output is r_query + (query key) d.
 template <typename Simd, int ROWS, bool BY_CHANNEL>
@@ -117,7 +116,7 @@ void correct(float* rows, int64_t keys, const Token* tokens, int64_t count, cons
   }
 }
 
-// Advance ROWS rows by a token of SSD, which corrects nothing: a row is read as it is written.
+// Advance ROWS rows by a token of SSD: without a correction, a row is read as it is written.
 template <typename Simd, int ROWS>
 void add(float* rows, int64_t keys, const Token& token, const float* value, float* out, bool first, bool writes) {
   using Vector = typename Simd::Vector;

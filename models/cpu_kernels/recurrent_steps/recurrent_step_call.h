@@ -10,9 +10,9 @@
 
 namespace cpu_kernels {
 
-// Rows of a state that a thread takes at least; a multiple of the rows that each form advances together.
+// Least rows of a state per thread; a multiple of the rows that each form advances together.
 constexpr int64_t TILE_ROWS = 16;
-// Bytes of states that are worth another thread (`parts_of`).
+// Bytes of states for another thread (`parts_of`).
 constexpr int64_t MIN_TILES_BYTES = 64 * 1024;
 
 template <typename Pool>

@@ -10,7 +10,7 @@
 
 namespace ffi = xla::ffi;
 
-// Steps of an instruction set, for checks that bring buffers and threads of their own.
+// Steps of an instruction set, for checks with their own buffers and threads.
 EXPORTED Advance hybridlm_advance(int64_t instructions) {
   return cpu_kernels::form_for(instructions, portable_advance, avx2_advance, avx512_advance, neon_advance);
 }
@@ -42,7 +42,7 @@ ffi::Error run(ffi::ThreadPool& pool, Lanes slots, Lanes lengths, Marks fresh, f
   if (!fits) return invalid("the shapes of tokens and states do not fit each other");
   if (keys[3] > MAX_STEP_KEYS) return invalid("more channels of the key than it takes");
   if (after == nullptr && tokens > BLOCK_TOKENS) return invalid("more tokens than a step that keeps its state takes");
-  // XLA gives the memory of the state for the result, as the call asks it to.
+  // The call asks XLA to give the state's memory to the result.
   if (after != nullptr && after != state.typed_data()) return invalid("the states are not updated in place");
   const RecurrentStep step{rows,
                            lengths.typed_data(),

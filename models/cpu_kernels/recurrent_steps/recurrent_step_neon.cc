@@ -1,4 +1,4 @@
-// Steps of a recurrence for aarch64 with NEON, which every such processor has.
+// Steps of a recurrence for aarch64 with NEON.
 
 #include "recurrent_step.h"
 

@@ -1,9 +1,9 @@
 // Products of tiles with AMX: 16 outputs of a weight, 32 numbers of each, with 16 pairs of numbers of 16 rows. Denormal
-// numbers are taken for zero. Included where a compiler has these instructions, and there alone.
+// numbers count as zero. Included only if a compiler has these instructions.
 //
-// An instruction sums the 16 products at even places of a tile and the 16 at odd ones, one after the other, and adds both to
-// the result: an order that vectors do not have, which keep 16 partial sums. So that a row has the same bits in any batch,
-// tiles compute all numbers of rows. Few rows wait for memory: a tile of a weight takes 16 cycles, and longer to arrive.
+// An instruction sums the 16 products at even places of a tile and the 16 at odd ones in sequence, and adds both to the
+// result; vectors, in contrast, keep 16 partial sums. For equal bits in any batch, tiles compute all numbers of rows.
+// Few rows wait for memory: a tile of a weight takes 16 cycles, and longer to arrive.
 
 #ifndef MODELS_CPU_KERNELS_AMX_TILES_H_
 #define MODELS_CPU_KERNELS_AMX_TILES_H_
@@ -19,11 +19,11 @@ namespace {
 constexpr int TILE = WORDS;
 static_assert(TILE == ROW_TILE);
 constexpr int NUMBERS = 2 * TILE;
-// Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two of the weight, so that few
-// instructions wait for the sum of the one before, which takes as long as three.
+// Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two tiles of the weight, so
+// that few instructions wait for the previous sum, which takes as long as three.
 constexpr int MAX_BLOCKS = 4;
 
-// 16 rows at a time, and those that are left: of all of them the first pair of numbers, then the second.
+// 16 rows at a time, then the rest: the first pair of numbers of all of them, then the second.
 void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
   auto* to = static_cast<uint32_t*>(prepared);
   for (int64_t first = 0; first < rows; first += TILE) {
@@ -36,7 +36,7 @@ void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t i
         const __m512 high = _mm512_maskz_loadu_ps(first_of(inputs - k - TILE), from + TILE);
         pairs[row] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
       }
-      if (count == 1) {  // pairs one behind the other, as they are
+      if (count == 1) {  // adjacent pairs
         _mm512_storeu_si512(to, pairs[0]);
         to += TILE;
         continue;
@@ -47,7 +47,7 @@ void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t i
   }
 }
 
-// What has been written is in memory before an instruction on tiles reads it: to GCC, none of them reads any.
+// Make writes visible in memory before an instruction on tiles: GCC assumes that tile instructions read nothing.
 inline void in_memory(const void* written) { __asm__ volatile("" : : "r"(written) : "memory"); }
 
 struct alignas(64) Shapes {
@@ -56,14 +56,14 @@ struct alignas(64) Shapes {
   uint8_t rows[16] = {};
 };
 
-// The rows of a product that are computed at once: tiles of 16, the last one of `last`.
+// Rows of a product that are computed together: tiles of 16, the last one of `last`.
 struct Block {
   const uint16_t* x;
   int64_t x_stride, inputs, outputs, last;
 };
 
-// Tiles 0 to 3 are sums, 4 is the weight's, 6 and 7 are rows', and 5 is the one or the other. Of the last rows are tile 7,
-// and 3 of the sums, and 2 where two tiles of the weight are read at a time.
+// Tiles 0 to 3 are sums, 4 is the weight's, 6 and 7 are rows', 5 is either. The last rows use tile 7 and sums 3, and
+// also 2 if two tiles of the weight are read together.
 void set_shapes(int64_t outputs, int64_t blocks, int64_t last) {
   Shapes shapes;
   const auto shape = [&](int tile, int64_t rows, int64_t words) {
@@ -82,7 +82,7 @@ void set_shapes(int64_t outputs, int64_t blocks, int64_t last) {
   _tile_loadconfig(&shapes);
 }
 
-// Write the sums of a tile, `count` outputs of some rows, to their places in y.
+// Write the sums of a tile, `count` outputs of some rows, to y.
 inline void put(const float* sums, int64_t count, int64_t rows, float* y, int64_t outputs) {
   __m512i columns[TILE] = {};
   for (int64_t out = 0; out < count; ++out) columns[out] = _mm512_loadu_si512(sums + out * TILE);
@@ -95,15 +95,15 @@ struct Count {
   static constexpr int VALUE = COUNT;
 };
 
-// Numbers of a tile of a weight, those of one output `stride` behind those of the one before.
+// Numbers of a tile of a weight, `stride` from one output to the next.
 struct Tile {
   const uint16_t* from;
   int64_t stride;
 };
 
-// `count` outputs, or 32 where WEIGHTS is two, of the rows in BLOCKS tiles; `weight.tile(k)` has their numbers from place k
-// on. The number of a tile is a part of the instruction's name to GCC, which is why it stands here. The loop asks for the
-// lines of y ahead of the stores, which a core completes in order.
+// `count` outputs, or 32 if WEIGHTS is two, of the rows in BLOCKS tiles; `weight.tile(k)` has their numbers from place
+// k on. For GCC a tile's number is part of the instruction's name, so it must be literal. The loop prefetches the lines
+// of y before the stores, which a core completes in order.
 template <int WEIGHTS, int BLOCKS, typename Weight>
 void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
   static_assert(WEIGHTS == 1 ? BLOCKS <= MAX_BLOCKS : WEIGHTS == 2 && BLOCKS <= 2);
@@ -161,7 +161,7 @@ void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
   }
 }
 
-// Call `use(rows, y, tiles)` for up to 64 rows at a time, without tiles of zeros; the number of their tiles is a type.
+// Call `use(rows, y, tiles)` for up to 64 rows at a time, without tiles of zeros; `tiles` is a type with their number.
 template <typename Use>
 void over_rows(const Product& given, const Use& use) {
   const auto computed = [&](int64_t row) {

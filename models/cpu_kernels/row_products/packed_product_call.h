@@ -1,6 +1,6 @@
-// Products of rows with packed weights on the threads of a pool: of few rows straight from the codes where an instruction set
-// has code for them; otherwise a few rows of a weight are unpacked at a time, into memory that stays in the cache of a core,
-// and multiplied by the row product. A result has the bits of the unpacked weight's.
+// Products of rows with packed weights on the threads of a pool: few rows directly from codes, if an instruction set
+// has code for them; otherwise a few rows of a weight at a time are unpacked into the cache of a core and multiplied by
+// the row product. A result has the bits of the unpacked weight's.
 
 #ifndef MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
 #define MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
@@ -15,10 +15,10 @@
 
 namespace cpu_kernels {
 
-// Bytes of unpacked numbers at a time, where more than a few tiles of rows fit into them.
+// Bytes of unpacked numbers at a time, if they hold more than a few tiles of rows.
 constexpr int64_t UNPACKED_BYTES = 128 * 1024;
 
-// A product of rows that are prepared, with numbers of `number_bytes` bytes: the rows of one expert, or all.
+// A product of prepared rows, all or one expert's, with numbers of `number_bytes` bytes.
 struct PackedCall {
   const Form& form;
   const Unpack& unpack;
@@ -63,7 +63,7 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
   });
 }
 
-// The matrix of one expert among several; `outputs` rows each.
+// The matrix of an expert with `outputs` rows.
 inline Packed of_expert(const Packed& all, int64_t expert, int64_t outputs) {
   const int64_t rows = expert * outputs, scale_bytes = all.scale_dtype == ScaleDtype::float32 ? 4 : 2;
   Packed one = all;
@@ -75,8 +75,8 @@ inline Packed of_expert(const Packed& all, int64_t expert, int64_t outputs) {
   return one;
 }
 
-// y[row] = x[row] * weight[expert[row]]^T. A matrix is unpacked once for all rows of its expert; the result of a row of no
-// expert is NaN.
+// y[row] = x[row] * weight[expert[row]]^T. A matrix is unpacked once for all rows of its expert; a row without an
+// expert gets NaN.
 template <typename Pool>
 void packed_expert_product(Pool& pool, const PackedCall& call, const Packed& weight, int64_t experts, const float* x,
                            const int32_t* expert, float* y, int64_t rows, int64_t outputs) {
@@ -84,7 +84,7 @@ void packed_expert_product(Pool& pool, const PackedCall& call, const Packed& wei
   std::vector<int64_t> order(static_cast<std::size_t>(rows));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t two) { return expert[one] < expert[two]; });
-  std::vector<int64_t> runs;  // where the rows of each expert begin, and the end of all
+  std::vector<int64_t> runs;  // begin of each expert's rows, and the end of all
   for (int64_t row = 0; row < rows; ++row)
     if (row == 0 || expert[order[row]] != expert[order[row - 1]]) runs.push_back(row);
   runs.push_back(rows);

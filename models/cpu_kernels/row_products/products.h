@@ -5,17 +5,17 @@
 
 #include <stdint.h>
 
-// Rows that are prepared together, and skipped together if all of them are zeros.
+// Rows that are prepared together, and skipped together if all are zeros.
 constexpr int64_t ROW_TILE = 16;
 
 // One product y[rows, outputs] = x[rows, inputs] * weight[outputs, inputs]^T.
 struct Product {
-  const void* x;  // prepared by the form: `x_stride` numbers of each row, zeros from `inputs` on
+  const void* x;  // prepared by the form: `x_stride` numbers per row, zeros from `inputs` on
   int64_t x_stride;
   const void* weight;
   float* y;
   int64_t rows, inputs, outputs;
-  // [rows], 1 for a row of zeros: a form may leave out its results, which the caller writes. Null: there are none.
+  // [rows], 1 for a row of zeros: a form may omit its results, which the caller writes. Null: no such rows.
   const uint8_t* zeros = nullptr;
 };
 
@@ -28,17 +28,17 @@ static inline bool only_zeros(const Product& product, int64_t first, int64_t end
 }
 
 struct Form {
-  // Copy rows in the form that `product` reads, row `order[k]` of x as the k-th, or all as they are where `order` is null:
-  // (x, order, rows, inputs, prepared, x_stride). Rows that are multiplied together are prepared together.
+  // Copy rows in the form that `product` reads, (x, order, rows, inputs, prepared, x_stride): row `order[k]` of x as
+  // row k; null `order` keeps the rows. Rows that are multiplied together are prepared together.
   void (*prepare)(const float*, const int64_t*, int64_t, int64_t, void*, int64_t);
-  // Compute the outputs from `first` to before `last`, of every row.
+  // Compute outputs `first` to before `last` of every row.
   void (*product)(const Product&, int64_t first, int64_t last);
   int64_t number_bytes;  // of a prepared number
   int64_t step;          // `x_stride` is a multiple of it
   int64_t outputs;       // rows of a weight that fill tiles
 };
 
-// Forms of one instruction set; a null `product` where the compiler has no such instructions.
+// Forms of one instruction set; null `product` if the compiler lacks the instructions.
 struct Forms {
   Form bfloat16, float32;
 };

@@ -1,11 +1,11 @@
 // Products of a few rows with a weight, y[row, out] = sum over k of x[row, k] * weight[out, k], accumulated in float32.
 //
-// One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
-// nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
+// A file for each instruction set defines `Simd` and includes this header. Everything here has internal linkage and
+// uses nothing of the standard library, so the linker cannot mix code of different instruction sets.
 //
-// A result has one vector of partial sums, each of every STEP-th number (with AVX-512-BF16, of every STEP-th pair) in the
-// order of the row, and the partial sums are added in one order. So its bits depend on its row and its output alone:
-// neither on the number of rows, nor on the tile that computes it, nor on the thread.
+// A result has one vector of partial sums, each of every STEP-th number (with AVX-512-BF16, of every STEP-th pair) in
+// the order of the row; the partial sums are added in one order. So its bits depend only on its row and output, not on
+// the number of rows, the tile or the thread.
 
 #ifndef MODELS_CPU_KERNELS_ROW_PRODUCT_H_
 #define MODELS_CPU_KERNELS_ROW_PRODUCT_H_
@@ -14,32 +14,31 @@
 
 namespace {
 
-// Bytes of weights that stay in the second cache of a core while all rows meet them, and the same where the rows themselves
-// do not stay there: they are read again for every chunk.
+// Bytes of weights in the second cache of a core while all rows meet them; LARGE if the rows do not stay there: every
+// chunk reads them again.
 constexpr int64_t CHUNK_BYTES = 128 * 1024, LARGE_CHUNK_BYTES = 256 * 1024;
 // Rows whose numbers stay in the second cache, with the smaller chunk.
 constexpr int64_t CACHED_ROWS = 64;
-// Distance at which tiles and codes are asked for (row_product_amx.cc, unpack.h). Behind the end of a weight nothing is read.
+// Prefetch distance of tiles and codes (row_product_amx.cc, unpack.h), within the weight.
 constexpr int64_t AHEAD_BYTES = 24 * 1024;
-// Distance at which a single block of rows asks for weights: those of the next tiles, which follow in memory. They come to the
-// second cache and no further: the first one holds the rows, and weights that come there too early drive them out. One core
-// of Zen 4 computes 8 rows 2.2 times and 4 rows 1.9 times as fast as with requests to the first cache, and one row 1.3 times
-// as fast as without any (2026-11-29). Where several blocks of rows meet a chunk of weights, the first ones ask for the next
-// chunk instead, so that reading takes no time by itself: 16 rows are 1.4 times as fast.
+// Prefetch distance of a single block of rows, to the second cache: the first cache holds the rows, and early weights
+// would evict them. One core of Zen 4 computes 8 rows 2.2 times and 4 rows 1.9 times as fast as with prefetches to the
+// first cache, and one row 1.3 times as fast as without prefetches (2026-11-29). Of several blocks of rows, the first
+// ones prefetch the next chunk instead: 16 rows are 1.4 times as fast.
 constexpr int64_t ROWS_AHEAD_BYTES = 48 * 1024;
 constexpr int SECOND_CACHE = 2;
-// Outputs of a tile at most: as many streams of memory as a core's prefetchers follow.
+// Maximum outputs of a tile: as many streams of memory as a core's prefetchers follow.
 constexpr int MAX_OUTPUTS = 8;
-// Outputs of a tile of many rows: fewer loads for each product than with more rows and fewer outputs, and whole vectors of
+// Outputs of a tile of many rows: fewer loads per product than with more rows and fewer outputs, and whole vectors of
 // totals.
 constexpr int MANY_OUTPUTS = 4;
 // Outputs that fill tiles of three, four, six and eight.
 constexpr int64_t TILES_OUTPUTS = 24;
 
-// Where a tile asks for weights: at each of its outputs, ROWS_AHEAD_BYTES further, or at rows of the next chunk.
+// Prefetches of a tile: ROWS_AHEAD_BYTES behind each of its outputs, or rows of the next chunk.
 enum class Asks { OWN, NEXT };
 
-// Two rows of a later chunk of weights, which may be the same one.
+// Two rows of a later chunk of weights, perhaps the same row.
 template <typename Weight>
 struct Next {
   const Weight *row, *other;
@@ -80,7 +79,7 @@ void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::We
   for (int row = 0; row < ROWS; ++row) Simd::template store_totals<OUTPUTS>(sums[row], y + row * outputs);
 }
 
-// Outputs of a tile with so many rows: as many sums as there are registers for.
+// Outputs of a tile, limited by the registers for its sums.
 template <typename Simd, int ROWS>
 constexpr int outputs_of_tile() {
   return Simd::SUMS / ROWS < MAX_OUTPUTS ? Simd::SUMS / ROWS : MAX_OUTPUTS;
@@ -97,7 +96,7 @@ void last_outputs(const typename Simd::Row* x, int64_t x_stride, const typename 
   }
 }
 
-// With every tile, the rows that it asks for move on as its weights do.
+// With every tile, its prefetched rows advance like its weights.
 template <typename Simd, int ROWS, Asks ASKS>
 void some_rows(const typename Simd::Row* x, int64_t x_stride, const typename Simd::Weight* weight,
                Next<typename Simd::Weight> next, int64_t inputs, float* y, int64_t outputs, int64_t count) {
@@ -141,7 +140,7 @@ void product(const Product& given, int64_t first, int64_t last) {
       if (only_zeros(given, row, end)) continue;
       const auto* const rows = x + row * given.x_stride;
       float* const y = given.y + row * given.outputs + out;
-      // The first blocks ask for the rows of the next chunk: two of them for half of the rows each, or four for a quarter.
+      // The first blocks prefetch the next chunk: two of them half of the rows each, or four a quarter.
       const bool halves = blocks < MANY_OUTPUTS;
       const auto* const ask = weights + (chunk + block % (halves ? 2 : MANY_OUTPUTS)) * given.inputs;
       const Next<typename Simd::Weight> next{ask, halves ? ask + 2 * given.inputs : ask};
@@ -155,7 +154,7 @@ void product(const Product& given, int64_t first, int64_t last) {
   }
 }
 
-// A float32 rounded to the nearest bfloat16, ties to even, as the bits of a float32; a NaN stays one.
+// A float32 rounded to the nearest bfloat16, ties to even, as float32 bits; NaN stays NaN.
 inline uint32_t rounded_bits(uint32_t bits) {
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u;
   const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
@@ -174,7 +173,7 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// Copies rows in the form that `Simd` reads, with zeros behind each.
+// Copy rows in the form of `Simd`, with zeros behind each.
 template <typename Simd>
 void prepare(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
   auto* to = static_cast<typename Simd::Row*>(prepared);

@@ -1,4 +1,4 @@
-// Row products for x86-64 with AMX, also with packed weights, of whose codes a few tiles at a time are made.
+// Row products for x86-64 with AMX; for packed weights, from a few tiles of numbers at a time.
 
 #include "packed.h"
 #include "products.h"
@@ -9,13 +9,13 @@
 
 namespace {
 
-// A weight as it is stored. Behind its inputs, where they do not fill a tile, are zeros.
+// A plain weight, with zeros behind inputs that do not fill a tile.
 template <int WEIGHTS>
 struct Stored {
-  // Numbers of each output that are asked for before their use; behind the last of them, those of the outputs that follow.
+  // Prefetch distance within each output; behind the last numbers, the next outputs.
   static constexpr int64_t AHEAD = AHEAD_BYTES / (WEIGHTS * TILE * static_cast<int64_t>(sizeof(uint16_t)));
   const uint16_t* weight;
-  int64_t inputs, outputs;  // of one tile, or of two
+  int64_t inputs, outputs;  // of one or two tiles
   alignas(64) uint16_t last[WEIGHTS * TILE * NUMBERS];
 
   Stored(const uint16_t* weight, int64_t inputs, int64_t outputs) : weight(weight), inputs(inputs), outputs(outputs) {}
@@ -50,7 +50,7 @@ void all_outputs(const Block& rows, const uint16_t* weight, int64_t left, float*
   }
 }
 
-// Outputs first to last of every row.
+// Outputs `first` to before `last` of every row.
 void product_of_tiles(const Product& given, int64_t first, int64_t last) {
   const auto* const weight = static_cast<const uint16_t*>(given.weight) + first * given.inputs;
   over_rows(given, [&](const Block& rows, float* y, auto blocks) {
@@ -58,20 +58,20 @@ void product_of_tiles(const Product& given, int64_t first, int64_t last) {
   });
 }
 
-// Columns of a packed weight whose numbers are made at a time. While those of one span are multiplied, a tile at a time, the
-// next ones are made, a part of the outputs at a time: an instruction on tiles waits until what it reads is in the cache.
+// Columns of a packed weight with numbers made at a time. While a span is multiplied, tile by tile, the next span is
+// made, a part of the outputs at a time: an instruction on tiles waits for its operands to reach the cache.
 constexpr int64_t SPAN = 4 * NUMBERS;
-// Groups of a row at most: the scales of 32 outputs are on the stack.
+// Maximum groups of a row: the scales of 32 outputs are on the stack.
 constexpr int64_t MAX_TILE_GROUPS = 1024;
 
-// The codes of `outputs` outputs from `first` on, and their scales.
+// Codes and scales of `outputs` outputs from `first` on.
 struct PackedTiles {
   const Packed& weight;
   const Scales& scales;
   int64_t first, outputs;
 };
 
-// Write tiles of columns `from` to before `to`, each of all outputs: the numbers of those from `begin` to before `end`.
+// Write tiles of columns `from` to before `to` for outputs `begin` to before `end`; a tile has room for all outputs.
 template <typename Codes>
 void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers) {
   const int64_t groups = some.weight.groups, stored = code_bytes(some.weight), tile = some.outputs * NUMBERS;
@@ -91,7 +91,7 @@ void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin
 
 using MakeTiles = void (*)(const PackedTiles&, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers);
 
-// Of the codes that take a weight; null where there are none.
+// For the codes that support a weight, or null.
 MakeTiles make_tiles_of(const Packed& given) {
   MakeTiles found = nullptr;
   with_codes(given, [&](auto codes) {
@@ -122,7 +122,7 @@ struct Made {
   }
 };
 
-// As many outputs at a time as WEIGHTS tiles have. The last ones, where they are fewer, are computed with some of those before.
+// As many outputs at a time as WEIGHTS tiles have. Fewer last outputs are computed with some previous outputs.
 template <int WEIGHTS, int BLOCKS>
 void packed_outputs(const Packed& given, MakeTiles make, const Block& rows, int64_t first, int64_t last, float* y) {
   constexpr int64_t OUTPUTS = WEIGHTS * TILE;

@@ -27,7 +27,7 @@ struct Bfloat16 : Float32 {
   static float prepared(float x) { return float_of(rounded_bits(bits_of(x))); }
 };
 
-// What numbers of packed weights are made by.
+// Operations for numbers of packed weights.
 struct Unpacked : Bfloat16, PlainScales {
   static constexpr bool ANY_SIZE = false;
 
@@ -52,8 +52,8 @@ struct Unpacked : Bfloat16, PlainScales {
   }
 };
 
-// The eight sizes of what codes of four bits stand for, the sign of each code, and where its low and its high byte are among
-// those of all sizes: four low ones, four high ones, and so again. Zero of integers is none of the sizes.
+// The eight magnitudes of four-bit codes, the sign of each code, and the places of its low and its high byte among the
+// bytes of all magnitudes: four low ones, four high ones, and so again. Zero of integers is no magnitude.
 struct Sizes {
   alignas(32) float size[8];
   alignas(32) uint8_t low[32], high[32], sign[32];
@@ -70,9 +70,9 @@ struct Sizes {
 };
 constexpr Sizes OF_INT4(Kind::int4), OF_E2M1(Kind::e2m1);
 
-// Codes of four bits choose among the sixteen numbers of their group by tables of their low and of their high bytes, both
-// halves of a vector by the same. Groups of 32 columns and more, or two of 16 at a time; SYMMETRIC ones, of eight sizes, and
-// integers with zero points or offsets.
+// Codes of four bits choose among the sixteen numbers of their group by tables of low and of high bytes, the same for
+// both halves of a vector. Groups of 32 columns or more, or two of 16 at a time; SYMMETRIC codes of eight magnitudes,
+// or integers with zero points or offsets.
 template <int GROUPS_AT_ONCE, bool SYMMETRIC>
 struct FourBits {
   static constexpr int BITS = 4, STEP = 32, GROUPS = GROUPS_AT_ONCE;
@@ -90,7 +90,7 @@ struct FourBits {
         if constexpr (SYMMETRIC) {
           const Sizes& sizes = given.kind == Kind::int4 ? OF_INT4 : OF_E2M1;
           const __m256 numbers = rounded<Unpacked>(_mm256_load_ps(sizes.size) * scale * whole);
-          // The low bytes of four of them in front of their high bytes, in either half, and then all of them in both.
+          // In each half, low bytes of four numbers before their high bytes; then all bytes in both halves.
           const __m256i apart = twice(_mm_setr_epi8(2, 6, 10, 14, 3, 7, 11, 15, 2, 6, 10, 14, 3, 7, 11, 15));
           const __m256i bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(_mm256_castps_si256(numbers), apart), 0x88);
           low[group] = _mm256_shuffle_epi8(bytes, all_of(sizes.low));
@@ -111,8 +111,8 @@ struct FourBits {
       }
     }
     void numbers(const uint8_t* codes, __m256* to) const {
-      // Four places of each eight numbers in each half. Those at the same place of the first and the second eight are
-      // beside each other, and so are those of the third and the fourth: the low bits of two bytes, then their high bits.
+      // Four places of each eight numbers in each half. Equal places of the first and second eight are adjacent, and of
+      // the third and fourth: the low bits of two bytes, then their high bits.
       const __m256i places = _mm256_setr_epi8(0, 4, 0, 4, 1, 5, 1, 5, 8, 12, 8, 12, 9, 13, 9, 13,  //
                                               2, 6, 2, 6, 3, 7, 3, 7, 10, 14, 10, 14, 11, 15, 11, 15);
       const __m256i pairs = _mm256_shuffle_epi8(twice(Unpacked::sixteen_bytes(codes)), places);

@@ -28,15 +28,15 @@ struct Bfloat16 : Float32 {
   static float prepared(float x) { return float_of(rounded_bits(bits_of(x))); }
 };
 
-// What numbers of packed weights are made by.
+// Operations for numbers of packed weights.
 struct Unpacked : Bfloat16, WidenedScales {
   static constexpr bool ANY_SIZE = false;
 
   static Numbers product_less(Numbers x, Numbers y, Numbers z) { return _mm512_fmsub_ps(x, y, z); }
   static __m128i sixteen(const uint8_t* codes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)); }
   static Numbers of_int8(const uint8_t* codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes))); }
-  // A float8 is a float16 of another exponent, 256 times as small; the conversion keeps denormal float16. The sign of a
-  // code comes in bits 15 and 14, and 14 is none of a float16 as small.
+  // A float8 is a float16 with another exponent, 256 times as small; the conversion keeps denormal float16. The sign of
+  // a code arrives in bits 15 and 14; bit 14 is unused in such small float16.
   static Numbers part_of_e4m3(const uint8_t* codes) {
     const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(sixteen(codes)), 7);
     const __m256i small = _mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));

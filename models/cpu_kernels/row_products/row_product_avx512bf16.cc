@@ -1,5 +1,5 @@
-// Row products, also with packed weights, for x86-64 with AVX-512-BF16: two products of bfloat16 numbers for each partial sum
-// in one instruction, which takes denormal numbers for zero.
+// Row products, also with packed weights, for x86-64 with AVX-512-BF16: one instruction adds two products of bfloat16
+// numbers to each partial sum, with denormal numbers as zero.
 
 #include "packed.h"
 #include "products.h"

@@ -12,11 +12,11 @@
 
 namespace cpu_kernels {
 
-// Bytes of weights and numbers of rows that are worth another thread (`parts_of`), and bytes of rows to be prepared.
+// Bytes of weights and rows for another thread (`parts_of`), and bytes of rows to prepare.
 constexpr int64_t MIN_PART_BYTES = 32 * 1024, MIN_PREPARED_BYTES = 128 * 1024;
 constexpr std::size_t ALIGNMENT = 64;
 
-// Memory that a thread keeps for its calls, as large as the largest of them so far.
+// Memory of a thread for its calls, as large as the largest call so far.
 class Scratch {
  public:
   void* of_size(std::size_t bytes) {
@@ -43,7 +43,7 @@ inline bool is_zeros(const float* numbers, int64_t count) {
   return true;
 }
 
-// Rows as a form reads them, `x_stride` numbers each, and whether each is zeros. Both are the scratch's.
+// Rows in the form's layout, `x_stride` numbers each, and a flag for rows of zeros; both in the scratch.
 struct PreparedRows {
   const void* x;
   const uint8_t* zeros;
@@ -66,14 +66,14 @@ PreparedRows prepared_rows(Pool& pool, const Form& form, const float* x, int64_t
   return {prepared, zeros};
 }
 
-// Write the results of rows of zeros, outputs `first` to before `last`: zeros, whatever the weight.
+// Write zeros for rows of zeros, outputs `first` to before `last`, whatever the weight.
 inline void write_zeros(const uint8_t* zeros, float* y, int64_t rows, int64_t outputs, int64_t first, int64_t last) {
   for (int64_t row = 0; row < rows; ++row)
     if (zeros[row]) std::fill(y + row * outputs + first, y + row * outputs + last, 0.0f);
 }
 
-// y = x * weight^T; x is [rows, inputs], weight [outputs, inputs], y [rows, outputs], all in row-major order. A row of
-// zeros gives zeros, and tiles of such rows take no time.
+// y = x * weight^T; x is [rows, inputs], weight [outputs, inputs], y [rows, outputs], all in row-major order. Rows of
+// zeros give zeros, and tiles of such rows take no time.
 template <typename Pool>
 void row_product(Pool& pool, const Form& form, const float* x, const void* weight, float* y, int64_t rows, int64_t inputs,
                  int64_t outputs, int64_t weight_bytes) {

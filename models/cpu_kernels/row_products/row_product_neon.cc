@@ -1,4 +1,4 @@
-// Row products, also with packed weights, for aarch64 with NEON, which every such processor has.
+// Row products, also with packed weights, for aarch64 with NEON.
 
 #include "packed.h"
 #include "row_product.h"
@@ -23,7 +23,7 @@ struct Float32 : NeonVectors {
   static Sums add_product(Sums sums, const float* x, Numbers numbers) { return fused(sums, vld1q_f32(x), numbers); }
 };
 
-// Eight numbers at a time, of which each partial sum gets two, one after the other.
+// Eight numbers at a time, two for each partial sum, one after the other.
 struct Bfloat16 {
   using Row = float;
   using Weight = uint16_t;
@@ -54,7 +54,7 @@ struct Bfloat16 {
   }
 };
 
-// What numbers of packed weights are made by: half of those above at a time, in the same order.
+// Operations for numbers of packed weights: half as many numbers at a time, in the same order.
 struct Unpacked : Float32, PlainScales {
   static constexpr int SUMS = Bfloat16::SUMS, MAX_ROWS = Bfloat16::MAX_ROWS;
 

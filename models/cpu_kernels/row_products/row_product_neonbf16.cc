@@ -1,5 +1,5 @@
-// Row products, also with packed weights, for aarch64 with FEAT_BF16: two products of bfloat16 numbers for each partial sum
-// in one instruction, which takes denormal numbers for zero.
+// Row products, also with packed weights, for aarch64 with FEAT_BF16: one instruction adds two products of bfloat16
+// numbers to each partial sum, with denormal numbers as zero.
 
 #include "packed.h"
 #include "row_product.h"

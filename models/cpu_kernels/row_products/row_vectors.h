@@ -1,9 +1,8 @@
 // Products of many rows with AVX-512-BF16: a vector has a pair of numbers of each of 16 rows, and meets one pair of an
-// output's numbers at a time, which is read from the weight as it is stored. Included where a compiler has these
-// instructions, and there alone.
+// output's numbers at a time, read from the plain weight. Included only if a compiler has these instructions.
 //
-// A result is the total of 16 partial sums, in the order of row_product.h: its bits are those of its row alone. Four of the
-// sums are in registers at a time, so that numbers of a weight are read four times, and rows are prepared in this order. The
+// A result is the total of 16 partial sums, in the order of row_product.h: its bits depend on its row alone. Four sums
+// are in registers at a time, so numbers of a weight are read four times, and rows are prepared in this order. The
 // totals of vectors need no sums across a vector: 32 rows of 768 numbers take 0.94 of the time of tiles.
 
 #ifndef MODELS_CPU_KERNELS_ROW_VECTORS_H_
@@ -18,25 +17,25 @@ static_assert(WORDS == ROW_TILE);
 // Numbers of a row that meet their weights together: a pair for each partial sum.
 constexpr int64_t NUMBERS = 2 * WORDS;
 constexpr int64_t NUMBERS_BYTES = NUMBERS * static_cast<int64_t>(sizeof(uint16_t));
-// Partial sums in registers at a time, a quarter of all, and their places within a quarter: two that are added first, and
-// the other two. Then the quarters are added: the first and the third, the second and the fourth, and both (avx512_vectors.h).
+// Partial sums in registers at a time, a quarter, and their places within it: two that are added first, then the other
+// two. Quarters are added likewise: first and third, second and fourth, and both (avx512_vectors.h).
 constexpr int QUARTER = 4, PLACES_OF_SUMS[QUARTER] = {0, 2, 1, 3}, QUARTERS[] = {0, 2, 1, 3};
-// Outputs of a tile with one vector of rows and with two, as many as there are registers for.
+// Outputs of a tile with one vector of rows and with two, limited by the registers.
 constexpr int OUTPUTS_OF_VECTOR = 6, OUTPUTS_OF_TWO = 3;
-// Outputs whose results are written at a time: whole lines of y.
+// Outputs written at a time: whole lines of y.
 constexpr int64_t WRITTEN_OUTPUTS = 48;
 // Bytes of rows that stay in the second cache of a core while they meet all outputs of a thread.
 constexpr int64_t CACHED_BYTES = 192 * 1024;
 
-// The pairs of 32 numbers of a row from place `k` on, rounded to bfloat16, with zeros behind the row.
+// Pairs of 32 numbers of a row from place `k` on, rounded to bfloat16, with zeros behind the row.
 inline __m512i pairs_of(const float* row, int64_t k, int64_t inputs) {
   const __m512 low = _mm512_maskz_loadu_ps(first_of(inputs - k), row + k);
   const __m512 high = _mm512_maskz_loadu_ps(first_of(inputs - k - WORDS), row + k + WORDS);
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// 16 rows at a time: of each quarter of the partial sums, the pairs of all rows for the first of its sums, then for the
-// second, and so on. Rows that do not fill a vector are computed by tiles, and lie one behind the other.
+// 16 rows at a time: for each quarter of the partial sums, the pairs of all rows for its first sum, then for its
+// second, and so on. Tiles compute the remaining rows, which follow one another.
 void prepare_vectors(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
   auto* to = static_cast<uint32_t*>(prepared);
   const int64_t quarter = x_stride / 2 / QUARTER;  // pairs of a row
@@ -65,8 +64,7 @@ struct RowVector {
 // Totals of outputs, a vector of rows each.
 using Totals = __m512[WRITTEN_OUTPUTS];
 
-// Totals of OUTPUTS outputs from `out` on, for VECTORS vectors of rows. The same number of outputs from `ahead` on is asked
-// for.
+// Totals of OUTPUTS outputs from `out` on, for VECTORS vectors of rows; prefetches as many outputs from `ahead` on.
 template <int OUTPUTS, int VECTORS>
 __attribute__((noinline)) void vector_tile(const RowVector* vectors, const Product& given, int64_t out, int64_t ahead,
                                            Totals* totals, int64_t place) {
@@ -125,7 +123,7 @@ __attribute__((noinline)) void vector_tile(const RowVector* vectors, const Produ
   }
 }
 
-// Write the totals of `count` outputs to their places in y.
+// Write the totals of `count` outputs to y.
 inline void write_totals(const __m512* totals, int64_t count, const RowVector& vector, int64_t out, int64_t outputs) {
   for (int64_t first = 0; first < count; first += WORDS) {
     __m512i columns[WORDS] = {};
@@ -136,8 +134,8 @@ inline void write_totals(const __m512* totals, int64_t count, const RowVector& v
   }
 }
 
-// Outputs `first` to before `last`, as many as are written at a time, of VECTORS vectors. Those that are computed `ahead`
-// outputs later, where that is before `end`, are asked for, and lines of y before they are written.
+// Outputs `first` to before `last`, at most as many as are written at a time, of VECTORS vectors. Prefetches the
+// outputs `ahead` later, up to `end`, and lines of y before their writes.
 template <int VECTORS>
 void outputs_of_vectors(const RowVector* vectors, const Product& given, int64_t first, int64_t last, int64_t ahead,
                         int64_t end) {
@@ -159,9 +157,9 @@ void outputs_of_vectors(const RowVector* vectors, const Product& given, int64_t 
     write_totals(totals[vector], last - first, vectors[vector], first, given.outputs);
 }
 
-// Outputs first to last of rows that fill vectors. Those of zeros are left out.
+// Outputs `first` to before `last` of rows that fill vectors, without vectors of zeros.
 void outputs_of_rows(const Product& given, int64_t first, int64_t last) {
-  // Rows that meet a weight at once ask for the next tile, and more of them for the outputs that they all meet next.
+  // Rows that meet a weight at once prefetch the next tile; more rows prefetch the outputs that they all meet next.
   const bool at_once = given.rows <= 2 * WORDS;
   for (int64_t out = first; out < last; out += WRITTEN_OUTPUTS) {
     const int64_t end = last - out < WRITTEN_OUTPUTS ? last : out + WRITTEN_OUTPUTS;
@@ -179,7 +177,7 @@ void outputs_of_rows(const Product& given, int64_t first, int64_t last) {
   }
 }
 
-// Outputs first to last of every row.
+// Outputs `first` to before `last` of every row.
 void product_of_vectors(const Product& given, int64_t first, int64_t last) {
   const int64_t row_bytes = given.x_stride * static_cast<int64_t>(sizeof(uint16_t)), two = 2 * WORDS;
   const int64_t cached = row_bytes > 0 ? CACHED_BYTES / row_bytes / two * two : 0, most = cached > two ? cached : two;

@@ -1,8 +1,8 @@
 // Passes over the logits of one row.
 //
-// One file for each instruction set defines `STEP`, the numbers of a vector, and includes this header: everything here has
-// internal linkage, and nothing of the standard library is used, so that the linker cannot take code of one instruction set
-// for another's. The bits of a result do not depend on `STEP`: sums run over 16 columns in every form.
+// A file for each instruction set defines `STEP`, the numbers of a vector, and includes this header, as
+// row_products/row_product.h explains. The bits of a result do not depend on `STEP`: sums run over 16 columns in every
+// form.
 
 #ifndef MODELS_CPU_KERNELS_ROW_PASSES_H_
 #define MODELS_CPU_KERNELS_ROW_PASSES_H_
@@ -38,7 +38,7 @@ INLINE void store(Number* to, Vector x) {
 }
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// The tokens of a group, behind the last token of the row with minus infinity.
+// Tokens of a group, with minus infinity behind the row's last token.
 INLINE const float* whole_group(const float* logits, int64_t count, float* spare) {
   if (count == GROUP_TOKENS) return logits;
   for (int64_t k = 0; k < GROUP_TOKENS; ++k) spare[k] = k < count ? logits[k] : -__builtin_inff();
@@ -82,7 +82,7 @@ INLINE Floats exponential(Floats x) {
   return sum * bits_as<Floats>((bits_as<Words>(shifted) << 23) + (127u << 23));
 }
 
-// exp(x / temperature - highest), for the highest logit 1, also where it is infinite; what is below exp(-87) counts nothing.
+// exp(x / temperature - highest), 1 for the highest logit, even if infinite; terms below exp(-87) are zero.
 INLINE Floats power_of(Floats x, float temperature, float highest) {
   const Floats zero{}, least = zero - 87.0f, scaled = x / temperature, distance = scaled - highest;
   const Floats inside = distance > least ? distance : least, power = exponential(inside < zero ? inside : zero);
@@ -123,7 +123,7 @@ INLINE void four_rounds(Words& x, Words& y) {
   x += y, y = turned<D>(y) ^ x;
 }
 
-// threefry2x32 with 20 rounds (Salmon et al., 2011), as jax.random has it with jax_threefry_partitionable.
+// threefry2x32 with 20 rounds (Salmon et al., 2011), as in jax.random with jax_threefry_partitionable.
 INLINE Words threefry(uint32_t a, uint32_t b, Words counter) {
   const uint32_t c = a ^ b ^ 0x1BD11BDAu;
   Words x = Words{} + a, y = counter + b;

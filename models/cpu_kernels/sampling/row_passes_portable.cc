@@ -1,4 +1,4 @@
-// Passes over the logits of one row for any processor. For aarch64 compilers make NEON of it, which every such processor has.
+// Passes over the logits of one row for any processor; for aarch64, compilers use NEON.
 
 #include <stdint.h>
 

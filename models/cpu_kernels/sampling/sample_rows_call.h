@@ -1,9 +1,8 @@
 // Sampling of one token for each row of logits on the threads of a pool.
 //
-// temperature, then top_k, then top_p of the tokens that are left, then min_p, then the Gumbel-max trick: `hybridlm.sampling`
-// defines them. Candidates are selected by the maxima of groups of tokens before anything is sorted, and random numbers are
-// converted for candidates alone. Each row is computed by itself: its token depends neither on the other rows, nor on their
-// number, nor on the thread, nor on the instruction set.
+// temperature, then top_k, then top_p of the remaining tokens, then min_p, then the Gumbel-max trick:
+// `hybridlm.sampling` defines them. Maxima of groups of tokens select candidates before a sort, and only candidates get
+// random numbers. A row's token depends neither on other rows, the thread nor the instruction set.
 
 #ifndef MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_
 #define MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_
@@ -50,7 +49,7 @@ class ScaledRow {
   bool has_nan() const { return has_nan_; }
   int64_t most_likely() const { return first_; }
 
-  // Every filter keeps the tokens above some number, so that one cutoff is enough.
+  // Every filter keeps the tokens above a number, so one cutoff is enough.
   int64_t sample(int64_t top_k, float top_p, float min_p) const {
     float cutoff = -std::numeric_limits<float>::infinity();
     const bool by_k = top_k > 0 && top_k < vocab_;
@@ -71,10 +70,10 @@ class ScaledRow {
   int64_t tokens_of(int64_t group) const { return std::min(GROUP_TOKENS, vocab_ - group * GROUP_TOKENS); }
   float scaled(int64_t token) const { return logits_[token] / temperature_; }
 
-  // In units of the probability of the most likely token, the logit of which may be infinite.
+  // In units of the most likely token's probability, whose logit may be infinite.
   float weight_of(float scaled) const { return scaled == highest_ ? 1.0f : std::exp(scaled - highest_); }
 
-  // A number that no scaled logit of at least this weight is below.
+  // A lower bound of all scaled logits of at least this weight.
   float at_least_weight(double weight) const {
     if (!std::isfinite(highest_)) return highest_;
     const double distance = std::log(weight);
@@ -97,9 +96,9 @@ class ScaledRow {
     }
   }
 
-  // The scaled logit of the token of a rank, the first is 1.
+  // The scaled logit of the token of a rank, from 1.
   float cutoff_of_rank(int64_t rank) const {
-    // Of `rank` groups each has a token that is not below their least maximum.
+    // Each of `rank` groups has a token not below their least maximum.
     float least = -std::numeric_limits<float>::infinity();
     if (rank <= groups()) {
       std::vector<float> sorted = maxima_;
@@ -118,14 +117,14 @@ class ScaledRow {
     return values[rank - 1];
   }
 
-  // The least scaled logit, of those of at least `least`, for which all larger ones together weigh less than top_p of
+  // The least scaled logit, among those of at least `least`, such that all larger ones weigh less than top_p of
   // `total`.
   float cutoff_of_weight(float least, float top_p, double total) const {
     if (!std::isfinite(highest_)) return highest_;
     const double enough = static_cast<double>(top_p) * total;
-    // Tokens of less than this weight have together less than 1 - top_p: the others are enough.
+    // Tokens below this weight have together less than 1 - top_p: the others are enough.
     least = std::max(least, at_least_weight((1.0 - static_cast<double>(top_p)) * total / static_cast<double>(vocab_)));
-    // Weights by the distance from the highest logit, then a sort of the tokens at the one distance of the cutoff.
+    // Weights by the distance from the highest logit, then a sort of the tokens at the cutoff's distance.
     const float steps = (DISTANCES - 1) / std::max(highest_ - least, std::numeric_limits<float>::min());
     const auto distance_of = [&](float scaled) {
       return std::min(static_cast<int64_t>((highest_ - scaled) * steps), DISTANCES - 1);
@@ -151,20 +150,20 @@ class ScaledRow {
   }
   static constexpr int64_t DISTANCES = 4096;
 
-  // Gumbel noise of a random word, as jax.random.gumbel has it: 23 bits are a number in [0, 1), of which 0 is the least
-  // normal float.
+  // Gumbel noise of a random word, as in jax.random.gumbel: 23 bits are a number in [0, 1), with the least normal float
+  // for 0.
   static float noise(uint32_t word) {
     const uint32_t mantissa = word >> 9;
     const double uniform = mantissa ? mantissa * 0x1p-23 : std::numeric_limits<float>::min();
     const float inner = static_cast<float>(-std::log(uniform));
     return static_cast<float>(-std::log(static_cast<double>(inner)));
   }
-  // No noise is larger.
+  // Upper bound of the noise.
   static constexpr float MAX_NOISE = 16.0f;
 
-  // The token with the largest sum of scaled logit and noise, the first of equal ones, of the tokens of at least `least` and
-  // the most likely one. A group is left out if none of its tokens can win with the largest noise, and a token if its random
-  // word is below those that could.
+  // The first token with the largest sum of scaled logit and noise, among those of at least `least` and the most likely
+  // token. Groups are skipped if none of their tokens can win with the largest noise, tokens if their random word is
+  // too small to win.
   int64_t sample_from(float least, float min_p) const {
     uint32_t words[GROUP_TOKENS];
     passes_.random_words(key_, first_, 1, words);
@@ -172,7 +171,7 @@ class ScaledRow {
     float most = highest_ + noise(words[0]);
     for (int64_t group = 0; group < groups(); ++group) {
       const float top = maxima_[group] / temperature_;
-      // In float64, with more than the rounding of a sum in float32 to spare.
+      // In float64, with a margin for the rounding of float32 sums.
       const double spare = 1e-3 + 1e-6 * std::fabs(most);
       if (top < least || top + MAX_NOISE + spare < most) continue;
       const double needed = std::exp(-std::exp(top + spare - most));
@@ -210,7 +209,7 @@ inline int32_t sample_row(const RowPasses& passes, const SampledRows& rows, int6
   return static_cast<int32_t>(scaled.sample(rows.top_k[row], rows.top_p[row], rows.min_p[row]));
 }
 
-// Bytes of logits that are worth another thread (`parts_of`).
+// Bytes of logits for another thread (`parts_of`).
 constexpr int64_t MIN_SAMPLED_BYTES = 128 * 1024;
 
 template <typename Pool>

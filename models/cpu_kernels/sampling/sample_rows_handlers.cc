@@ -10,7 +10,7 @@
 
 namespace ffi = xla::ffi;
 
-// Passes of an instruction set, for checks that bring buffers and threads of their own.
+// Passes of an instruction set, for checks with their own buffers and threads.
 EXPORTED const RowPasses* hybridlm_row_passes(int64_t instructions) {
   return &cpu_kernels::form_for(instructions, portable_row_passes, avx2_row_passes, avx512_row_passes,
                                 portable_row_passes);

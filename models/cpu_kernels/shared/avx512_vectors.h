@@ -8,7 +8,7 @@
 
 namespace {
 
-// Of each quarter of four vectors the four totals, which then lie beside each other.
+// The four totals of each quarter of four vectors, side by side.
 inline __m512 totals_of_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
   const __m512d one = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
   const __m512d other = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
@@ -16,7 +16,7 @@ inline __m512 totals_of_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
                        _mm512_castpd_ps(_mm512_unpackhi_pd(one, other)));
 }
 
-// Four totals at a time by a transpose; one or two or three that are left over are computed with zeros beside them.
+// Four totals at a time by a transpose; one to three remaining totals are computed with zeros.
 template <int OUTPUTS>
 inline void store_all_totals(const __m512* sums, float* y) {
   for (int out = 0; out < OUTPUTS; out += 4) {

@@ -15,8 +15,7 @@ inline __mmask16 first_of(int64_t count) {
   return static_cast<__mmask16>(count >= WORDS ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u);
 }
 
-// Where the words of two vectors come from when halves of 2, 4, 8 and 16 words change places between them: those from 16 on
-// are the second's.
+// Sources of the words of two vectors that exchange halves of 2, 4, 8 and 16 words; from 16 on, words of the second.
 struct Places {
   alignas(64) int32_t first[4][WORDS], second[4][WORDS];
   constexpr Places() : first(), second() {

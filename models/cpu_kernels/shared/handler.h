@@ -1,4 +1,4 @@
-// What handlers of steps in float32 share: how they are exported, and which code an instruction set runs.
+// Common parts of float32 steps' handlers: their export, and the code for an instruction set.
 
 #ifndef MODELS_CPU_KERNELS_HANDLER_H_
 #define MODELS_CPU_KERNELS_HANDLER_H_
@@ -12,7 +12,7 @@ EXPORTED int32_t hybridlm_can_run(int64_t instructions);
 
 namespace cpu_kernels {
 
-// The form for an instruction set; those behind AVX-512 and behind NEON add nothing for float32.
+// The form for an instruction set; sets beyond AVX-512 and NEON add nothing for float32.
 template <typename Form>
 const Form& form_for([[maybe_unused]] int64_t instructions, const Form& portable, [[maybe_unused]] const Form& avx2,
                      [[maybe_unused]] const Form& avx512, [[maybe_unused]] const Form& neon) {

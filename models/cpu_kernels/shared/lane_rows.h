@@ -1,4 +1,4 @@
-// What handlers of steps in place ask of their operands.
+// Checks of the operands of steps in place.
 
 #ifndef MODELS_CPU_KERNELS_LANE_ROWS_H_
 #define MODELS_CPU_KERNELS_LANE_ROWS_H_
@@ -17,14 +17,14 @@ bool has_sizes(const Buffer& buffer, std::initializer_list<int64_t> sizes) {
   return std::equal(found.begin(), found.end(), sizes.begin(), sizes.end());
 }
 
-// The row of each lane, or null for row i of lane i, which an empty array stands for.
+// The row of each lane; null, for an empty array: row i of lane i.
 template <typename Lanes>
 const int32_t* slots_of(const Lanes& slots) {
   return slots.element_count() == 0 ? nullptr : slots.typed_data();
 }
 
-// Say which lane has more tokens than there are, lies outside of the pool of `rows`, or shares its row with another one
-// that has tokens; "" where all are good. Without slots row i is of lane i.
+// Name a lane with too many tokens, a row outside the pool of `rows`, or a row in common with another lane with tokens;
+// "" without a fault. Without slots row i is of lane i.
 inline std::string fault_of_lanes(const int32_t* slots, const int32_t* lengths, int64_t lanes, int64_t tokens,
                                   int64_t rows) {
   std::vector<bool> taken(static_cast<std::size_t>(rows));

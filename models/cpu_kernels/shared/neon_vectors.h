@@ -9,7 +9,7 @@
 
 namespace {
 
-// vfmaq_f32, beside which GCC 12 stores all sums in every iteration of the loop.
+// vfmaq_f32, without GCC 12's stores of all sums in every iteration of the loop.
 inline float32x4_t fused(float32x4_t sums, float32x4_t one, float32x4_t other) {
   asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sums) : "w"(one), "w"(other));
   return sums;

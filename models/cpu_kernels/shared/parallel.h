@@ -13,17 +13,17 @@
 // Parts for each thread: threads that begin late, or lose their core, leave parts to the others.
 constexpr int64_t PARTS_PER_THREAD = 4;
 
-// The number of parts of a work that can be divided into so many pieces and reads or computes so many bytes. Below
-// `min_bytes` of a part another thread takes longer to begin than it saves.
+// The number of parts of a work with so many pieces and bytes read or computed. A part below `min_bytes` takes less
+// time than the start of another thread.
 template <typename Pool>
 int64_t parts_of(Pool& pool, int64_t pieces, int64_t bytes, int64_t min_bytes) {
   const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, pieces);
   return std::max<int64_t>(1, std::min(most, bytes / min_bytes));
 }
 
-// Call `work(part)` for each part from 0 to before `parts`, on the calling thread and on those of a pool, and return when
-// all have ended. The caller computes whatever no thread has begun, so that it never waits for a thread to become free:
-// it may be one of the pool's itself. A task that begins after that finds no part left, and touches nothing of the call.
+// Call `work(part)` for parts 0 to before `parts` on the calling thread and a pool's, and return when all have ended.
+// The caller computes every part that no thread has begun, so it never waits for a free thread: it may be one of the
+// pool's. A task that begins later finds no part left, and touches nothing of the call.
 //
 // Pool: has `num_threads()` and `Schedule(function)`.
 template <typename Pool, typename Work>
@@ -45,7 +45,7 @@ void in_parallel(Pool& pool, int64_t parts, const Work& work) {
     }
   };
   for (int64_t task = 1; task < (threads < parts ? threads : parts); ++task) {
-    auto copy = run;  // a pool takes what it may move
+    auto copy = run;  // a pool moves its argument
     pool.Schedule(std::move(copy));
   }
   run();

@@ -1,4 +1,4 @@
-// Vectors of eight numbers for any processor, which compilers make of what there is.
+// Vectors of eight numbers for any processor, compiled to its instructions.
 
 #ifndef MODELS_CPU_KERNELS_PORTABLE_VECTORS_H_
 #define MODELS_CPU_KERNELS_PORTABLE_VECTORS_H_

@@ -1,4 +1,4 @@
-// Instruction sets of the processor that runs. Not by __builtin_cpu_supports: compiled by zig, it knows none.
+// Instruction sets of this processor. __builtin_cpu_supports, compiled by zig, knows none of them.
 
 #ifndef MODELS_CPU_KERNELS_PROCESSOR_H_
 #define MODELS_CPU_KERNELS_PROCESSOR_H_
@@ -21,8 +21,7 @@ struct Processor {
   bool avx2 = false, avx512 = false, avx512bf16 = false, neon = false, neonbf16 = false, amx = false;
 };
 
-// What a processor for x86-64 says of itself, and the operating system of what it keeps of each thread; 0 where there is
-// no such word.
+// An x86-64 processor's features, and the states that the operating system saves for each thread; 0 for absent words.
 struct Cpuid {
   uint32_t basic = 0;              // leaf 1, register c
   uint32_t kept = 0;               // by xgetbv
@@ -30,7 +29,7 @@ struct Cpuid {
   uint32_t a_of_next = 0;          // its first subleaf
 };
 
-// The instruction sets of such a processor. `permits_tiles` asks the operating system once, where all else is there.
+// The instruction sets of such a processor. `permits_tiles` asks the operating system, only if all else is present.
 template <typename Permits>
 Processor processor_of(const Cpuid& said, const Permits& permits_tiles) {
   const auto bit = [](uint32_t word, int place) { return (word >> place & 1u) != 0; };
@@ -57,8 +56,8 @@ inline Cpuid cpuid_here() {
   return said;
 }
 
-// Linux keeps tiles of a thread only for a process that has asked for it: 18 is their state. It refuses a process whose
-// stacks for signals are too small for that.
+// Linux saves a thread's tiles (state 18) only for a process that requests it. It refuses a process with too small
+// stacks for signals.
 inline bool may_use_tiles() {
 #if defined(__linux__)
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILES = 18;
@@ -76,7 +75,7 @@ inline Processor this_processor() {
   Processor found;
   found.neon = true;
 #if defined(__linux__)
-  found.neonbf16 = (getauxval(AT_HWCAP2) & (1UL << 14)) != 0;  // HWCAP2_BF16, which older headers have not
+  found.neonbf16 = (getauxval(AT_HWCAP2) & (1UL << 14)) != 0;  // HWCAP2_BF16, absent from older headers
 #endif
   return found;
 #else

@@ -1,7 +1,5 @@
-// The first numbers of a vector, where an instruction set has no masks. `Vectors`: those of the instruction set.
-//
-// Files of one instruction set include this one and its vectors: everything here has internal linkage, and nothing of the
-// standard library is used, so that the linker cannot take code of one instruction set for another's.
+// The first numbers of a vector, for instruction sets without masks. `Vectors`: those of the instruction set. Included
+// by files of one instruction set, as row_products/row_product.h explains.
 
 #ifndef MODELS_CPU_KERNELS_VECTORS_H_
 #define MODELS_CPU_KERNELS_VECTORS_H_

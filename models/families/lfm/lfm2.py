@@ -20,7 +20,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 128_000
-"""`max_position_embeddings` of transformers."""
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Fields of published configs about initialisation, and duplicates of other fields.

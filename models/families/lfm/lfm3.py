@@ -21,7 +21,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 128_000
-"""`max_position_embeddings` of transformers."""
 NORMS = ("operator_norm", "ffn_norm")
 KINDS = ("conv", "sliding_attention", "full_attention")
 
@@ -33,7 +32,6 @@ def default_kinds(layers: int) -> list[str]:
 
 
 def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> dict[str, AttentionConfig]:
-    """Read the attention layers of the kinds."""
     heads, kv_heads, head_dim = read_heads(reader, 4, 128)
     if head_dim % 2:
         reader.fault("head_dim", "an even number, for rotated pairs")

@@ -1,1 +1,1 @@
-"""Families with linear attention, and what they have in common: Kimi-Linear, Ling and MiniMax."""
+"""Families with linear attention, and their common parts: Kimi-Linear, Ling and MiniMax."""

@@ -1,7 +1,8 @@
-"""Ling (`bailing_hybrid`): MLA with RoPE, MoE, and KDA with bounded decay (3.0) or lightning attention (2.5 and 2.6).
+"""Ling (`bailing_hybrid`): MLA with RoPE, MoE, and KDA or lightning attention.
 
-Not shared with other families: the layer pattern by groups, an MTP head whose layer follows the last one, and a class
-that chooses between two linear mixers.
+KDA, with bounded decay, is in 3.0, lightning attention in 2.5 and 2.6.
+
+Not shared with other families: layer groups, an MTP head behind the last layer, and two linear mixers.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,6 @@ from models.weights.layer_weights import Path, decoder_weights, head_weights, la
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
-"""`max_position_embeddings` of transformers."""
 # Unused fields: a redundant head size, MTP heads (`read_head`), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
@@ -100,7 +100,10 @@ def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttention
 
 
 def _read_lightning(reader: ConfigReader, size: int, eps: float, rope: Rope) -> LightningAttentionConfig:
-    """Read the linear mixer of Ling 2.5; all its heads have keys and values, whatever `num_key_value_heads`."""
+    """Read the linear mixer of Ling 2.5, with keys and values in all heads.
+
+    `num_key_value_heads` has no effect.
+    """
     heads, groups = reader.integer("num_attention_heads"), reader.integer("group_norm_size", 4)
     if heads % groups:
         reader.fault("group_norm_size", f"a divisor of num_attention_heads ({heads})")
@@ -111,14 +114,14 @@ def _read_lightning(reader: ConfigReader, size: int, eps: float, rope: Rope) -> 
 
 
 def _is_lightning(config: Mapping[str, Any]) -> bool:
-    """Whether a class of the checkpoint is of Ling 2.5; the `model_type` is the same."""
+    """Recognise Ling 2.5 by a class of the checkpoint; the `model_type` is the same."""
     return any(str(name).startswith(LIGHTNING_STEM) for _, name in named_classes(config))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
     lightning = _is_lightning(config)
-    # Ling 2.5 has latent attention in all heads, whatever `num_key_value_heads`.
+    # Ling 2.5 has latent attention in all heads.
     ignored = {"num_key_value_heads": config.get("num_attention_heads")} if lightning else {}
     reader = ConfigReader("bailing_hybrid", {**config, **ignored})
     layers = reader.integer("num_hidden_layers")
@@ -165,7 +168,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json with the MTP head, a layer of latent attention and experts.
 
     Raises:
-        ConfigError: the head is absent or not implemented.
+        ConfigError: no head, or an unsupported head.
     """
     config = read_config(fields)
     reader = ConfigReader("bailing_hybrid", fields)
@@ -185,7 +188,6 @@ def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, 
     """List the parameters of a lightning attention layer.
 
     Args:
-        c, hidden, path, name: as for `latent_attention_weights`.
         position: number of the layer over the number of the last.
     """
     names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}

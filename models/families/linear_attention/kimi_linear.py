@@ -24,7 +24,6 @@ from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 1_048_576
-"""`max_position_embeddings` of transformers."""
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 # Positions are not used; the sizes follow from others.

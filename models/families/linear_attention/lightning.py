@@ -1,4 +1,4 @@
-"""Tensors common to the families with lightning attention, Ling 2.5 and MiniMax: decay rates, and rows by heads."""
+"""Tensors of lightning attention in Ling 2.5 and MiniMax: decay rates, rows by heads."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from models.weights.sources import Weight, WeightSource, computed, tensor
 def slopes(heads: int) -> np.ndarray:
     """Return the decay rate of each head before the factor of the layer (ALiBi, arXiv:2108.12409).
 
-    They are `2^(-8 i / heads)`, i from 1; other numbers of heads than powers of two take every second rate of the next.
+    Rates are `2^(-8 i / heads)`, i from 1; heads beyond a power of two take every second rate of the next power.
     """
     power = 1 << (heads.bit_length() - 1)
     rates = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
@@ -28,9 +28,6 @@ def lightning_weights(
     """List the parameters of a layer at `path`.
 
     Args:
-        c: config of the layer.
-        hidden: width of the residual stream.
-        path: path in the model.
         names: parameter -> tensor.
         inputs: source of the rows [q | k | v] of all heads.
         rates: decay rate of each head; no file has them.

@@ -1,4 +1,4 @@
-"""MiniMax-Text-01 and MiniMax-M1 (`minimax`): lightning attention, attention with RoPE, MoE, normed residual stream.
+"""MiniMax-Text-01 and MiniMax-M1 (`minimax`): lightning attention or attention with RoPE, MoE, normed residual stream.
 
 Sources: `minimax` of transformers, and the spelling of the original checkpoints (`minimax_text_01`, `minimax_m1`).
 """
@@ -25,7 +25,6 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows
 
 DEFAULT_POSITIONS = 131_072
-"""`max_position_embeddings` of transformers."""
 NORM_EPS = 1e-6
 """Of the norm in lightning attention, in every version of the model's code."""
 ORIGINAL = ("minimax_text_01", "minimax_m1")
@@ -50,7 +49,7 @@ def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def _residual(reader: ConfigReader, kind: str, original: str, inner: BranchConfig) -> NormedResidual:
-    """Read the factors on the normed stream and on the outputs of one kind of branch."""
+    """Read the factors on normed stream and outputs of one kind of branch."""
     names = ((f"{kind}_{factor}_factor", f"layernorm_{original}_{factor}") for factor in ("alpha", "beta"))
     return NormedResidual(inner, *(reader.number(spelled(reader, *pair), 1.0) for pair in names))
 
@@ -63,7 +62,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("rms_norm_eps", 1e-5)
     if heads & (heads - 1):
         reader.fault("num_attention_heads", "a power of two: for others, transformers and MiniMax differ in the rates")
-    # transformers turns the whole head, whatever these fields have; MiniMax turns half of it.
+    # transformers rotates the whole head whatever these fields are, MiniMax half of it.
     rotated = reader.integer("rotary_dim", head_dim)
     if rotated % 2 or rotated > head_dim:
         reader.fault("rotary_dim", f"an even number of the {head_dim} values of a head")

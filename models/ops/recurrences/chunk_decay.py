@@ -80,16 +80,14 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
     """
 
     def halves(x: Array) -> tuple[Array, Array]:
-        """Return the first and the second block of each pair."""
         x = x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2, *x.shape[-2:]))
         return x[..., 0, :, :], x[..., 1, :, :]
 
     def doubled(x: Array) -> Array:
-        """Join the rows of each pair of blocks."""
         return x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2 * x.shape[-2], x.shape[-1]))
 
     def filled(x: Array, across: Array) -> Array:
-        """Join diagonal blocks and the blocks below to blocks of twice the size."""
+        """Join diagonal blocks and blocks below to blocks of twice the size."""
         first, second = halves(x)
         above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
         return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)

@@ -37,11 +37,10 @@ class ScanOperands(NamedTuple):
         queries, reads: for reads of the earlier state.
         keys: for writes, decayed to the chunk's end; None: `reads`.
         decay: over the chunk, per key channel or one for all.
-        values: of tokens; padding is not read.
+        values: padding is not read.
         corrected: (values - read) -> written values; None in SSD.
         scores: of queries with values.
-        since: factor on reads; None: 1.
-        until: factor on writes; None: 1.
+        since, until: factors on reads and writes; None: 1.
     """
 
     queries: Any
@@ -207,7 +206,7 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply the queries and keys of one chunk, lane and head with its keys."""
+    """Multiply queries and keys of one chunk, lane and head with its keys."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
@@ -229,7 +228,7 @@ def chunk_products(
     both: bool,
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
-    """Multiply each chunk's queries, and if `both` its keys, with its keys; zero at padding."""
+    """Multiply chunks' queries, and if `both` keys, with their keys; zero at padding."""
     from jax.experimental import pallas as pl
 
     lanes, count, places, heads, size = keys.shape

@@ -26,7 +26,7 @@ class ChunkOperands(NamedTuple):
 
     Attributes:
         reads: for reads of the earlier state; a head serves adjacent value heads.
-        keys: of tokens, decayed to the chunk's end; heads as for `reads`.
+        keys: decayed to the chunk's end; heads as for `reads`.
         decay: over the chunk, per key channel or one for all.
         values: of tokens, an operand of `write`.
     """
@@ -53,10 +53,10 @@ def scan_chunks(
     write: Callable[[StateRead, ChunkValues, Any], tuple[ChunkValues, ChunkValues]],
     keep_state: bool = False,
 ) -> RecurrenceOutputs:
-    """Carry the state through the chunks.
+    """Carry the state through the chunks; `keep_state` as for `delta_rule`.
 
     `write` maps `(read, values, rest)` of one chunk to (written values, outputs). The values must be computed from the
-    read (ops/layout: in place). `keep_state` as for `delta_rule`.
+    read (ops/layout: in place).
     """
     state, valid = inputs.state, inputs.valid
     active = jnp.any(valid, axis=1)[:, None, None, None]
@@ -69,7 +69,7 @@ def scan_chunks(
 
     def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
         (reads, keys, decay, values, rest), begins = operands
-        # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
+        # Zeros for fresh lanes (ops/layout: in place).
         read = jnp.where(begins, 0.0, full_einsum("nhik,nhvk->nhiv", for_all_heads(reads), state))
         values, out = write(read, values, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)

@@ -1,6 +1,6 @@
 """CPU kernels: short convolution with activation, in place.
 
-Defined by `models.layers.short_conv`. A contract declares each call's target.
+Defined by `models.layers.short_conv`.
 """
 
 from typing import Any, NamedTuple
@@ -34,9 +34,9 @@ class ConvInputs(NamedTuple):
     Attributes:
         x: padding is not read.
         taps: current token last; float32 or bfloat16.
-        state: earlier inputs, float32 or bfloat16; row i of lane i, or of the lane with this slot.
+        state: earlier inputs, float32 or bfloat16, in rows as for `RecurrenceInputs`.
         fresh: lanes with zero earlier inputs; rows are not read.
-        slots: lane rows, distinct for real tokens; other rows keep their bits. None: row i.
+        slots: as for `RecurrenceInputs`.
     """
 
     x: Float32[Array, "lane token channel"]

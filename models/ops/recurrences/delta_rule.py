@@ -71,12 +71,12 @@ def run_delta_rule(
 ) -> RecurrenceOutputs:
     """Run the recurrence of a layer on the outputs of its convolution.
 
-    Queries and keys are l2-normalised, and queries scaled; a kernel reads them where they lie.
+    Queries and keys are l2-normalised, and queries scaled; a kernel reads them in place.
 
     Args:
         channels: queries [key_head, key], keys alike, and values [value_head, value].
         key_heads: number; each serves as many adjacent value heads.
-        info: of the step; with `info.verifying` the old state is kept.
+        info: with `info.verifying` the old state is kept.
         state: before the first token, in the rows of `info.slots`.
     """
     (lanes, length, _), (_, heads, value_size, size) = channels.shape, state.shape
@@ -100,9 +100,9 @@ def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> Recur
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token with one read: r = a S [q, k], o = r_q + (q.k) delta.
+    """Run one token with one read.
 
-    For a fresh lane zeros replace the read and the decayed state, not the state (ops/layout: in place).
+    The read is r = a S [q, k], the output o = r_q + (q.k) delta.
     """
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -178,7 +178,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks with a decay per head by two kernels, without a transposition of tokens."""
+    """Run chunks with a decay per head by two kernels, without transposed tokens."""
     interpret = inputs.devices.interpret
     g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))

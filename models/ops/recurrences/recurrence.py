@@ -65,7 +65,7 @@ class RecurrenceInputs:
 
     @property
     def tokens(self) -> int:
-        """T, padding included."""
+        """T, with padding."""
         return self.query.shape[1]
 
     @property

@@ -1,7 +1,4 @@
-"""Choice between the platform's kernel for a linear recurrence and the plain form.
-
-The kernels are in `recurrent_step_cpu`, `recurrent_step_gpu` and `recurrent_step_tpu`.
-"""
+"""Choice between the platform's kernel for a linear recurrence and the plain form."""
 
 from functools import partial
 from typing import Any
@@ -40,10 +37,10 @@ def with_surroundings(
 def with_channels(
     inputs: RecurrenceInputs, channels: Float32[Array, "lane token channel"], key_heads: int, keep_state: bool
 ) -> RecurrenceOutputs | None:
-    """Run a few tokens of the delta rule on the outputs of their convolution by one kernel, or return None.
+    """Run tokens of the delta rule on convolution outputs by one kernel, or return None.
 
     Args:
-        inputs: operands of the step; the kernel computes the queries, keys and values again.
+        inputs: operands of the step; the kernel recomputes queries, keys and values.
         channels: queries, keys and values of all heads, without norm.
         key_heads: number, of queries and of keys.
     """

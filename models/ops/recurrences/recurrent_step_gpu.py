@@ -1,7 +1,7 @@
 """GPU kernel: a few tokens of a linear recurrence, in place.
 
-The plain forms of `delta_rule` and `ssd` define it. Steps that verify drafts have several tokens and need no new state.
-One program instance has some rows of the state of one lane and value head: rows S[v] are independent.
+The plain forms of `delta_rule` and `ssd` define it. Verifying steps have several tokens and need no new state. One
+program instance has some rows of the state of one lane and value head: rows S[v] are independent.
 """
 
 from functools import partial
@@ -43,14 +43,13 @@ def recurrent_step_kernel(
     """Advance some rows of the state of one lane and head.
 
     Args:
-        refs: in this order. Operands: the row of each lane, int32[lane], in full, if `by_slot`; valid, int32[lane,
-            token], and fresh, int32[lane], in full; log decay, float32[lane, token, head] in full, or [token, key] of
-            this head; beta, float32[lane, token, head], in full; q, k [token, key] of the head; v [token, value], the
-            rows of this instance; state [value, key], or in full if `by_slot`; scale, float32[lane, token, head], and
-            skip, float32[head], in full, if `surrounded`. Results: the outputs, like v; the new state, in the memory of
-            the old one, unless `keep_state`. Idle lanes write no state.
-        by_slot: the state is a pool with the rows of the lanes anywhere.
-        by_channel: one decay for each channel of the key.
+        refs: operands: lane rows, int32[lane], in full, if `by_slot`; valid, int32[lane, token], and fresh,
+            int32[lane], in full; log decay, float32[lane, token, head] in full, or [token, key]; beta, float32[lane,
+            token, head], in full; q, k [token, key]; v [token, value], this instance's rows; state [value, key], or in
+            full if `by_slot`; scale, float32[lane, token, head], and skip, float32[head], in full, if `surrounded`.
+            Results: outputs like v; new state in the old one's memory, unless `keep_state`. Idle lanes write no state.
+        by_slot: the state is a pool.
+        by_channel: a decay per key channel.
         corrects: subtract the key's read from the value first (delta rule).
         normed: normalise keys and queries, and scale queries.
         surrounded: scale values before the write, and add them to the outputs.
@@ -97,8 +96,7 @@ def recurrent_step(
 
     Args:
         surroundings: factors on values.
-        channels: queries and keys of `key_heads` heads, without norm, and values, in place of those of the inputs.
-        key_heads: of the channels.
+        channels: queries and keys of `key_heads` heads, without norm, and values; they replace the inputs' arrays.
     """
     from jax.experimental import pallas as pl
 
@@ -138,7 +136,7 @@ def recurrent_step(
         inputs.log_decay, beta, *vectors, inputs.state,
     )  # fmt: skip
     decay = by_key if by_channel else unblocked
-    # The parts of one array that are queries, keys and values.
+    # Queries, keys and values in one array.
     read_heads = (heads // shared * keys, heads // shared * keys, heads * values)
     reads = {len(operands) - 4 + k: 4 * lanes * tokens * size for k, size in enumerate(read_heads)}
     reads[len(operands) - 1] = rows_bytes(inputs.state, lanes)

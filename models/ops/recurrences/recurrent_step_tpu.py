@@ -55,8 +55,7 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
         refs: scalars: rows, int32[lane], if `by_slot`; valid, fresh, int32[lane]. Operands: log decay, q, k [1, head,
             key], v [1, head, value], beta [1, head, 1] if `corrects`, state [1, head, value, key]. Results: output [1,
             head, value], new state in the old one's memory.
-        corrects: subtract the key's read from the value, for the delta rule.
-        by_slot: slots select state rows.
+        corrects: subtract the key's read from the value (delta rule).
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

@@ -6,7 +6,7 @@ Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the
     S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
 `recurrence` has the operands, results and contract of all forms. SSD needs no triangular system, and a group of heads
-has one key and one query: the scores of a chunk are computed once for the group, and only their decay for each head.
+shares the scores of a chunk, without their decay.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutput
 from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings
 
 CHUNK = 32
-"""Tokens of a chunk: with 128 channels, more cost more inside chunks than between them."""
+"""Tokens of a chunk, as for the delta rule."""
 
 
 def ssd(
@@ -99,7 +99,7 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks by two kernels, without a transposition of tokens."""
+    """Run chunks by two kernels, without transposed tokens."""
     interpret, heads = inputs.devices.interpret, inputs.value.shape[2]
     g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))

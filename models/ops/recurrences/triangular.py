@@ -1,7 +1,7 @@
 """Inverses of unit lower triangular matrices, for the WY form of the delta rule.
 
 The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with inverses A', C': small blocks are inverted by forward
-substitution and joined two by two. A product of powers (I + N)(I + N^2).. loses digits; this does not.
+substitution and joined two by two. The product (I + N)(I + N^2).. loses digits.
 
 `jax.scipy.linalg.solve_triangular` can deadlock on a CPU: its batched kernel holds a thread of XLA's pool while it
 waits for others. It is also 3 to 100 times slower.
@@ -34,7 +34,6 @@ def _rows_inverse(system: Array) -> Array:
 
 
 def _inverse(system: Array) -> Array:
-    """Return (I + system)^-1."""
     rows = system.shape[-1]
     size = min(BLOCK, rows)
     padded = size

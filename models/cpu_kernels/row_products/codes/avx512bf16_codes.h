@@ -1,6 +1,5 @@
 // Codes of packed weights with AVX-512-BF16: numbers are chosen from tables by AVX-512-VBMI, or scaled and rounded.
-//
-// Included where a compiler has these instructions, and there alone.
+// Included only if a compiler has these instructions.
 
 #ifndef MODELS_CPU_KERNELS_AVX512BF16_CODES_H_
 #define MODELS_CPU_KERNELS_AVX512BF16_CODES_H_
@@ -64,7 +63,7 @@ struct Int8 {
   };
 };
 
-// The 128 magnitudes of a float8 as bfloat16 numbers, which hold them exactly: their low and their high bytes.
+// The 128 magnitudes of a float8 as exact bfloat16 numbers: their low and their high bytes.
 struct Magnitudes {
   alignas(64) uint8_t low[128], high[128];
   constexpr Magnitudes() : low(), high() {
@@ -95,7 +94,7 @@ struct E4m3 {
       return rounded(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
     }
     void numbers(const uint8_t* codes, __m512bh* to) const {
-      // Each "unpack" below takes a part of every 16 bytes: the first 16 codes are the first four bytes of each.
+      // Each "unpack" below takes a part of every 16 bytes: the first 16 codes are the first four bytes of each part.
       const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
       const __m512i some = _mm512_permutexvar_epi32(turned, _mm512_loadu_si512(codes));
       const auto chosen = [&](const uint8_t* bytes) {
@@ -110,7 +109,7 @@ struct E4m3 {
   };
 };
 
-// 32 words, each with the code of four bits at its place in the low bits; the bits above are those of another code.
+// 32 words with a code of four bits in the low bits; higher bits are another code's.
 inline __m512i words_of_four_bits(const uint8_t* codes) {
   alignas(64) static constexpr struct Twice {
     uint8_t place[64];
@@ -122,7 +121,7 @@ inline __m512i words_of_four_bits(const uint8_t* codes) {
   return _mm512_srlv_epi16(pairs, _mm512_set1_epi32(4 << 16));
 }
 
-// The sixteen numbers of a group, before they are rounded.
+// The sixteen numbers of a group before rounding.
 template <Kind KIND>
 inline __m512 numbers_of_group(const Packed& given, const Scales& all, int64_t at) {
   const __m512 scale = _mm512_set1_ps(all.scale[at]);
@@ -133,7 +132,7 @@ inline __m512 numbers_of_group(const Packed& given, const Scales& all, int64_t a
   return given.offset != nullptr ? _mm512_sub_ps(numbers, _mm512_set1_ps(all.zero[at])) : numbers;
 }
 
-// Codes of four bits choose among the numbers of their group: a table of them, twice, as the fifth bit is of no account.
+// Codes of four bits choose among the numbers of their group; the table has them twice, as the fifth bit is arbitrary.
 template <Kind KIND>
 struct FourBits {
   static constexpr int BITS = 4, STEP = 32, GROUPS = 1;
@@ -150,7 +149,7 @@ struct FourBits {
   };
 };
 
-// Two groups of 32 at a time: the numbers of the one and of the other are the table.
+// Two groups of 32 at a time: the table has the numbers of both.
 template <Kind KIND>
 struct TwoGroups {
   static constexpr int BITS = 4, STEP = 64, GROUPS = 2;
@@ -172,7 +171,7 @@ struct TwoGroups {
   };
 };
 
-// NVFP4, two groups of 16 at a time: the numbers of the one and of the other are the table.
+// NVFP4, two groups of 16 at a time: the table has the numbers of both.
 struct Nvfp4 {
   static constexpr int BITS = 4, STEP = 32, GROUPS = 2;
   static bool takes(const Packed& given, int64_t width) { return width == 16 && given.groups % 2 == 0 && given.whole; }
@@ -194,7 +193,7 @@ struct Nvfp4 {
   };
 };
 
-// Whether `use` takes codes of a weight's kind, one after the other.
+// Whether `use` accepts codes of a weight's kind.
 template <typename Use>
 bool with_codes(const Packed& given, const Use& use) {
   switch (given.kind) {
@@ -209,7 +208,7 @@ bool with_codes(const Packed& given, const Use& use) {
   }
 }
 
-// The numbers of some rows of a weight, by the codes that take it, or one by one.
+// The numbers of some rows of a weight, by matching codes, or one by one.
 inline void unpack(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
   if (!with_codes(given, [&](auto codes) { return unpack_codes<Bfloat16, decltype(codes)>(given, first, last, to); }))
     unpack_rows(given, first, last, to);

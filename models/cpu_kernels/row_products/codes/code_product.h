@@ -1,11 +1,11 @@
-// Products of few rows with packed weights, straight from the codes: numbers are made in registers, and all rows of a tile
-// meet them before the next ones are made.
+// Products of few rows with packed weights, directly from codes: numbers are made in registers, and meet all rows of a
+// tile before the next numbers.
 //
-// A sum is that of the row product with the unpacked weight (row_product.h), in the same order, and so are its bits. One
-// file for each instruction set has a `Simd`, as for the row product, and `Codes` for each kind of codes:
-//   BITS of a code; STEP, the numbers that are made at a time; GROUPS of a row that make one `Group`;
+// A sum has the order, and so the bits, of the row product with the unpacked weight (row_product.h). A file for each
+// instruction set has a `Simd`, as for the row product, and `Codes` for each kind of codes:
+//   BITS of a code; STEP, numbers made at a time; GROUPS of a row in a `Group`;
 //   takes(weight, columns of a group): whether these are its codes;
-//   Group: what the numbers of a group have in common; start(weight, scales, out of the tile, place of its scale) and
+//   Group: common data of a group's numbers; start(weight, scales, out of the tile, place of its scale) and
 //   numbers(codes, vectors).
 
 #ifndef MODELS_CPU_KERNELS_CODE_PRODUCT_H_
@@ -15,29 +15,29 @@
 
 namespace {
 
-// Outputs of a tile with so many rows: their sums, numbers and scales have to fit into the registers.
+// Outputs of a tile, limited by the registers for sums, numbers and scales.
 template <typename Simd>
 constexpr int outputs_of_codes(int rows) {
   const int sums = (rows <= 4 ? Simd::SUMS * 5 / 6 : Simd::SUMS) / rows;
   return sums < MAX_OUTPUTS ? sums : MAX_OUTPUTS;
 }
 
-// Groups of a row at most, 32768 columns where each has 16: the scales of a tile are on the stack.
+// Maximum groups of a row, 32768 columns in groups of 16: the scales of a tile are on the stack.
 constexpr int64_t MAX_GROUPS = 2048;
 
 alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Distance at which scales are asked for, of which there are fewer than codes.
+// Prefetch distance of scales, fewer than codes.
 constexpr int64_t SCALES_AHEAD = CODES_AHEAD / 4;
 
-// Scales of the outputs of a tile in float32, in the order of `Packed`, and zero points or offsets; null where that is.
+// Scales of a tile's outputs in float32, in the order of `Packed`, and zero points or offsets; null as there.
 struct Scales {
   const float *scale, *zero, *whole;
 };
 
 // Scales widened one by one.
 struct PlainScales {
-  static constexpr bool ANY_SIZE = true;  // of scales; otherwise those that are ordinary (`are_ordinary`)
+  static constexpr bool ANY_SIZE = true;  // of scales; otherwise only `are_ordinary` scales
 
   static void widen_bfloat16(const uint16_t* from, int64_t count, float* to) {
     for (int64_t one = 0; one < count; ++one) to[one] = float_of(static_cast<uint32_t>(from[one]) << 16);
@@ -47,7 +47,7 @@ struct PlainScales {
   }
 };
 
-// Scales of `count` groups from place `at` on, widened where they are not stored so.
+// Scales of `count` groups from place `at` on, widened if stored narrow.
 template <typename Simd>
 Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, float* scale, float* zero) {
   const auto ahead = [&](const void* from, int64_t bytes) {
@@ -72,8 +72,8 @@ Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, floa
   return found;
 }
 
-// Whether all sizes are zero, or from 2^-50 to 2^50: of a number that has two of them as factors neither its own size nor
-// that of any step on the way to it (wide_codes.h) is one that float32 cannot hold.
+// Whether all sizes are zero, or from 2^-50 to 2^50: then float32 holds a number with two of them as factors, and every
+// intermediate number (wide_codes.h).
 inline bool are_ordinary(const float* sizes, int64_t count) {
   constexpr uint32_t LEAST = 77u << 24, MOST = 177u << 24;
   uint32_t least = ~0u, most = 0;
@@ -90,7 +90,7 @@ inline bool are_ordinary(const Scales& scales, int64_t outputs, int64_t groups) 
          are_ordinary(scales.whole, outputs);
 }
 
-// Not inlined: compilers would keep what does not change between tiles in registers that the sums need.
+// Not inlined: compilers would keep values common to all tiles in registers that the sums need.
 template <typename Simd, typename Codes, int ROWS>
 __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& scales, const typename Simd::Row* x,
                                              int64_t x_stride, int64_t first, float* y, int64_t outputs) {
@@ -118,8 +118,8 @@ __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& 
   for (int row = 0; row < ROWS; ++row) Simd::template store_totals<OUTPUTS>(sums[row], y + row * outputs);
 }
 
-// The outputs first to last of ROWS rows; false where `Simd` does not take the size of a scale. A last tile that is not full
-// computes outputs of the one before again.
+// Outputs `first` to before `last` of ROWS rows; false if `Simd` does not support the size of a scale. A partial last
+// tile recomputes outputs of the previous tile.
 template <typename Simd, typename Codes, int ROWS>
 bool rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS);
@@ -145,8 +145,8 @@ bool product_of_codes(const Packed& given, const Product& all, int64_t first, in
   return false;
 }
 
-// Write the numbers of `columns` columns of a group, each vector of them `next` numbers behind the one before. Codes are asked
-// for into the cache that CACHE says: 3 for the first, 2 for the second.
+// Write the numbers of `columns` columns of a group, with `next` numbers from one vector to the next. CACHE is 3 for
+// codes prefetched to the first cache, 2 for the second.
 template <typename Simd, typename Codes, int CACHE = 3>
 inline void write_numbers(const typename Codes::Group& own, const uint8_t* codes, int64_t columns, uint16_t* to, int64_t next) {
   constexpr int VECTORS = Codes::STEP / Simd::STEP, BYTES = Codes::STEP * Codes::BITS / 8;
@@ -158,8 +158,8 @@ inline void write_numbers(const typename Codes::Group& own, const uint8_t* codes
   }
 }
 
-// Write the numbers of rows `first` to before `last`, one row behind the other; false where there is no such code for a
-// weight, and then the numbers may be half written.
+// Write the numbers of rows `first` to before `last`, row after row; false without code for a weight, with numbers
+// perhaps half written.
 template <typename Simd, typename Codes>
 bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
   if (given.groups > MAX_GROUPS || !Codes::takes(given, given.inputs / given.groups)) return false;
@@ -180,7 +180,7 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
   return true;
 }
 
-// By the first of `Codes` that takes a weight.
+// By the first of `Codes` that supports a weight.
 template <typename Simd, typename... Codes>
 struct ByCodes {
   static bool product(const Packed& given, const Product& all, int64_t first, int64_t last) {

@@ -1,4 +1,4 @@
-// Codes of packed weights for aarch64 (code_product.h): numbers are made as bfloat16, sixteen or eight at a time.
+// Codes of packed weights for aarch64 (code_product.h): bfloat16 numbers, sixteen or eight at a time.
 
 #ifndef MODELS_CPU_KERNELS_NEON_CODES_H_
 #define MODELS_CPU_KERNELS_NEON_CODES_H_
@@ -10,18 +10,18 @@
 
 namespace {
 
-// A scale whose NaN stays one when its last bits are rounded away.
+// A scale whose NaN survives rounding of its last bits.
 inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
 
 inline float32x4_t of_bits(uint32x4_t bits) { return vreinterpretq_f32_u32(bits); }
 
-// Four numbers rounded to bfloat16; a scale that is NaN has been made quiet.
+// Four numbers rounded to bfloat16; a NaN scale is quiet already.
 inline uint16x4_t rounded_words(float32x4_t numbers) {
   const uint32x4_t bits = vreinterpretq_u32_f32(numbers), last = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
   return vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7FFF)), last), 16);
 }
 
-// Codes of four bits choose among the sixteen numbers of their group by a table of the bytes of each.
+// Codes of four bits choose among the sixteen numbers of their group by byte tables.
 template <typename Simd>
 struct FourBits {
   static constexpr int BITS = 4, STEP = 16, GROUPS = 1;

@@ -1,5 +1,5 @@
-// Numbers of packed weights in float32 for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at
-// once. Codes of a byte are the plain loops', in vectors.
+// Numbers of packed weights in float32 for aarch64 with NEON: codes of four bits choose from a table, sixteen at once.
+// Codes of a byte use the plain loops, vectorised.
 
 #ifndef MODELS_CPU_KERNELS_NEON_UNPACK_H_
 #define MODELS_CPU_KERNELS_NEON_UNPACK_H_
@@ -10,7 +10,7 @@
 
 namespace {
 
-// The numbers that codes stand for within a group, the bytes of each of the same place together.
+// The numbers of codes within a group, split into their low and their high bytes.
 inline uint8x16x2_t table_of(const uint16_t* numbers) { return vld2q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
 inline uint8x16x4_t table_of(const float* numbers) { return vld4q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
 

@@ -1,6 +1,5 @@
-// Numbers of packed weights, row by row, in plain loops that compilers make vectors of.
-//
-// One file for each instruction set includes this one: everything here has internal linkage.
+// Numbers of packed weights, row by row, in plain loops that compilers vectorise. A file for each instruction set
+// includes this header: everything here has internal linkage.
 
 #ifndef MODELS_CPU_KERNELS_UNPACK_H_
 #define MODELS_CPU_KERNELS_UNPACK_H_
@@ -10,7 +9,7 @@
 
 namespace {
 
-// Distance at which codes are asked for (row_product.h): half of that of numbers in bfloat16.
+// Prefetch distance of codes (row_product.h): half the distance of bfloat16 numbers.
 constexpr int64_t CODES_AHEAD = AHEAD_BYTES / 2;
 
 constexpr float E2M1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
@@ -44,7 +43,7 @@ inline float zero_of(const Packed& given, int64_t at) {
 
 inline float offset_of(const Packed& given, int64_t at) { return given.offset == nullptr ? 0.0f : given.offset[at]; }
 
-// A float8 without its scale. No denormal float32 on the way: a processor may be told to take it for zero.
+// A float8 without its scale, without a denormal float32 on the way: a processor may flush it to zero.
 inline float number_of_e4m3(uint8_t code) {
   const uint32_t magnitude = code & 0x7Fu;
   const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f;
@@ -55,7 +54,7 @@ inline float number_of_e4m3(uint8_t code) {
 inline void store(float number, float* to) { *to = number; }
 inline void store(float number, uint16_t* to) { *to = static_cast<uint16_t>(rounded_bits(bits_of(number)) >> 16); }
 
-// The sixteen numbers that codes of four bits stand for within a group.
+// The sixteen numbers of four-bit codes within a group.
 template <typename Number>
 void numbers_of_group(const Packed& given, int64_t at, float whole, Number* numbers) {
   const float scale = scale_of(given, at), zero = zero_of(given, at), offset = offset_of(given, at);
@@ -65,7 +64,7 @@ void numbers_of_group(const Packed& given, int64_t at, float whole, Number* numb
   }
 }
 
-// Write the numbers of the pairs of codes from place `first` of a group on.
+// Write the numbers of code pairs from place `first` of a group on.
 template <typename Number>
 void store_pairs(const Number* numbers, const uint8_t* codes, int64_t first, int64_t width, Number* to) {
   for (int64_t k = first; k < width; k += 2) {

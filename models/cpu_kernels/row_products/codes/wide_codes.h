@@ -9,17 +9,18 @@
 
 namespace {
 
-// Numbers rounded to the nearest bfloat16, ties to even, by two products. Let the 24 bits of one be M = 65536 h + l. The
-// first product, M - M / 65536 = M - h - l / 65536, is rounded to M - h, or to M - h - 1 where l is more than half of 65536;
-// where it is half, M is even, and the even one of them leaves an even h or h + 1. M less that, which is exact, is the number
-// rounded. A first product below the power of two that M begins at has a bit more, and l is too small there to reach it.
+// Numbers rounded to the nearest bfloat16, ties to even, by two products. Let the 24 bits of a number be M = 65536 h +
+// l. The first product, M - M / 65536 = M - h - l / 65536, is rounded to M - h, or to M - h - 1 if l is more than half
+// of 65536; if l is half, M is even, and the even result leaves an even h or h + 1. M minus this result, an exact
+// difference, is the rounded number. A first product below M's power of two has an additional bit, but l is too small
+// there to reach it.
 template <typename Simd>
 inline typename Simd::Numbers rounded(typename Simd::Numbers x) {
   return Simd::product_less(x, Simd::all(65536.0f), x * Simd::all(65535.0f));
 }
 
-// Codes of a byte. With NARROW scales, those of 8 bits, a code times a scale is exact, and so is 65535 times a scale: the two
-// products that round scale as well.
+// Codes of a byte. With NARROW scales of 8 bits, a code times a scale is exact, and so is 65535 times a scale: the two
+// products that round also scale.
 template <typename Simd, bool FLOAT8, bool OFFSETS, bool NARROW>
 struct Bytes {
   static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
@@ -28,7 +29,7 @@ struct Bytes {
            (given.offset != nullptr) == OFFSETS && (given.scale_dtype == ScaleDtype::bfloat16) == NARROW;
   }
   struct Group {
-    typename Simd::Numbers scale, other;  // the offset, or of NARROW ones the factor of the first product
+    typename Simd::Numbers scale, other;  // the offset, or if NARROW the factor of the first product
     void start(const Packed&, const Scales& all, int, int64_t at) {
       const float own = FLOAT8 ? all.scale[at] * 256 : all.scale[at];
       scale = Simd::all(NARROW ? own * 65536 : own);
@@ -44,7 +45,7 @@ struct Bytes {
   };
 };
 
-// With all codes of a byte, and `FourBits`.
+// All codes of a byte, and `FourBits`.
 template <typename Simd, typename... FourBits>
 using ByWideCodes = ByCodes<Simd, Bytes<Simd, false, false, true>, Bytes<Simd, false, false, false>,
                             Bytes<Simd, false, true, false>, Bytes<Simd, true, false, true>, Bytes<Simd, true, false, false>,

@@ -81,8 +81,10 @@ def prove_isolation(
 
     Args:
         fn: the step; it is traced, not run.
-        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        static_argnums, static_argnames: as for `compile_step`.
+        args: example arguments, arrays or `jax.ShapeDtypeStruct`.
+        kwargs: example keyword arguments.
+        static_argnums: as for `compile_step`.
+        static_argnames: as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit.

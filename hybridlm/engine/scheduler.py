@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
@@ -95,7 +95,7 @@ class Scheduler:
         self._decoding = Decoding(engine, processor, speculation, probing)
         self._admission = Admission(engine, speculation)
         self._engines = engines or (engine,)
-        self._heaps: dict[Reading[Any] | None, list[tuple[tuple[int, ...], Queued]]] = {}
+        self._heaps: dict[Hashable, list[tuple[tuple[int, ...], Queued]]] = {}
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
         self.reading: list[QueuedText] = []
@@ -166,10 +166,9 @@ class Scheduler:
                 yield from step.parts[0].text.reading.take(self._engine.read(step.sampled), step.parts)
 
     def _wait(self, sequence: Queued) -> None:
-        kind = sequence.reading if isinstance(sequence, QueuedText) else None
-        heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
+        heapq.heappush(self._heaps.setdefault(_kind_of(sequence), []), (sequence.order, sequence))
 
-    def _pop(self, kind: Reading[Any] | None) -> None:
+    def _pop(self, kind: Hashable) -> None:
         heapq.heappop(self._heaps[kind])
         if not self._heaps[kind]:
             del self._heaps[kind]
@@ -293,20 +292,21 @@ class Scheduler:
         """Give rows and pages to waiting sequences and texts.
 
         A sequence waits while another one prefills their common prefix, and texts wait for a lane of their reading.
-        None overtakes one that waits for a row, for pages, or after a preemption for its tokens of a step in flight.
+        Texts overtake shared prefixes that wait for the state of another one. None overtakes a sequence or text that
+        waits for a row, for pages, or after a preemption for its tokens of a step in flight.
         """
-        engine, pool, delayed, full_readings = self._engine, self._pool, list[ActiveSequence](), set[Any]()
+        engine, pool, delayed, blocked = self._engine, self._pool, list[ActiveSequence](), set[Hashable]()
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
         while pool is not None and len(self.joined) + len(delayed) < engine.lanes:
-            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in full_readings]
+            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in blocked]
             if not heads:
                 break
             _, sequence, kind = min(heads, key=lambda head: head[0])
             if isinstance(sequence, QueuedText):
                 reading = sequence.reading
                 if reading in narrow or not reading.has_lane(sequence, self.reading):
-                    full_readings.add(reading)
+                    blocked.add(kind)
                     continue
                 device = self._device_for(sequence)
                 if device is None:
@@ -578,6 +578,13 @@ class Scheduler:
 
 def _in_use(engines: Sequence[Engine]) -> bool:
     return any(queue.joined for engine in engines for queue in engine.queues)
+
+
+def _kind_of(sequence: Queued) -> Hashable:
+    """Return the key of a sequence's heap: texts, nested prefixes and other prefixes of a reading have one each."""
+    if isinstance(sequence, QueuedText):
+        return sequence.reading, sequence.index is None, sequence.parent is None
+    return None
 
 
 def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading_engine import ReadingEngine, read_without_model
 from text_checkpoint import SETTINGS, write_text_checkpoint
@@ -69,6 +69,7 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
     st.integers(1, 4),
     st.integers(2, 5),
 )
+@example([(0, 0), (1, 0, 0, 0, 0), (0, 1, 0), (0, 1, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0)], 2, 3)
 @settings(max_examples=150)
 def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, limit: int) -> None:
     """No text waits for ever, in whatever order lanes become free."""

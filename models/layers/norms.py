@@ -27,6 +27,20 @@ def rms_norm(
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
 
 
+def grouped_rms_norm(
+    x: Float32[Array, "*rows inner"],
+    weight: Float32[Array, "inner"],
+    groups: int,
+    eps: float,
+    devices: Devices,
+    group_devices: int,
+) -> Float32[Array, "*rows inner"]:
+    """Norm each group of the last dimension as `rms_norm`, with a weight over all of it."""
+    grouped = x.reshape((*x.shape[:-1], groups, x.shape[-1] // groups))
+    scale = jnp.ones((grouped.shape[-1],), jnp.float32)
+    return rms_norm(grouped, scale, eps, devices, group_devices).reshape(x.shape) * over_last(weight, x)
+
+
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight; `offset` 1 for checkpoints with weights minus one.
 

@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import matrix, parameter
-from models.layers.norms import RMSNorm, rms_norm
+from models.layers.norms import RMSNorm, grouped_rms_norm
 from models.layers.rope import Rope
 from models.mixers.recurrent import Recurrent
 from models.ops.float32 import silu
@@ -25,7 +25,7 @@ from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, LaneInfo, RecurrentState, over_last
+from models.state.shapes import Activations, LaneInfo, RecurrentState
 from models.state.state import state_array
 
 
@@ -135,10 +135,9 @@ class LightningAttention(Recurrent):
     ) -> Activations:
         """Norm the outputs of each group of heads, gate and project them."""
         c = self.config
-        grouped = mixed.reshape((*gate.shape[:-1], c.groups, c.width // c.groups))
-        scale = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, scale, c.eps, c.devices, c.group_devices).reshape(gate.shape)
-        y = normed * over_last(self.norm[...], gate) * jax.nn.sigmoid(gate)
+        y = grouped_rms_norm(
+            mixed.reshape(gate.shape), self.norm[...], c.groups, c.eps, c.devices, c.group_devices
+        ) * jax.nn.sigmoid(gate)
         if info.hooks is not None:
             y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
         return linear(y, self.out_proj[...], c.devices)

@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import decay_rates, matrix, parameter
-from models.layers.norms import rms_norm
+from models.layers.norms import grouped_rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.float32 import silu
@@ -169,8 +169,5 @@ class Mamba2(Recurrent):
             return y * gate
         if c.norm == "gated":
             y = y * gate
-        grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
-        weight = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, weight, c.eps, c.devices, c.group_devices)
-        y = normed.reshape(y.shape) * over_last(self.norm[...], y)
+        y = grouped_rms_norm(y, self.norm[...], c.groups, c.eps, c.devices, c.group_devices)
         return y * gate if c.norm == "normed" else y

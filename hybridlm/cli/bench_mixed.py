@@ -82,7 +82,7 @@ def bench_mixed(
         own_sides = [OwnMixedSide(model, name) for name, model in loaded.items()]
         sides: list[MixedSide] = [*own_sides, *_peers(stack, mixed, peers, lm, context, left_out)]
         runs = [(side.name, partial(side.run, requests, mixed.sampled)) for side in sides]
-        in_turns(runs, 1, left_out)
+        in_turns(runs, 1, left_out)  # compiles
         timings = in_turns([run for run in runs if run[0] not in left_out], rounds, left_out)
     late = {side.name: side.late_token(requests) for side in own_sides}
     _print(lm, requests, mixed, lanes, timings, own_sides, late)

@@ -165,8 +165,8 @@ class Reading(Generic[T]):
         widths: descending; None for the first engine's.
 
     Attributes:
-        max_states: states of shared prefixes at a time. A nested prefix can always begin, and no prefix waits for later
-            texts: there is no deadlock.
+        max_states: states of shared prefixes at a time. One is reserved for nested prefixes. Texts overtake
+            prefixes without room for a state, and release states when they begin: there is no deadlock.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Scheduler:
 
     Attributes:
         prefilling, decoding: sequences before and after the end of their prompts, in the order they joined.
-        reading: texts with a row; those of the last step are last.
+        reading: texts with a row, the last step's at the end.
         turn, thread, seconds: of the last call of `next`; turns count for all schedulers.
     """
 
@@ -581,7 +581,10 @@ def _in_use(engines: Sequence[Engine]) -> bool:
 
 
 def _kind_of(sequence: Queued) -> Hashable:
-    """Return the key of a sequence's heap: texts, nested prefixes and other prefixes of a reading have one each."""
+    """Return the key of a sequence's heap.
+
+    Texts, nested prefixes and other prefixes of a reading have one each, so that none blocks the others.
+    """
     if isinstance(sequence, QueuedText):
         return sequence.reading, sequence.index is None, sequence.parent is None
     return None

@@ -150,7 +150,7 @@ class Tensors:
         if scale.dtype in POWERS:
             return self.by_columns("mxfp8", 32)
         scale_shape = list(scale.shape)
-        # A single block is the same formula under another name in the configuration.
+        # A grid of one block has the formula of one scale for the tensor; the configuration names the scheme.
         if scale_shape in self.grids() and (self.hints.block_is_said or len(scale_shape) == len(shape) + 2):
             return self.made("fp8-block", shape)
         if math.prod(scale_shape) == 1 or (

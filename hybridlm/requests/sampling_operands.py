@@ -64,7 +64,7 @@ def logit_changes(
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
-    if lane_changes.count(None) + grammars.count(None) == 2 * len(lanes):
+    if all(change is None for change in (*lane_changes, *grammars)):
         return None
     masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
     count = bucket(max((lane_change[0].size for lane_change in lane_changes if lane_change is not None), default=0))

@@ -63,7 +63,9 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class NormedResidual:
-    """A branch on a normed residual stream: `x = stream * norm(x) + output * inner(norm(x))`.
+    """A branch on a normed residual stream.
+
+    It computes `x = stream * norm(x) + output * inner(norm(x))`.
 
     Attributes:
         inner: the layer.

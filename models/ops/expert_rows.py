@@ -104,7 +104,7 @@ def expert_rows_kernel(
 
 
 def tile_rows(count: int, experts: int) -> int:
-    """Return the rows of a tile: twice the mean, in powers of two."""
+    """Return the rows of a tile: twice the mean rows of an expert, as a power of two."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
 
 

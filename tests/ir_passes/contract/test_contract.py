@@ -146,11 +146,7 @@ DECLARATIONS = {
         ContractFault.ROLE,
         "opaque 'kernel', operand 0",
     ),
-    "lengths as operands": (
-        Opaque((L,), (Lane(role="length"),)),
-        ContractFault.ROLE,
-        "opaque 'kernel', result 0",
-    ),
+    "lengths as operands": (Opaque((L,), (Lane(role="length"),)), ContractFault.ROLE, "opaque 'kernel', result 0"),
     "axes from 0": (Opaque((Lane(-1),), (L,)), ContractFault.AXIS, "opaque 'kernel', operand 0"),
     "slot maps as operands": (Opaque((P, MAP), (MAP,)), ContractFault.INPUT, "opaque 'kernel', result 0"),
     "a pool for every slot map": (Opaque((MAP,), (L,)), ContractFault.GROUP, "opaque 'kernel', operand 0"),

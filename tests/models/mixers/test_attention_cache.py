@@ -11,13 +11,7 @@ from paged_caches import in_pages
 
 from ir_passes.jaxpr import ir
 from models.mixers.attention import AttentionConfig
-from models.mixers.kv_cache import (
-    MAX_KEYS_FIRST_QUERIES,
-    KVCache,
-    append,
-    attend,
-    widened,
-)
+from models.mixers.kv_cache import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, widened
 from models.ops import summed_attention
 from models.sharding.devices import Devices
 from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places, window_pages

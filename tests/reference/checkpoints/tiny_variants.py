@@ -76,12 +76,7 @@ BASE: dict[str, Any] = {
     "num_hidden_layers": 4,
     "tie_word_embeddings": False,
 }
-MOE = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 NEXT = BASE | MOE | {"intermediate_size": 96, "rope_parameters": _rope(0.25)}
 DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}

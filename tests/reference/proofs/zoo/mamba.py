@@ -72,7 +72,4 @@ def vmapped_step(pools, slots, fresh, x, params):
     return jax.tree.map(lambda pool, row: pool.at[slots, ...].set(row), pools, rows), y
 
 
-PROGRAMS = (
-    Program("mamba2", step, CONTRACT, draw),
-    Program("mamba2, vmapped", vmapped_step, CONTRACT, draw),
-)
+PROGRAMS = (Program("mamba2", step, CONTRACT, draw), Program("mamba2, vmapped", vmapped_step, CONTRACT, draw))

@@ -111,13 +111,9 @@ def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
 
 
 RIGHT: dict[str, Step] = {
-    "gather, compute, scatter": (GATHERED := batched()),
-    "unrolled lanes": unrolled,
-    "loop over lanes": looped,
-    "null row written back": masked,
-    "branch": branching,
-    "sorted lanes": sorted_lanes,
-}
+    "gather, compute, scatter": (GATHERED := batched()), "unrolled lanes": unrolled, "loop over lanes": looped,
+    "null row written back": masked, "branch": branching, "sorted lanes": sorted_lanes,
+}  # fmt: skip
 
 
 def example(slots: Any = (1, 2, 0)) -> tuple:

@@ -19,8 +19,8 @@ from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
-from ir_passes.rewrites import DropDead, WriteInPlace
-from ir_passes.rewrites.pipeline import PassPipeline
+from ir_passes.rewrites import drop_dead, write_in_place
+from ir_passes.rewrites.pipeline import run_passes
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import HloError
@@ -66,16 +66,16 @@ def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
     proved = step.proved
     if not proved.passes:
         return None
-    rewritten = clock.time("rewrite", PassPipeline((WriteInPlace(), DropDead())).run, proved.graph)
-    if rewritten.graph is proved.graph:
+    graph, reports = clock.time("rewrite", run_passes, proved.graph, (write_in_place, drop_dead))
+    if graph is proved.graph:
         return None
     try:
         with paused():
-            proof = clock.time("prove", prove_jaxpr, rewritten.graph.program, proved.graph.bound)
+            proof = clock.time("prove", prove_jaxpr, graph.program, graph.bound)
     except IsolationError:
         return None
-    effects = (*proved.passes, rewritten.reports[0])
-    return replace(step, proved=replace(proved, graph=rewritten.graph, proof=proof, reused=None, passes=effects))
+    effects = (*proved.passes, reports[0])
+    return replace(step, proved=replace(proved, graph=graph, proof=proof, reused=None, passes=effects))
 
 
 def make_certificate(

@@ -23,10 +23,11 @@ from ir_passes.compile.certificate import (
     Seconds,
     Versions,
 )
-from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.certificate_store import Key
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.statements import Statement
 from ir_passes.files.record import MAX_CHARACTERS, RecordError
+from ir_passes.files.store import FileStore
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.jaxpr.fingerprint import fingerprint
@@ -206,9 +207,9 @@ def test_certificate_that_was_edited_is_refused(path: tuple[Any, ...], value: An
     text = edited(path, value)
     with pytest.raises(RecordError, match="Certificate.sha256"):
         Certificate.from_json(text)
-    store = CertificateStore(tmp_path)
+    store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_text(text)
-    assert store.find(KEY) is None
+    assert KEY.find(store) is None
 
 
 def test_every_known_statement_is_read() -> None:
@@ -298,12 +299,12 @@ def test_fingerprint_of_a_contract_sees_every_entry() -> None:
 
 
 def test_store_finds_what_it_kept(tmp_path: Path) -> None:
-    store = CertificateStore(tmp_path / "new" / "folder")
-    assert store.find(KEY) is None
-    store.keep(KEY, certificate())
-    assert store.find(KEY) == certificate()
-    store.keep(KEY, certificate(notes=()))
-    assert store.find(KEY) == certificate(notes=())
+    store = FileStore(tmp_path / "new" / "folder")
+    assert KEY.find(store) is None
+    KEY.keep(store, certificate())
+    assert KEY.find(store) == certificate()
+    KEY.keep(store, certificate(notes=()))
+    assert KEY.find(store) == certificate(notes=())
     assert len(list(store.directory.iterdir())) == 1
     for other in (
         dataclasses.replace(KEY, traced="e" * 64),
@@ -311,15 +312,15 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
         dataclasses.replace(KEY, rules="e" * 64),
         dataclasses.replace(KEY, versions=dataclasses.replace(VERSIONS, compiler="other")),
     ):
-        assert store.find(other) is None
+        assert other.find(store) is None
 
 
 def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) -> None:
     """Only the file name differs: program and contract are the same."""
-    store, other = CertificateStore(tmp_path), dataclasses.replace(KEY, rules="e" * 64)
-    store.keep(KEY, certificate())
+    store, other = FileStore(tmp_path), dataclasses.replace(KEY, rules="e" * 64)
+    KEY.keep(store, certificate())
     (tmp_path / KEY.name).rename(tmp_path / other.name)
-    assert store.find(other) is None
+    assert other.find(store) is None
 
 
 @pytest.mark.parametrize("content", [
@@ -332,11 +333,11 @@ def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) 
     certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
 ], ids=["empty", "other", "cut off", "faulty", "another program", "another version"])  # fmt: skip
 def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
-    store = CertificateStore(tmp_path)
+    store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_bytes(content)
-    assert store.find(KEY) is None
-    store.keep(KEY, certificate())
-    assert store.find(KEY) == certificate()
+    assert KEY.find(store) is None
+    KEY.keep(store, certificate())
+    assert KEY.find(store) == certificate()
 
 
 def test_versions_of_this_process() -> None:

@@ -11,8 +11,8 @@ import pytest
 from jax import Array, lax
 
 from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, LedgerFault, ReservedOwner, RowLedger
-from ir_passes.host.slot_owner import SlotOwner
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, RowLedger
+from ir_passes.host.slot_owner import SlotError, SlotFault, SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
@@ -701,15 +701,15 @@ def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
 
 def test_the_ledger_knows_what_the_host_forgot() -> None:
     ledger = RowLedger()
-    with pytest.raises(LedgerError) as error:
+    with pytest.raises(SlotError) as error:
         ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])
     assert [(fault.id, fault.about) for fault in error.value.faults] == [
-        (LedgerFault.NO_LABEL, "lane 0"),
-        (LedgerFault.TWO_LANES, "lanes 0 and 1"),
-        (LedgerFault.OWNER, "lane 2"),
+        (SlotFault.NO_LABEL, "lane 0"),
+        (SlotFault.TWO_LANES, "lanes 0 and 1"),
+        (SlotFault.OWNER, "lane 2"),
     ]
     assert ledger.epoch == 0
-    with pytest.raises(LedgerError, check=lambda error: error.ids == (LedgerFault.NO_LABEL,)):
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_LABEL,)):
         ledger.label(5)
     expected = ledger.expect([LaneWork(5, 0, 3), None])
     array, rest = (np.asarray(labels) for labels in expected)

@@ -551,18 +551,6 @@ def token_scan_with_a_mask(x, c, h0):
 
 
 @case(*STATES, Lane())
-def token_scan_with_masked_tokens(x, c, h0):
-    def lane(i):
-        def tok(h, j):
-            real = c[i] + j < c[i + 1]
-            return jnp.where(real, h * 0.9 + jnp.where(real, x[jnp.minimum(c[i] + j, T - 1)], 0), h), None
-
-        return lax.scan(tok, h0[i], jnp.arange(WIDE))[0]
-
-    return lax.map(lane, jnp.arange(N))
-
-
-@case(*STATES, Lane())
 def masked_sum_in_a_map(x, c, h0):
     def lane(i):
         own = (t >= c[i]) & (t < c[i + 1])
@@ -764,10 +752,11 @@ NOT_PROVED = {
     ),
     "token_loop_by_vmap": FalseAlarm("a token for each lane, counted in one loop, is no fact", "token_loop_in_a_map"),
     "token_scan_with_a_mask": FalseAlarm(
-        "the state is added to a token before the mask excludes other lanes", "token_scan_with_masked_tokens"
+        "the state is added to a token before the mask excludes other lanes", "token_loop_in_a_map"
     ),
     "segmented_scan_by_ids": FalseAlarm(
-        "an associative scan interleaves the ids, which then are no ids of tokens in line", "segmented_scan"
+        "an associative scan interleaves the ids, which then are no ids of tokens in line",
+        "segmented_scan_by_kept_tokens",
     ),
     "recurrence_with_the_last_id": FalseAlarm(
         "the carried id is a lane only from the second iteration on", "recurrence_by_ids"

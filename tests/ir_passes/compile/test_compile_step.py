@@ -300,9 +300,9 @@ def test_argument_that_is_donated_in_part() -> None:
     assert [verdict.successor for verdict in step.certificate.pools] == [None, "result[1]"]
     with pytest.raises(TypeError, match="was compiled for arguments"):
         step({"pool": table, "table": table}, x)
-    exported = step.export("executable").load()
-    results = exported(old, out[1], table, x)
-    assert [leaf.path for leaf in exported.exported.signature.results] == ["result[1]", "result[0]"]
+    exported = step.export("executable")
+    results = exported.load()(old, out[1], table, x)
+    assert [leaf.path for leaf in exported.signature.results] == ["result[1]", "result[0]"]
     assert_same(results, [jnp.full_like(x, 18.0), jnp.full_like(x, 8.0)])
 
 
@@ -447,11 +447,11 @@ def test_a_step_is_exported_without_its_layouts() -> None:
 
 def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:
     step.export("executable").save(tmp_path / "step.zip")
-    loaded = load_exported(tmp_path / "step.zip").load()
-    settings = args(2)
+    exported = load_exported(tmp_path / "step.zip")
+    loaded, settings = exported.load(), args(2)
     assert_same(loaded(*settings), list(one_pool(*args(2))))
     assert settings[1].is_deleted()
-    assert loaded.exported.certificate == step.certificate
+    assert exported.certificate == step.certificate
     with pytest.raises(TypeError, match=r"args\[1\]: expected float32\(8, 4\), got float32\(3, 4\)"):
         loaded(settings[0], settings[3], settings[2], settings[3])
     with pytest.raises(TypeError, match="expected 4 arrays, got 1"):

@@ -15,7 +15,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.mesh import of_one_device
+from ir_passes.jaxpr.placement import of_one_device
 from ir_passes.jaxpr.timing import Timings, paused, timed
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError

@@ -10,7 +10,7 @@ from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.jaxpr.collectives import Collective, schedule_of
-from ir_passes.jaxpr.mesh import of_one_device
+from ir_passes.jaxpr.placement import of_one_device
 from ir_passes.jaxpr.timing import Timings, new_seconds, paused, timed
 from ir_passes.jaxpr.tracing import trace_function
 from ir_passes.rewrites.graph import Graph, Pass

@@ -32,8 +32,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Scheduled, schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.jax_private import without_compilation_cache
-from ir_passes.jaxpr.mesh import device_of, mesh_of
-from ir_passes.jaxpr.placement import check_donated
+from ir_passes.jaxpr.placement import check_donated, device_of, mesh_of
 from ir_passes.jaxpr.refused import require_donation, require_programs, require_threads
 from ir_passes.jaxpr.timing import Timings, new_seconds, timed
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of

@@ -5,7 +5,6 @@ from typing import Any
 
 from ir_passes.contract.entries import (
     ENTRIES,
-    ContractFault,
     Lane,
     Opaque,
     Packed,
@@ -16,6 +15,7 @@ from ir_passes.contract.entries import (
     Unspecified,
     check_role,
 )
+from ir_passes.contract.faults import ContractFault
 
 Shape = tuple[int, ...]
 

@@ -53,14 +53,6 @@ def map_equations(
     return parameter(program)
 
 
-def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-
-    def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
-        return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
-
-    return map_equations(program, change, keep=lambda eqn: False)
-
-
 def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
     """Return carry index and end of a counting `while`, or None.
 

@@ -17,14 +17,13 @@ from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.exported import ExportError, load_exported
+from ir_passes.compile.exported import ExportError, load_exported, without_layouts
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract import declared
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.contract.statements import Assumption, AuditClaim, NotCovered
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.bodies import without_layouts
 from ir_passes.proof import lane_proof
 from ir_passes.proof.violations import IsolationError, ViolationKind
 from ir_passes.rewrites.graph import Graph, Say, quiet

@@ -21,7 +21,7 @@ from ir_passes import (
     SlotMap,
     prove_isolation,
 )
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.proof import packed_layout
 
 LANES, TOKENS = 3, 4

@@ -250,10 +250,7 @@ def swapped(pools, x, extra):
     return {"y": (extra + 1.0)}, Pair(b * 2.0 + x, a + x)
 
 
-SWAPPED = LaneContract(
-    (Pair(Pool("a"), Pool("b")), Lane(), Lane()),
-    ({"y": Lane()}, Pair(Pool("b"), Pool("a"))),
-)
+SWAPPED = LaneContract((Pair(Pool("a"), Pool("b")), Lane(), Lane()), ({"y": Lane()}, Pair(Pool("b"), Pool("a"))))
 
 
 def rows(*values: float) -> tuple[jax.Array, ...]:

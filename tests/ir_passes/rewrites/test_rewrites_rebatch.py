@@ -290,16 +290,12 @@ def at_positions(pool, slots, x):
 
 REFUSED = {
     at_positions: "an index that is neither a constant nor an entry of a slot map",
-    other_part: "differ in the box of",
-    old_version: "an old version of a row is read",
+    other_part: "differ in the box of", old_version: "an old version of a row is read",
     summed_between: "a version of a pool in between is read",
     other_lane_0: "lanes 0 and 1 differ in sin instead of cos",
-    other_constant: "lanes 0 and 1 differ in operand 1 of mul",
-    in_branches: "cond at",
-    in_whiles: "while at",
-    random: "random_",
-    declared: "is not batched",
-}
+    other_constant: "lanes 0 and 1 differ in operand 1 of mul", in_branches: "cond at", in_whiles: "while at",
+    random: "random_", declared: "is not batched",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("step", REFUSED)

@@ -17,6 +17,16 @@ MAX_CONSTANT = 1 << 20
 class UnreadableKernel(ValueError):
     """A kernel has no plain form; the message names the operation and its line."""
 
+    is_located = False
+
+    def at(self, eqn: ir.JaxprEqn) -> "UnreadableKernel":
+        """Return the error with the innermost equation, once it is known."""
+        if self.is_located:
+            return self
+        located = UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: {self}")
+        located.is_located = True
+        return located
+
 
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return unwritten memory: any content in the proof; NaN or the least integer when run."""

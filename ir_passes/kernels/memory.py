@@ -20,12 +20,10 @@ class UnreadableKernel(ValueError):
     is_located = False
 
     def at(self, eqn: ir.JaxprEqn) -> "UnreadableKernel":
-        """Return the error with the innermost equation, once it is known."""
-        if self.is_located:
-            return self
-        located = UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: {self}")
-        located.is_located = True
-        return located
+        """Add the innermost equation."""
+        if not self.is_located:
+            self.is_located, self.args = True, (f"{eqn.primitive.name} at {ir.source_of(eqn)}: {self}",)
+        return self
 
 
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -340,10 +340,7 @@ class TokenPairs(Fact):
 class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
-    A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
-
-    Attributes:
-        zero: False for minus infinity.
+    A masked element is zero (`zero`) or minus infinity, or all elements of its row outside the lane are nan.
     """
 
     rows: LaneRows

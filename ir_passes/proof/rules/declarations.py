@@ -2,16 +2,15 @@
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import axis_of
-from ir_passes.proof.rules.addressing.index_sums import entry_of
+from ir_passes.proof.rules.addressing.index_sums import single
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import OffsetEntry, PageEntry, SlotEntry, Value
 
 
 def layout_of(site: Site, value: Value, shape: tuple[int, ...]) -> str | None:
     """Return the layout whose cu_seqlens an operand is, if any."""
-    entry, by = entry_of(value.fact) or (None, 0)
-    is_whole = entry == OffsetEntry(entry.layout, 0, 0) and not by if entry is not None else False
-    return entry.layout if entry is not None and is_whole and shape == (site.prover.bound.lanes + 1,) else None
+    layouts = (layout for layout in site.prover.bound.layouts if value.fact == single(OffsetEntry(layout, 0, 0)))
+    return next(layouts, None) if shape == (site.prover.bound.lanes + 1,) else None
 
 
 def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:

@@ -15,8 +15,8 @@ from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.mesh import of_one_device
-from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.placement import of_one_device
+from ir_passes.jaxpr.timing import Timings, paused, timed
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
 from ir_passes.rewrites import drop_dead, write_in_place
@@ -53,17 +53,17 @@ def has_copies(program: CompiledProgram) -> bool:
     return program.report is not None and any(finding.kind in _COPIES for finding in program.report.findings)
 
 
-def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
+def written_in_place(step: ProvedTrace, seconds: Timings) -> ProvedTrace | None:
     """Return the step with pool writes moved after reads; None if unchanged or unproved."""
     proved = step.proved
     if not proved.passes:
         return None
-    graph, reports = clock.time("rewrite", run_passes, proved.graph, (write_in_place, drop_dead))
+    graph, reports = timed(seconds, "rewrite", run_passes, proved.graph, (write_in_place, drop_dead))
     if graph is proved.graph:
         return None
     try:
         with paused():
-            proof = clock.time("prove", prove_jaxpr, graph.program, graph.bound)
+            proof = timed(seconds, "prove", prove_jaxpr, graph.program, graph.bound)
     except IsolationError:
         return None
     effects = (*proved.passes, reports[0])

@@ -26,8 +26,7 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.files import record
 from ir_passes.files.atomic import whole_file
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.bodies import without_layouts
-from ir_passes.jaxpr.dtypes import named
+from ir_passes.jaxpr.bodies import map_equations
 from ir_passes.jaxpr.refused import require_threads
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
@@ -130,7 +129,7 @@ def _execute(loaded: Any, signature: Signature, *leaves: Any) -> list[jax.Array]
         if (shape, dtype) != (argument.shape, argument.dtype):
             raise TypeError(f"{argument.path}: expected {argument.dtype}{argument.shape}, got {dtype}{shape}")
     results = runtime.execute(loaded, [leaves[i] for i in signature.kept])
-    return [named(words, leaf.dtype) for words, leaf in zip(results, signature.results, strict=True)]
+    return [runtime.named(words, leaf.dtype) for words, leaf in zip(results, signature.results, strict=True)]
 
 
 def export(
@@ -209,3 +208,11 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
 
 def _leaf(bound: Any, donated: bool) -> ExportedArray:
     return ExportedArray(bound.path, str(bound.entry), str(bound.dtype), bound.shape, donated)
+
+
+def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+
+    def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+        return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
+
+    return map_equations(program, change, keep=lambda eqn: False)

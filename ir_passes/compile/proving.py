@@ -8,7 +8,7 @@ from typing import Literal
 from ir_passes.compile.certificate import Certificate
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.timing import Timings, paused, timed
 from ir_passes.proof import lane_proof
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.proof.violations import IsolationError
@@ -43,7 +43,7 @@ class Proved:
 
 @paused()
 def prove_graph(
-    graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, clock: Clock
+    graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, seconds: Timings
 ) -> Proved:
     """Prove a graph, rewrite it, and prove the result.
 
@@ -57,16 +57,16 @@ def prove_graph(
     if certify == "off":
         return Proved(graph)
     if stored is not None:
-        rewritten, reports = clock.time("rewrite", run_passes, graph, passes)
-        if clock.time("prove", fingerprint, rewritten.program) == stored.fingerprints.compiled:
+        rewritten, reports = timed(seconds, "rewrite", run_passes, graph, passes)
+        if timed(seconds, "prove", fingerprint, rewritten.program) == stored.fingerprints.compiled:
             return Proved(rewritten, reused=stored, passes=reports)
     proofs: list[Proof] = []
 
     def check(graph: Graph) -> None:
-        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, graph.program, graph.bound))
+        proofs.append(timed(seconds, "prove", lane_proof.prove_jaxpr, graph.program, graph.bound))
 
     try:
-        rewritten, reports = clock.time("rewrite", run_passes, graph, passes, check)
+        rewritten, reports = timed(seconds, "rewrite", run_passes, graph, passes, check)
     except IsolationError as error:
         if certify == "error":
             raise

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.entries import ContractFault, Opaque
+from ir_passes.contract.entries import Opaque
+from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
 

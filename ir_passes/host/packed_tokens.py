@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ir_passes.contract.entries import ContractError, ContractFault
+from ir_passes.contract.faults import ContractError, ContractFault
 from ir_passes.contract.statements import Statement
 
 

@@ -38,11 +38,7 @@ class Iota(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffset(Fact):
-    """Element = number of rows on all previous devices along a mesh axis.
-
-    Attributes:
-        rows: on one device.
-    """
+    """Element = number of rows on all previous devices along a mesh axis, `rows` on each."""
 
     over: str
     rows: int = 1
@@ -112,11 +108,7 @@ class PageEntry(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SegmentIds(Fact):
-    """Element at index t of `axis` = the lane of token t.
-
-    Attributes:
-        padding: "past" for the number of lanes, "lane" for any lane.
-    """
+    """Element t along `axis` = lane of token t; of padding the number of lanes ("past"), or any lane ("lane")."""
 
     axis: int
     layout: str
@@ -138,11 +130,7 @@ class LaneOfToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOfLane(Fact):
-    """Element i = number of a token of lane i; unspecified for lanes without tokens.
-
-    Attributes:
-        lane: of all elements; None for an array of lanes.
-    """
+    """Element i = number of a token of lane i, or all of `lane`; unspecified for lanes without tokens."""
 
     layout: str
     lane: int | None = None
@@ -303,11 +291,7 @@ class TokenOf(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
-    """Elements at one index depend on the lane of a token; others are shared.
-
-    Attributes:
-        axis, place: of these elements.
-    """
+    """Elements at index `place` of `axis` depend on the lane of a token; others are shared."""
 
     layout: str
     axis: int
@@ -356,10 +340,7 @@ class TokenPairs(Fact):
 class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
-    A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
-
-    Attributes:
-        zero: False for minus infinity.
+    A masked element is zero (`zero`) or minus infinity, or all elements of its row outside the lane are nan.
     """
 
     rows: LaneRows
@@ -423,12 +404,9 @@ class PlusConstant(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Greatest(Fact):
-    """The element is at most K, and at least min(entry, K) for each entry.
+    """The element is at most K, and at least min(entry, K) for each entry of a numbered array.
 
     K is shared; without limits it is the dtype's greatest number.
-
-    Attributes:
-        number: of the entries.
     """
 
     number: Number
@@ -483,11 +461,7 @@ class Columns(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Fact):
-    """The array is a constant of the program.
-
-    Attributes:
-        captured: True if it depends on an array that existed before tracing, not only on numbers.
-    """
+    """The array is a constant of the program, `captured` if an array from before tracing is in it."""
 
     captured: bool = False
 

@@ -1,14 +1,13 @@
 """Opaque calls by their declarations: kernels, callbacks and custom calls."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
-from ir_passes.contract.statements import Assumption, Note, Statement
+from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners
@@ -17,8 +16,9 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import declaration_code, layout_of, map_misfit, table_misfit
+from ir_passes.proof.rules.declarations import layout_of, map_misfit, table_misfit
 from ir_passes.proof.site import Site
+from ir_passes.proof.suggestions import declaration_code
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
@@ -80,21 +80,6 @@ def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKer
         return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, opaque)))
 
     return read_kernels(program, keep=is_declared)
-
-
-def noted(kernels: ReadKernels) -> Iterator[Statement]:
-    """Yield a note for each read kernel."""
-    for eqn in kernels.read:
-        yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
-
-
-def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
-    """Yield the assumption for each declared call."""
-    for name, calls in declared.items():
-        kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
-        places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
-        for place, times in places.items():
-            yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
 
 
 @dataclass(frozen=True)

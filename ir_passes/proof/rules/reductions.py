@@ -128,7 +128,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     not. The inverse permutation undoes the order.
     """
     axis = int(site.params["dimension"])
-    if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
+    if all(axis_of(value.owner) != axis and not isinstance(value.fact, Permuted) for value in operands):
         owner = site.join(*(value.owner for value in operands))
         if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
@@ -154,10 +154,6 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number
     return [results[0].replace(number=number), *results[1:]]
-
-
-def _permutes(value: Value) -> bool:
-    return isinstance(value.fact, Permuted)
 
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:

@@ -16,7 +16,7 @@ from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, S
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.refused import SettingError
 from ir_passes.proof import lane_proof

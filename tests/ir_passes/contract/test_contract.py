@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.contract.opaque import donors
 
 N, ROWS = 3, 5

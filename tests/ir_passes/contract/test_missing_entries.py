@@ -8,7 +8,7 @@ import pytest
 
 import ir_passes
 from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr.tracing import trace_function
 
 N, D, ROWS = 3, 4, 8

@@ -21,7 +21,7 @@ from ir_passes import (
     compile_step,
 )
 from ir_passes.compile.exported import load_exported
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import ir
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.proof.lane_proof import prove_isolation

@@ -15,9 +15,10 @@ from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, 
 from ir_passes.host.slot_owner import SlotError, SlotFault, SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
 from ir_passes.sanitizer.tags import UNKNOWN, along, computed
-from ir_passes.sanitizer.verdict import Judge, LabelFault, LaneFault, SanitizerError, UntrackedFault
+from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError, UntrackedFault
 
 N, SLOTS, TAPS, WIDTH = 3, 7, 2, 4
 CONTRACT = LaneContract(
@@ -655,7 +656,7 @@ def test_lanes_follow_their_values(name: str) -> None:
     """Every entry is its lane's number, before and after."""
     x = jnp.broadcast_to(jnp.arange(N, dtype=jnp.float32)[:, None, None], (N, 2, 4))
     nothing = jnp.zeros((N, 4), jnp.int32)
-    run = Interpreter(N, Judge(Expected(nothing, nothing), {}, frozenset()))
+    run = Interpreter(Judge(Expected(nothing, nothing), {}, frozenset()))
     (value,), (tags,) = run.run(ir.trace(MOVED[name], x), [x], [computed(along(N, 0, 3))])
     assert tags is not None
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)

@@ -361,7 +361,7 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     lane_masks = [
         fact
         for k, fact in enumerate(masks)
-        if isinstance(fact, WithinLane) and fact.when == when and is_full(site, k, _mask_axes(fact))
+        if isinstance(fact, WithinLane) and fact.when == when and is_full(site, k, {fact.axis, fact.window} - {None})
     ]
     if lane_masks:
         if not all(isinstance(value.owner, Common) for value in operands):
@@ -381,10 +381,6 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     ]
     if_true, if_false = (x | y if value == when else x & y for value, (x, y) in zip((True, False), sides, strict=True))
     return (Mask(if_true, if_false), None) if if_true or if_false else None
-
-
-def _mask_axes(fact: WithinLane) -> list[int]:
-    return [axis for axis in (fact.axis, fact.window) if axis is not None]
 
 
 def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:

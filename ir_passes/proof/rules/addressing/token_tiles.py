@@ -7,8 +7,8 @@ if indices out of bounds are dropped.
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
@@ -28,7 +28,6 @@ from ir_passes.proof.rules.addressing.index_sums import (
 )
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    Condition,
     IndexSum,
     Iota,
     Mask,
@@ -60,20 +59,12 @@ def limited(site: Site) -> OwnTokens | None:
 
     A maximum is at least the first token if an operand is, and at most the last one if both are.
     """
-    for start, stop in lanes_in(map(Condition, _limits(site, site.eqn))):
-        is_of_token = start.axis is not None and bool(start.of_token)
-        if is_of_token and _within(site, site.eqn, (single(start), single(stop, -1))) == (True, True):
-            return OwnTokens(start.layout, LaneRows(start.axis or 0, packed=start.of_token))
+    layouts = site.prover.bound.layouts
+    for layout, of_token, axis in product(layouts, layouts, range(len(site.shape))):
+        ends = (single(OffsetEntry(layout, first, axis, of_token=of_token), -first) for first in (0, 1))
+        if _within(site, site.eqn, *ends) == (True, True):
+            return OwnTokens(layout, LaneRows(axis, packed=of_token))
     return None
-
-
-def _limits(site: Site, eqn: ir.JaxprEqn) -> Iterator[IndexSum]:
-    for atom in eqn.invars:
-        place, maker = _place(site, atom), site.maker(atom)
-        if place is not None:
-            yield place
-        elif maker is not None and maker.primitive.name in ("max", "min"):
-            yield from _limits(site, maker)
 
 
 def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
@@ -83,16 +74,15 @@ def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
     return place if all(shape and shape[axis] == site.shape[axis] for axis in axes_of(place)) else None
 
 
-def _within(site: Site, eqn: ir.JaxprEqn, ends: tuple[IndexSum, IndexSum]) -> tuple[bool, bool]:
+def _within(site: Site, eqn: ir.JaxprEqn, first: IndexSum, last: IndexSum) -> tuple[bool, bool]:
     """Return whether a maximum or minimum is at least the first, and at most the last token."""
     bounds = []
     for atom in eqn.invars:
         place, maker = _place(site, atom), site.maker(atom)
         if place is not None:
-            first, last = difference(place, ends[0]), difference(ends[1], place)
-            bounds.append((is_never_negative(first), is_never_negative(last)))
+            bounds.append((is_never_negative(difference(place, first)), is_never_negative(difference(last, place))))
         elif maker is not None and maker.primitive.name in ("max", "min"):
-            bounds.append(_within(site, maker, ends))
+            bounds.append(_within(site, maker, first, last))
         else:
             bounds.append((False, False))
     begins, stops = zip(*bounds, strict=True)

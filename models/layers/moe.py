@@ -56,7 +56,8 @@ class Moe(Stateful):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`
-    [expert, in, width]. Each device along `expert` computes its experts for every token.
+    [expert, in, width]. Each device along `expert` computes its experts for every token. Padding and idle lanes visit
+    no routed expert.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -90,18 +91,20 @@ class Moe(Stateful):
             chosen = (*x.shape[:2], c.router.per_token)
             hooked = info.hooks.experts(weight.reshape(chosen), expert.reshape(chosen), info.layer)
             weight = hooked.reshape(weight.shape)
-        spread = c.devices.expert > 1
-        if spread:
+        visits = info.valid.reshape((-1, 1))
+        if c.devices.expert > 1:
             local, expert = local_rows(expert, EXPERT, c.local_experts)
-            expert = jnp.where(local, expert, c.local_experts)
+            visits = visits & local
+        # Padding, idle lanes and experts of other devices: no expert.
+        expert = jnp.where(visits, expert, c.local_experts)
         # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
         latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
         if c.activation == "swiglu":
-            inner = experts_product(latents, self.gate_up_proj[...], expert, spread, c.devices, gated=True)
+            inner = experts_product(latents, self.gate_up_proj[...], expert, c.devices, gated=True)
         else:
-            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, spread, c.devices))
+            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, c.devices))
         inner = inner.reshape((expert.size, -1))
-        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), spread, c.devices)
+        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, latents.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)

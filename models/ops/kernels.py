@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Int32
 
 from models.cpu_kernels.library import BY_SLOT
+from models.ops.gpu_call import runs_kernels
 from models.sharding.devices import Devices
 from models.state.rows import Slots
 
@@ -33,7 +34,8 @@ class Kernel:
 
     Attributes:
         name: of its function, for certificates.
-        platforms: compilation targets; GPU kernels reject offsets that wrap: above 2^31 numbers in up to 2^32 bytes.
+        platforms: compilation targets; GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
+            2^32 bytes.
         unsupported: (operands) -> reason to reject them, or None.
         interpreted: a Pallas kernel, for the mode "interpret".
     """
@@ -46,10 +48,13 @@ class Kernel:
     def chosen(self, devices: Devices, *operands: Any) -> bool:
         """Return whether the kernel runs; raises ValueError for an unknown mode."""
         check_mode(devices.kernels)
-        if self.platforms == ("gpu",) and any(map(_wraps, jax.tree.leaves(operands))):
-            return False
         compiled = devices.kernels == "auto" and devices.platform in self.platforms
-        return (compiled or (devices.interpret and self.interpreted)) and self.unsupported(*operands) is None
+        if not compiled and not (devices.interpret and self.interpreted):
+            return False
+        on_gpu = self.platforms == ("gpu",)
+        if on_gpu and ((compiled and not runs_kernels()) or any(map(_wraps, jax.tree.leaves(operands)))):
+            return False
+        return self.unsupported(*operands) is None
 
 
 class RowKernel(NamedTuple):

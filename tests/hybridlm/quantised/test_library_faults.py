@@ -11,14 +11,7 @@ from random_checkpoint import write_random_checkpoint
 
 from hybridlm.checkpoint import ArrayFile, CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import (
-    DequantiseError,
-    GroupedTensors,
-    contradictions,
-    dequantise,
-    group_tensors,
-    read_settings,
-)
+from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
 
 MODULE = "model.layers.0.mlp.down_proj"
 WEIGHT = f"{MODULE}.weight"

@@ -92,16 +92,6 @@ def _adapted(layer: Any, adapters: Mapping[str, Any]) -> Any:
     return nnx.merge(graph, state)
 
 
-class TransformerBlock(nnx.Module):
-    """The shared parameters: `mlp(norm(attention(norm([x | embedding]))))`, without residual connections."""
-
-    def __init__(self, config: SharedBlockConfig, hidden: int, rngs: nnx.Rngs):
-        self.norm = RMSNorm(2 * hidden, config.eps)
-        self.attention = Attention(config.attention, 2 * hidden, rngs, outputs=hidden)
-        self.mlp_norm = RMSNorm(hidden, config.eps)
-        self.mlp = Mlp(config.mlp, hidden, rngs)
-
-
 class SharedBlockState(NamedTuple):
     """Keys and values of the layer's block call, and its Mamba2 layer's state."""
 
@@ -110,14 +100,22 @@ class SharedBlockState(NamedTuple):
 
 
 class SharedBlockMamba(Stateful):
-    """`mamba(norm(x + linear(block([x | embedding]))))`; calls have separate states and adapters."""
+    """`mamba(norm(x + linear(block([x | embedding]))))`; calls have separate states and adapters.
+
+    The block, with shared parameters, is `mlp(norm(attention(norm([x | embedding]))))` without residual connections.
+    """
 
     norms_input = True
     reads_embedding = True
 
     def __init__(self, config: SharedBlockConfig, hidden: int, rngs: nnx.Rngs):
         self.config, self.shared_as = config, config.block
-        self.block = TransformerBlock(config, hidden, rngs)
+        self.block: Any = nnx.Dict(
+            norm=RMSNorm(2 * hidden, config.eps),
+            attention=Attention(config.attention, 2 * hidden, rngs, outputs=hidden),
+            mlp_norm=RMSNorm(hidden, config.eps),
+            mlp=Mlp(config.mlp, hidden, rngs),
+        )
         self.linear = matrix(rngs, hidden, hidden)
         self.norm = RMSNorm(hidden, config.eps)
         self.mamba = config.mamba.build(hidden, rngs)

@@ -141,7 +141,7 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution and a linear recurrence, for N lanes; None without one.
+    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
 
     Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
@@ -149,8 +149,8 @@ class ConvRecurrentState(NamedTuple):
         recurrent: S [value, key], float32; in a state space model [head, state].
     """
 
-    conv: ConvState | None
-    recurrent: RecurrentState | None
+    conv: ConvState | Any
+    recurrent: RecurrentState | Any
 
 
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:

@@ -330,7 +330,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
     _, result = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
     (kernel,) = [kernel for kernel in result.kernels if "expert_rows_kernel" in kernel.op_name]
-    row_bytes, sorted_bytes = rows * inputs * (4 if rows <= MAX_ROUNDED_ROWS else 2), 8 * max(MIN_ROWS, rows)
+    row_bytes, sorted_bytes = rows * inputs * (4 if rows <= MAX_ROUNDED_ROWS else 2), 8 * rows
     matrices = matrix_reads(rows, tile_rows(rows, experts), experts)
     assert kernel.read == row_bytes + sorted_bytes + 2 * matrices * outputs * inputs
     assert matrices == {8: 8, 64: 64, 2048: 256 + 112}[rows]

@@ -1,9 +1,10 @@
 """Write docs/tables/accelerator-tables.md: steps of Qwen3.5-35B-A3B, and bytes and kernels by part.
 
-    python scripts/write_accelerator_tables.py [--tables decode prompts tpu parts] [--rows "8 131,072 off"] [--new]
+    python scripts/write_accelerator_tables.py [--tables decode tpu] [--rows "8 131,072 off"] [--new] [--few]
 
 Takes the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
-has already are kept, unless --new. The exit status is 1 if a step has a finding.
+has already are kept, unless --new. With --few, 4 and 8 of the 40 layers are compiled, and figures marked by "~" are
+those of 4 layers and nine times the difference. The exit status is 1 if a step has a finding.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
@@ -37,6 +38,8 @@ KINDS = {
     "sampling with filters": "/sample/",
 }  # fmt: skip
 LAYERS = {"layers of experts": 40, "Gated DeltaNets": 30, "attentions": 10}
+FEW_LAYERS = 4
+"""Layers of the first of two steps that stand for all 40: three Gated DeltaNets and an attention."""
 STEP_COLUMNS = "operations | in loops | host waits | scratch, GB | moved, GB | floor, GB | x floor"
 COLUMNS = {
     "decode": f"lanes | positions | kernels | {STEP_COLUMNS}",
@@ -85,8 +88,60 @@ def jobs() -> Iterator[Job]:
         yield Job("parts", (model, "off"), model, "nvidia-h100", 64, 4096, "off")
 
 
+class Figures(NamedTuple):
+    """Figures of a step: operations, bytes, and host waits, None on a TPU."""
+
+    operations: float
+    in_loops: float
+    waits: float | None
+    scratch: float
+    moved: float
+    floor: float
+
+    def and_further(self, other: "Figures", times: int) -> "Figures":
+        """Add `times` the difference to a step with more layers."""
+        pairs = zip(self, other, strict=True)
+        return Figures(*(None if a is None or b is None else a + times * (b - a) for a, b in pairs))
+
+    def cells(self, mark: str) -> list[str]:
+        waits = [] if self.waits is None else [f"{self.waits:.0f}"]
+        counts = [f"{mark}{self.operations:,.0f}", f"{mark}{self.in_loops:,.0f}", *waits]
+        sizes = [f"{mark}{size / 1e9:.2f}" for size in (self.scratch, self.moved)]
+        return [*counts, *sizes, f"{self.floor / 1e9:.2f}", f"{mark}{self.moved / self.floor:.2f}"]
+
+
+def few_rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
+    """Compile a step of few layers twice; return the row of all layers, marked, and the faults."""
+    text, found = fields["text_config"], []
+    for layers in (FEW_LAYERS, 2 * FEW_LAYERS):
+        part = text | {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}
+        found.append(figures_of(job, fields | {"text_config": part})[::2])
+    (first, faults), (second, further) = found
+    times = text["num_hidden_layers"] // FEW_LAYERS - 1
+    return {job.table: [[*job.key, *first.and_further(second, times).cells("~")]]}, (*faults, *further)
+
+
 def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
     """Compile a step; return the rows of its tables, and its faults."""
+    figures, (kernels, turns), faults = figures_of(job, fields)
+    if job.table == "parts":
+        sizes = _summed(kernels, PARTS, lambda kernel: kernel.moved * (turns if kernel.by_data else 1))
+        parts = [[part, f"{size / 1e9:.2f}", f"{size / figures.floor:.2f}"] for part, size in sizes.items() if size]
+        return {"parts": [[*job.key, *part] for part in parts]}, faults
+    tables = {job.table: [[*job.key, *figures.cells("")]]}
+    if job.table == "decode" and (job.lanes, job.context) == FITTING[2]:
+        sums = _summed(kernels, KINDS, lambda kernel: 0 if kernel.by_data else kernel.times)
+        tables["kinds"] = [
+            [job.kernels, kind, f"{count:,}", f"{count / LAYERS[kind]:.1f}" if kind in LAYERS else ""]
+            for kind, count in sums.items()
+        ]
+    return tables, faults
+
+
+def figures_of(
+    job: Job, fields: dict[str, Any]
+) -> "tuple[Figures, tuple[tuple[ScheduledKernel, ...], int], tuple[str, ...]]":
+    """Compile a step; return its figures, its operations with the iterations of loops, and its faults."""
     from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
 
     from hybridlm.compiler.targets import read_target
@@ -102,31 +157,18 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
         options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
         engine = target_engine(machine, options, config=config, mesh=job.mesh)
         shape = engine.generating(job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
-        waits = ""
+        waits = None
         if machine.platform == "gpu":
             programs.OPTIONS["gpu"]["xla_dump_to"] = folder
         step = engine.program(shape)
         if machine.platform == "gpu":
-            waits = str(sum(kind in ASKING_THE_HOST for kind in thunks_outside_graphs(Path(folder))))
+            waits = sum(kind in ASKING_THE_HOST for kind in thunks_outside_graphs(Path(folder)))
             del programs.OPTIONS["gpu"]["xla_dump_to"]
     floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, job.context)
     report = step_report(shape, step, floor, machine, job.context, engine.example_arguments(shape))
     assert floor is not None
-    figures = [f"{report.scratch / 1e9:.2f}", f"{report.moved / 1e9:.2f}", f"{floor.moved / 1e9:.2f}"]
-    figures.append(f"{report.moved / floor.moved:.2f}")
-    kernels, counts = step.kernels.kernels, [f"{report.kernels:,}", f"{report.repeated:,}"]
-    if job.table == "parts":
-        sizes = _summed(kernels, PARTS, lambda kernel: kernel.moved * (report.turns if kernel.by_data else 1))
-        parts = [[part, f"{size / 1e9:.2f}", f"{size / floor.moved:.2f}"] for part, size in sizes.items() if size]
-        return {"parts": [[*job.key, *part] for part in parts]}, report.faults
-    tables = {job.table: [[*job.key, *counts, *([waits] if waits else []), *figures]]}
-    if job.table == "decode" and (job.lanes, job.context) == FITTING[2]:
-        sums = _summed(kernels, KINDS, lambda kernel: 0 if kernel.by_data else kernel.times)
-        tables["kinds"] = [
-            [job.kernels, kind, f"{count:,}", f"{count / LAYERS[kind]:.1f}" if kind in LAYERS else ""]
-            for kind, count in sums.items()
-        ]
-    return tables, report.faults
+    figures = Figures(report.kernels, report.repeated, waits, report.scratch, report.moved, floor.moved)
+    return figures, (step.kernels.kernels, report.turns), report.faults
 
 
 def _summed(
@@ -179,6 +221,7 @@ def main() -> int:
     parser.add_argument("--tables", nargs="*", default=list(COLUMNS), choices=[*COLUMNS])
     parser.add_argument("--rows", nargs="*", help="first cells of rows, joined by a blank: 8 131,072 off")
     parser.add_argument("--new", action="store_true", help="compile the steps of rows that the page has")
+    parser.add_argument("--few", action="store_true", help="compile 4 and 8 layers instead of all")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "accelerator-tables.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -192,7 +235,7 @@ def main() -> int:
             continue
         fields: Any = PUBLISHED[job.model] if job.model == LARGE_MODEL else BENCH_MODELS[job.model]
         try:
-            tables, faults = rows_of(job, fields)
+            tables, faults = (few_rows_of if options.few and job.table != "parts" else rows_of)(job, fields)
         except RuntimeError as error:  # of XLA, if the step does not fit
             tables, faults = {}, (str(error).splitlines()[0],)
         for fault in faults:

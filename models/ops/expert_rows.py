@@ -64,11 +64,11 @@ def expert_rows_kernel(
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
     Args:
-        expert: int32[row], in full, ascending; the number of experts for no expert. At least a tile of rows.
+        expert: int32[row], in full, ascending; the number of experts for no expert.
         order: int32[row], in full: place of each row in the result.
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
         refs: in full, the weight's arrays [expert, out, in], and the result [place, out], zero for rows without an
-            expert.
+            expert; perhaps with further places.
         choices: adjacent places with one row of x.
         gated: as for `expert_dot`.
     """
@@ -76,7 +76,7 @@ def expert_rows_kernel(
 
     *arrays, out = refs
     segment, rows, columns, terms = tiles
-    count, none, inputs = out.shape[0], arrays[0].shape[0], x.shape[1]
+    count, none, inputs = order.shape[0], arrays[0].shape[0], x.shape[1]
     first = pl.program_id(1) * columns
     column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
     starts = (first, first + out.shape[1]) if gated else (first,)
@@ -90,10 +90,11 @@ def expert_rows_kernel(
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         number, start = carry
-        # The last tile begins earlier and skips rows of other tiles: a place is in a tile once.
-        place = jnp.minimum(start, count - rows) + lax.broadcasted_iota(jnp.int32, (rows,), 0)
-        of_expert = ((expert[place] == number) & (place >= start))[:, None]
-        target = order[place][:, None]
+        # The last tile begins earlier and skips rows of other tiles: a place is in a tile once, also beyond the rows.
+        place = jnp.minimum(start, max(0, count - rows)) + lax.broadcasted_iota(jnp.int32, (rows,), 0)
+        row = jnp.minimum(place, count - 1)
+        of_expert = ((expert[row] == number) & (place >= start) & (place < count))[:, None]
+        target = jnp.where(place < count, order[row], place)[:, None]
         source = target if choices == 1 else lax.div(target, jnp.full(target.shape, choices, jnp.int32))
 
         def add(turn: Any, totals: Any) -> Any:
@@ -149,9 +150,9 @@ def expert_rows(
     choices, outputs = count // len(x), weight.shape[1] // (1 + gated)
     rows = tile_rows(count, experts)
     segment = 1 << max(0, (count // (SEGMENTS * experts)).bit_length() - 1)
-    padded = max(count, rows)
-    unsorted = jnp.pad(expert.reshape(-1), (0, padded - count), constant_values=experts)
-    pairs = lax.sort((unsorted, jnp.arange(padded, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    # The interpreter stores the old numbers at masked places: those of a tile have to differ.
+    places = max(count, rows) if interpret else count
     columns = _columns(outputs, min(count, experts), MAX_COLUMNS // (1 + gated))
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
@@ -167,7 +168,7 @@ def expert_rows(
             grid=(-(-count // segment), outputs // columns), in_specs=[full_spec] * (3 + len(arrays)),
             out_specs=full_spec,
         ),
-        result_like((padded, outputs), jnp.float32, rounded),
+        result_like((places, outputs), jnp.float32, rounded),
         warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS else 4,
         stages=STAGES,
         interpret=interpret,

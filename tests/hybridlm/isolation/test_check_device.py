@@ -26,10 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_checks import golden_model
+from device_engine import keep_faulty
 from device_families import FAMILIES, NUMBERS
 from device_kernel_cases import kernel_cases
 from device_kernel_check import compare_case, compile_case
-from device_layers import step_name
+from device_layers import LAYERS, LayerStep, keep_failed, layer_engine, step_name
 from device_page import MAX_LINES, page
 from device_records import FAILED, KINDS, NOT_RUN, PASSED, Failure, NotRun, Records, read_records
 from device_timing import loop_seconds, looped, profiled
@@ -187,6 +189,32 @@ def test_a_wrong_kernel_fails_and_leaves_its_arrays(records: Records) -> None:
         compare_case(case, program, records, 1)
     assert failure.value.figures["error"] == pytest.approx(0.01, rel=0.1)
     assert len(list((records.evidence / "arrays").glob("*.gz"))) == 1
+
+
+@pytest.mark.slow
+def test_a_failed_step_leaves_its_program(records: Records) -> None:
+    """A step of the layers that is not right; a step that was not compiled has an error alone."""
+    engine = layer_engine(LAYERS, 2, 256, "off", tiny=True)
+    failed: Future[Any] = Future()
+    failed.set_exception(RuntimeError("XLA"))
+    step = LayerStep(engine, engine.generating(2, 1), 256, failed)
+    keep_failed(records, {"2 x 1": step, "4 x 1": ValueError("no engine")})
+    (file,) = (records.evidence / "programs").glob("*after_optimizations*.gz")
+    assert file.name.startswith("kernels-2_x_1") and b"ENTRY" in gzip.decompress(file.read_bytes())
+
+
+@pytest.mark.slow
+def test_steps_with_faults_leave_certificates_and_programs(records: Records) -> None:
+    lm = golden_model("sparse_base", "off")
+    shapes = lm.engine.generating(4, 1), lm.engine.generating(lm.engine.prefill_lanes, 7)
+    for shape in shapes:
+        lm.engine.program(shape)
+    program = lm.engine.program(shapes[0])
+    program.certificate = replace(program.certificate, proved=())
+    keep_faulty(records, "sparse_base", [lm])
+    names = sorted(file.name for file in (records.evidence / "programs").glob("*.gz"))
+    assert len(names) == 2 and all(name.startswith("kernels-sparse_base-generate_4x1_of_4") for name in names)
+    assert any(name.endswith(".json.gz") for name in names)
 
 
 def test_a_loop_repeats_an_operation_on_its_state() -> None:

@@ -84,11 +84,11 @@ def _checks(
         return check(models[0])
 
     for label, check in checks.items():
-        evidence = partial(_keep_faulty, records, name, models) if check is certificates else lambda: None
+        evidence = partial(keep_faulty, records, name, models) if check is certificates else lambda: None
         records.check(f"{name}, {label}", partial(run, check), evidence)
 
 
-def _keep_faulty(records: Records, name: str, models: list[hybridlm.LM]) -> None:
+def keep_faulty(records: Records, name: str, models: list[hybridlm.LM]) -> None:
     """Write certificates and programs of the steps with faults, until the part's time is over."""
     for lm in models:
         for shape in lm.engine.programs.shapes:

@@ -53,7 +53,6 @@ from ir_passes.proof.values import (
 
 LAYOUT_FACTS = (IndexSum, Mask, OffsetCounts, OwnTokens, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane)
 """Facts about arrays that depend on the layout alone."""
-_IDS = SegmentIds | ShiftedIds | LaneOfToken
 _FactAndBounds = tuple[Fact, Range | None]
 
 
@@ -141,7 +140,9 @@ def _scaled(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     x, y = _operands(site, operands)
     lane_mask = _same_ids(site, operands) or _real_lanes(site, operands)
-    if lane_mask is not None or any(isinstance(value.fact, _IDS) for value in operands):
+    if lane_mask is not None or any(
+        isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken) for value in operands
+    ):
         return None if lane_mask is None else (lane_mask, None)
     if x is None or y is None or not (x.terms or y.terms):
         return None

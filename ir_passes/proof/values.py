@@ -108,7 +108,10 @@ class PageEntry(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SegmentIds(Fact):
-    """Element t along `axis` = lane of token t; of padding the number of lanes ("past"), or any lane ("lane")."""
+    """Element t along `axis` = lane of token t.
+
+    Padding has the number of lanes ("past"), or any lane ("lane").
+    """
 
     axis: int
     layout: str

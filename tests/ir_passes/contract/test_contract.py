@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
+from ir_passes import ContractError, Lane, LaneContract, Opaque, Packed, Pool, Shared, SlotMap
 from ir_passes.contract.faults import ContractFault
 from ir_passes.contract.opaque import donors
 
@@ -142,6 +142,17 @@ DECLARATIONS = {
         "opaque 'kernel', operand 0",
     ),
     "lengths as operands": (Opaque((L,), (Lane(role="length"),)), ContractFault.ROLE, "opaque 'kernel', result 0"),
+    "no ids of packed tokens": (
+        Opaque((Packed(role="segment_ids"),), (Packed(),)),
+        ContractFault.ROLE,
+        "opaque 'kernel', operand 0",
+    ),
+    "places as operands": (
+        Opaque((Packed(),), (Packed(role="cu_seqlens"),)),
+        ContractFault.ROLE,
+        "opaque 'kernel', result 0",
+    ),
+    "places of packed tokens": (Opaque((Packed(),), (Packed(),)), ContractFault.PACKED, "opaque 'kernel'"),
     "axes from 0": (Opaque((Lane(-1),), (L,)), ContractFault.AXIS, "opaque 'kernel', operand 0"),
     "slot maps as operands": (Opaque((P, MAP), (MAP,)), ContractFault.INPUT, "opaque 'kernel', result 0"),
     "a pool for every slot map": (Opaque((MAP,), (L,)), ContractFault.GROUP, "opaque 'kernel', operand 0"),

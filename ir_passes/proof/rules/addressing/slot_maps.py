@@ -11,7 +11,7 @@ from ir_passes.proof.violations import ViolationKind
 
 
 def entry_fault(site: Site, pool: PoolRows, fact: SlotEntry | PageEntry, write: bool) -> Mixed | None:
-    """Return the fault of an access by another group's map or table, in the opposite role, or of padding."""
+    """Return the fault of an access in its group, its role or its padding."""
     path, bound_input = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
     entry, rows = bound_input.entry, bound_input.path
     assert isinstance(entry, SlotMap | PageTable)

@@ -53,7 +53,6 @@ from ir_passes.proof.values import (
 
 LAYOUT_FACTS = (IndexSum, Mask, OffsetCounts, OwnTokens, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane)
 """Facts about arrays that depend on the layout alone."""
-_IDS = SegmentIds | ShiftedIds | LaneOfToken
 _FactAndBounds = tuple[Fact, Range | None]
 
 
@@ -141,7 +140,9 @@ def _scaled(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     x, y = _operands(site, operands)
     lane_mask = _same_ids(site, operands) or _real_lanes(site, operands)
-    if lane_mask is not None or any(isinstance(value.fact, _IDS) for value in operands):
+    if lane_mask is not None or any(
+        isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken) for value in operands
+    ):
         return None if lane_mask is None else (lane_mask, None)
     if x is None or y is None or not (x.terms or y.terms):
         return None
@@ -220,7 +221,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
 
 
 def _without_difference(site: Site, operands: list[Value]) -> tuple[str, list[Value]]:
-    """Return the comparison of x with y that a comparison of x - y with 0 or 1 stands for."""
+    """Return the comparison of x with y, for a difference compared with 0 or 1."""
     maker, number = site.maker(site.eqn.invars[0]), constant_of(operands[1])
     name = {("ge", 1): "gt", ("lt", 1): "le"}.get((site.name, number), site.name if number == 0 else "")
     shapes = [] if maker is None or maker.primitive.name != "sub" else ir.shapes(maker.invars)
@@ -241,15 +242,16 @@ def _same_ids(site: Site, operands: list[Value]) -> WithinLane | None:
     x, y = first.fact, second.fact
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
         return None
-    back, shift = getattr(y, "shift", 0) - getattr(x, "shift", 0), getattr(y, "shift", 0)
-    if not back or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
+    shift = getattr(y, "shift", 0)
+    distance = shift - getattr(x, "shift", 0)
+    if not distance or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
     if sides is operands and not all(is_full(site, operand, (x.axis,)) for operand in (0, 1)):
         return None
     is_rising = first.range is not None and first.range[1] <= site.prover.bound.lanes
     rising = ("gt", "le") if second is sides[0] else ("lt", "ge")
     differ, equal = (("ne", rising[0]), ("eq", rising[1])) if is_rising else (("ne",), ("eq",))
-    return WithinLane(x.layout, x.axis, back, name in equal, shift) if name in (*differ, *equal) else None
+    return WithinLane(x.layout, x.axis, distance, name in equal, shift) if name in (*differ, *equal) else None
 
 
 def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:

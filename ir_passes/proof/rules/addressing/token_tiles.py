@@ -27,17 +27,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     total,
 )
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import (
-    IndexSum,
-    Iota,
-    Mask,
-    OffsetEntry,
-    OwnTokens,
-    PlusConstant,
-    TokenOf,
-    TokenSpan,
-    Value,
-)
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:

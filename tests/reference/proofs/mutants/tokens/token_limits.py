@@ -1,4 +1,4 @@
-"""Places limited to another lane, ids that rise elsewhere, padding added to a lane, other multiples."""
+"""Places limited to another lane, ids that rise elsewhere, added padding, other multiples."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Places limited to the token's lane, starts by differences of ids, padding in a lane, multiples of indices."""
+"""Places limited to a lane, starts by rising ids, padding in a lane, multiples of indices."""
 
 from collections.abc import Callable
 from typing import Any

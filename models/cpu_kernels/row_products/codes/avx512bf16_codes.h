@@ -15,7 +15,7 @@ struct Bfloat16 : WidenedScales {
   using Weight = uint16_t;
   using Numbers = __m512bh;
   using Sums = __m512;
-  static constexpr int STEP = 32, SUMS = 24, MAX_ROWS = 8;
+  static constexpr int STEP = 32, SUMS = 24, MAX_ROWS = 8, SINGLE_ROWS = 4, UNASKED_ROWS = 2;
 
   static Sums zero() { return _mm512_setzero_ps(); }
   static Numbers load(const uint16_t* from) { return reinterpret_cast<Numbers>(_mm512_loadu_si512(from)); }

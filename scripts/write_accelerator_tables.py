@@ -101,7 +101,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
         config.write_text(json.dumps(fields), encoding="utf-8")
         options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
         engine = target_engine(machine, options, config=config, mesh=job.mesh)
-        shape = engine.generating(job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
+        shape = engine.shape("generate", job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
         waits = ""
         if machine.platform == "gpu":
             programs.OPTIONS["gpu"]["xla_dump_to"] = folder

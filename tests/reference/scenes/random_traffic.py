@@ -111,7 +111,8 @@ def run(
     rng = random.Random(seed)
     requests = [request_of(rng, kinds, lm.config.vocab_size) for _ in range(count)]
     expected = alone(lm, requests)
-    completions, preempted = traffic(lm, requests, rng, **({"speculate": Known(expected)} if drafts else {}))
+    drafter = Known(expected) if drafts else "as loaded"
+    completions, preempted = traffic(lm, requests, rng, speculate=drafter)
     compare(completions, expected)
     return preempted
 

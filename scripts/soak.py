@@ -28,6 +28,7 @@ import numpy as np
 import hybridlm
 from hybridlm import demo
 from hybridlm.engine import admission
+from hybridlm.engine.cache_size import KV_BLOCK
 from hybridlm.engine.speculation import Speculation
 
 NEAR_TIE = 5e-3
@@ -46,7 +47,7 @@ class Soak:
     def __init__(self, model: Path, lanes: int, seed: int):
         settings: dict[str, Any] = {"lanes": lanes, "context": 512, "chunk": 16, "dtype": "float32"}
         self.lm = hybridlm.load(model, **settings)
-        settings["cache"] = (lanes + 2) * admission.KV_BLOCK
+        settings["cache"] = (lanes + 2) * KV_BLOCK
         self.few = hybridlm.load(model, **settings)
         self.sanitized = hybridlm.load(model, sanitize=True, **settings)
         self.cached = hybridlm.load(model, prefix_cache="20MB", **settings)

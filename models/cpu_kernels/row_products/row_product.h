@@ -26,22 +26,22 @@ constexpr int64_t AHEAD_BYTES = 24 * 1024;
 // first cache, and one row 1.3 times as fast as without prefetches (2026-11-29). Of several blocks of rows, the first
 // ones prefetch the next chunk instead: 16 rows are 1.4 times as fast.
 constexpr int64_t ROWS_AHEAD_BYTES = 48 * 1024;
-// The same for tiles of one output, which read a weight in the order of memory. A core's own prefetchers follow this one
-// stream by themselves: up to UNASKED_ROWS rows ask for nothing. Two cores of Zen 4 read 3.5 MB in 57 us instead of 69
-// to 102 with one row, 61 to 80 instead of 92 to 131 with two, and 71 to 76 instead of 91 to 105 with four (2026-11-29).
-// Two outputs at a time take twice as long as one.
-constexpr int64_t NEAR_BYTES = 16 * 1024;
 constexpr int SECOND_CACHE = 2;
 // Maximum outputs of a tile: as many streams of memory as a core's prefetchers follow.
 constexpr int MAX_OUTPUTS = 8;
+// The same for a single block of `rows` rows. One output is one stream, without prefetches by the tile.
+template <typename Simd>
+constexpr int max_outputs(int) {
+  return MAX_OUTPUTS;
+}
 // Outputs of a tile of many rows: fewer loads per product than with more rows and fewer outputs, and whole vectors of
 // totals.
 constexpr int MANY_OUTPUTS = 4;
 // Outputs that fill tiles of three, four, six and eight.
 constexpr int64_t TILES_OUTPUTS = 24;
 
-// Prefetches of a tile: nothing, NEAR_BYTES or ROWS_AHEAD_BYTES behind each of its outputs, or rows of the next chunk.
-enum class Asks { NOTHING, NEAR, OWN, NEXT };
+// Prefetches of a tile: ROWS_AHEAD_BYTES behind each of its outputs, or rows of the next chunk.
+enum class Asks { OWN, NEXT };
 
 // Two rows of a later chunk of weights, perhaps the same row.
 template <typename Weight>
@@ -65,9 +65,9 @@ void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::We
     }
     for (int out = 0; out < OUTPUTS; ++out) {
       const auto* const from = weight + out * inputs + k;
-      if constexpr (ASKS == Asks::NEAR || ASKS == Asks::OWN) {
-        constexpr int64_t DISTANCE = ASKS == Asks::NEAR ? NEAR_BYTES : ROWS_AHEAD_BYTES;
-        __builtin_prefetch(reinterpret_cast<const char*>(from) + DISTANCE, 0, SECOND_CACHE);
+      if constexpr (ASKS == Asks::OWN && OUTPUTS > 1) {
+        const auto* const ahead = reinterpret_cast<const char*>(from) + ROWS_AHEAD_BYTES;
+        __builtin_prefetch(ahead, 0, SECOND_CACHE);
       }
       numbers[out] = Simd::load(from);
     }
@@ -87,14 +87,8 @@ void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::We
 // Outputs of a tile, limited by the registers for its sums.
 template <typename Simd, int ROWS, Asks ASKS>
 constexpr int outputs_of_tile() {
-  if (ASKS == Asks::NOTHING || ASKS == Asks::NEAR) return 1;
-  return Simd::SUMS / ROWS < MAX_OUTPUTS ? Simd::SUMS / ROWS : MAX_OUTPUTS;
-}
-
-// Prefetches of a single block of rows.
-template <typename Simd, int ROWS>
-constexpr Asks asks_of_block() {
-  return ROWS <= Simd::UNASKED_ROWS ? Asks::NOTHING : ROWS <= Simd::SINGLE_ROWS ? Asks::NEAR : Asks::OWN;
+  constexpr int SUMS = Simd::SUMS / ROWS, MOST = ASKS == Asks::OWN ? max_outputs<Simd>(ROWS) : MAX_OUTPUTS;
+  return SUMS < MOST ? SUMS : MOST;
 }
 
 template <typename Simd, int ROWS, int OUTPUTS, Asks ASKS>
@@ -126,8 +120,7 @@ void rows_at_once(int64_t rows, const typename Simd::Row* x, int64_t x_stride, c
                   Next<typename Simd::Weight> next, int64_t inputs, float* y, int64_t outputs, int64_t count) {
   if constexpr (ROWS > 0) {
     if (rows == ROWS)
-      some_rows<Simd, ROWS, ASKS == Asks::OWN ? asks_of_block<Simd, ROWS>() : ASKS>(x, x_stride, weight, next, inputs, y,
-                                                                                 outputs, count);
+      some_rows<Simd, ROWS, ASKS>(x, x_stride, weight, next, inputs, y, outputs, count);
     else
       rows_at_once<Simd, ROWS - 1, ASKS>(rows, x, x_stride, weight, next, inputs, y, outputs, count);
   }

@@ -12,7 +12,7 @@ struct Float32 : Avx2Vectors {
   using Weight = float;
   using Numbers = Vector;
   using Sums = Vector;
-  static constexpr int SUMS = 12, MAX_ROWS = 4, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int SUMS = 12, MAX_ROWS = 4;
 
   static Sums zero() { return _mm256_setzero_ps(); }
   static float prepared(float x) { return x; }

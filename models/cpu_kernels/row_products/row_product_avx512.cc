@@ -13,7 +13,7 @@ struct Float32 : Avx512Vectors {
   using Weight = float;
   using Numbers = Vector;
   using Sums = Vector;
-  static constexpr int SUMS = 24, MAX_ROWS = 8, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return _mm512_setzero_ps(); }
   static float prepared(float x) { return x; }

@@ -16,7 +16,7 @@ struct Float32 : NeonVectors {
   using Weight = float;
   using Numbers = Vector;
   using Sums = Vector;
-  static constexpr int SUMS = 24, MAX_ROWS = 8, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return vdupq_n_f32(0.0f); }
   static float prepared(float x) { return x; }
@@ -31,7 +31,7 @@ struct Bfloat16 {
     float32x4_t low, high;
   };
   using Sums = float32x4_t;
-  static constexpr int STEP = 8, SUMS = 16, MAX_ROWS = 4, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int STEP = 8, SUMS = 16, MAX_ROWS = 4;
 
   static Sums zero() { return vdupq_n_f32(0.0f); }
   static float prepared(float x) { return float_of(rounded_bits(bits_of(x))); }

@@ -17,7 +17,7 @@ struct Bfloat16 : PlainScales {
   using Weight = uint16_t;
   using Numbers = bfloat16x8_t;
   using Sums = float32x4_t;
-  static constexpr int STEP = 8, SUMS = 24, MAX_ROWS = 8, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int STEP = 8, SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return vdupq_n_f32(0.0f); }
   static uint16_t prepared(float x) { return static_cast<uint16_t>(rounded_bits(bits_of(x)) >> 16); }

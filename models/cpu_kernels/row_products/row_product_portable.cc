@@ -10,7 +10,7 @@ struct Float32 : PortableVectors {
   using Weight = float;
   using Numbers = Vector;
   using Sums = Vector;
-  static constexpr int SUMS = 6, MAX_ROWS = 4, SINGLE_ROWS = 0, UNASKED_ROWS = 0;
+  static constexpr int SUMS = 6, MAX_ROWS = 4;
 
   static Sums zero() { return Vector{}; }
   static float prepared(float x) { return x; }

@@ -57,7 +57,7 @@ def certified(checkpoint: str) -> Row:
             [lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES, lm.engine.pages(LANES))]
         )
     )
-    verdicts.append(verdict([single.program(single.generating(1, 1)).certificate]))
+    verdicts.append(verdict([single.program(single.shape("generate", 1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 

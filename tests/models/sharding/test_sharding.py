@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sparse_base": {},
     "next_base": {},
     "dense_base": {},
+    "indexed_base": {},
     "lfm2_base": {},
     "lfm2_moe_base": {},
     "lfm3_base": {},
@@ -78,6 +79,7 @@ MESHES: list[tuple[str, Axes]] = [
             "lara_base",
             "ling_lightning",
             "minimax_base",
+            "indexed_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

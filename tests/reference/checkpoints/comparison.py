@@ -10,6 +10,7 @@ TOLERANCES = {
     "qwen3_next": QWEN_TOLERANCE,
     "qwen3_5": QWEN_TOLERANCE,
     "qwen3_5_moe": QWEN_TOLERANCE,
+    "qwen4_exp": 2e-4,
     "lfm2": 5e-5,
     "lfm2_moe": 5e-5,
     "lfm3": 1e-4,

@@ -17,6 +17,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "sparse_base": {},
     "next_base": {},
     "dense_base": {},
+    "indexed_base": {},
     "lfm2_moe_base": {},
     "mamba_base": {},
     "falcon_mamba_base": {},

@@ -10,7 +10,7 @@ from functools import cache
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int32, UInt32
+from jaxtyping import Int32, UInt32
 
 DIGIT_BITS, DIGITS = 16, 4
 MAX_TABLE = 1 << 28
@@ -51,20 +51,17 @@ def _split_mix(seed: int, index: int) -> int:
     return value ^ (value >> 31)
 
 
-def previous_tokens(
-    window: Int32[Array, "lane tap"], tokens: Int32[Array, "lane token"], end: int
-) -> list[Int32[Array, "lane token"]]:
-    """Return for 0, 1, .. `tap` tokens back each token's predecessor; `end` where a text ended in between.
+def previous_tokens(history: Int32[Array, "lane all"], taps: int, end: int) -> list[Int32[Array, "lane token"]]:
+    """Return for 0, 1, .. `taps` tokens back each token's predecessor; `end` where a text ended in between.
 
     Args:
-        window: the tokens in front.
+        history: `taps` tokens in front, and the tokens.
         end: id of the token that ends a text.
     """
-    taps, count = window.shape[1], tokens.shape[1]
-    history = jnp.concatenate([window, tokens], axis=1)
+    tokens = history[:, taps:]
     shifted, ended = [tokens], jnp.zeros(tokens.shape, jnp.bool_)
     for back in range(1, taps + 1):
-        before = history[:, taps - back : taps - back + count]
+        before = history[:, taps - back : taps - back + tokens.shape[1]]
         ended = ended | (before == end)
         shifted.append(jnp.where(ended, end, before))
     return shifted
@@ -119,13 +116,8 @@ def _rest(digits: Sequence[UInt32[Array, "lane token"]], divisors: Sequence[int]
 
 
 def next_window(
-    window: Int32[Array, "lane tap"], tokens: Int32[Array, "lane token"], lengths: Int32[Array, "lane"]
+    history: Int32[Array, "lane all"], taps: int, lengths: Int32[Array, "lane"]
 ) -> Int32[Array, "lane tap"]:
-    """Return each lane's last tokens."""
-    last = lengths[:, None] + jnp.arange(window.shape[1], dtype=jnp.int32)[None]
-    return jnp.take_along_axis(jnp.concatenate([window, tokens], axis=1), last, axis=1, mode="fill")
-
-
-def fresh_window(window: Int32[Array, "lane tap"], fresh: Bool[Array, "lane"], end: int) -> Int32[Array, "lane tap"]:
-    """Return the windows, full of the token `end` where a sequence begins."""
-    return jnp.where(fresh[:, None], end, window)
+    """Return each lane's last tokens, those in front for a lane of length 0."""
+    last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None]
+    return jnp.take_along_axis(history, last, axis=1, mode="fill")

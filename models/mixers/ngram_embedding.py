@@ -12,9 +12,10 @@ from jaxtyping import Float32, Int32
 
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix
-from models.layers.ngrams import fresh_window, hashed_rows, next_window, previous_tokens
+from models.layers.ngrams import hashed_rows, next_window, previous_tokens
 from models.layers.norms import grouped_rms_norm
 from models.layers.short_conv import layer_conv
+from models.ops.layout import unfused
 from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import shard_config
@@ -50,6 +51,11 @@ class NgramEmbeddingConfig:
     end: int
     eps: float
     devices: Devices = SINGLE_DEVICE
+
+    @property
+    def taps(self) -> int:
+        """Tokens in front of a token's longest n-gram."""
+        return len(self.factors) - 1
 
     @property
     def dilated(self) -> int:
@@ -98,7 +104,7 @@ class NgramEmbedding(Stateful):
 
     def state_arrays(self) -> Any:
         c = self.config
-        tokens = state_array(jnp.int32, role="token", tap=len(c.factors) - 1)
+        tokens = state_array(jnp.int32, role="token", tap=c.taps)
         return NgramState(tokens, state_array(role="conv", tap=c.dilated - 1, channel=c.streams * self.hidden))
 
     def __call__(
@@ -106,8 +112,8 @@ class NgramEmbedding(Stateful):
     ) -> tuple[Float32[Array, "lane token streams"], Any]:
         c = self.config
         assert info.tokens is not None, "a layer that reads the tokens: expected them in info.tokens"
-        window = fresh_window(take_rows(state.tokens, info.slots), info.fresh, c.end)
-        embedded = self._embedded(previous_tokens(window, info.tokens, c.end), info)
+        history = self._history(info.tokens, info, state)
+        embedded = self._embedded(previous_tokens(history, c.taps, c.end), info)
         query = self._normed(x, self.query_norm)
         key = self._normed(linear(embedded, self.key_proj[...], c.devices), self.key_norm)
         shape = (*x.shape[:2], c.streams, self.hidden)
@@ -120,11 +126,18 @@ class NgramEmbedding(Stateful):
         # A verifying step returns what `commit` replays in place of a state.
         if info.verifying:
             return value + mixed, NgramState(info.tokens, inputs)
-        return value + mixed, NgramState(self._next(info.tokens, info, state), conv)
+        return value + mixed, NgramState(self._next(history, info, state), conv)
 
     def commit(self, pending: NgramState, info: LaneInfo, state: NgramState) -> NgramState:
         _, conv = layer_conv(pending.ngram_conv, self._taps(), state.ngram_conv, info, devices=self.config.devices)
-        return NgramState(self._next(pending.tokens, info, state), conv)
+        return NgramState(self._next(self._history(pending.tokens, info, state), info, state), conv)
+
+    def _history(
+        self, tokens: Int32[Array, "lane token"], info: LaneInfo, state: NgramState
+    ) -> Int32[Array, "lane all"]:
+        """Return the tokens behind those in the state, one array for both readers (ops/layout: in place)."""
+        window = jnp.where(info.fresh[:, None], self.config.end, take_rows(state.tokens, info.slots))
+        return unfused(jnp.concatenate([window, tokens], axis=1), self.config.devices.platform)
 
     def _embedded(self, previous: list[Array], info: LaneInfo) -> Float32[Array, "lane token width"]:
         c = self.config
@@ -137,11 +150,9 @@ class NgramEmbedding(Stateful):
         values = all_reduce(jnp.where(mask[..., None], values, 0.0), axes)
         return values.reshape((*values.shape[:2], c.width))
 
-    def _next(self, tokens: Int32[Array, "lane token"], info: LaneInfo, state: NgramState) -> Int32[Array, "row tap"]:
+    def _next(self, history: Int32[Array, "lane all"], info: LaneInfo, state: NgramState) -> Int32[Array, "row tap"]:
+        window = name_dims(next_window(history, self.config.taps, info.lengths), None, "tap")
         old = take_rows(state.tokens, info.slots)
-        window = name_dims(
-            next_window(fresh_window(old, info.fresh, self.config.end), tokens, info.lengths), None, "tap"
-        )
         return put_rows(state.tokens, info.slots, jnp.where((info.lengths > 0)[:, None], window, old))
 
     def _normed(

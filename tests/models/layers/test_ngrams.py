@@ -63,8 +63,8 @@ def test_predecessors_stop_at_the_end_of_a_text() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, END + 1, (6, 40)).astype(np.int32)
     window = rng.integers(0, END + 1, (6, 3)).astype(np.int32)
-    shifted = jax.jit(lambda w, t: previous_tokens(w, t, END))(window, tokens)
     history = np.concatenate([window, tokens], axis=1)
+    shifted = jax.jit(lambda history: previous_tokens(history, 3, END))(history)
     for lane, token in np.ndindex(6, 40):
         for back in range(4):
             between = history[lane, token + 3 - back : token + 3]
@@ -73,6 +73,6 @@ def test_predecessors_stop_at_the_end_of_a_text() -> None:
 
 
 def test_windows_hold_the_last_tokens() -> None:
-    window, tokens = np.array([[1, 2], [3, 4], [5, 6]], np.int32), np.arange(10, 19, dtype=np.int32).reshape(3, 3)
-    lengths = np.array([3, 1, 0], np.int32)
-    assert np.asarray(jax.jit(next_window)(window, tokens, lengths)).tolist() == [[11, 12], [4, 13], [5, 6]]
+    history = np.array([[1, 2, 10, 11, 12], [3, 4, 13, 14, 15], [5, 6, 16, 17, 18]], np.int32)
+    window = jax.jit(lambda history, lengths: next_window(history, 2, lengths))(history, np.array([3, 1, 0], np.int32))
+    assert np.asarray(window).tolist() == [[11, 12], [4, 13], [5, 6]]

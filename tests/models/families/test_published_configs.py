@@ -225,7 +225,7 @@ def test_state_of_a_sequence(name: str) -> None:
     assert sorted(result.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("Qwen")])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith(("Qwen3-", "Qwen3.5"))])
 def test_layers_of_qwen(name: str) -> None:
     config = read(name)
     assert config.eps == 1e-6 and config.tied == name.endswith("0.8B")

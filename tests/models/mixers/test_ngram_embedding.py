@@ -9,7 +9,7 @@ import pytest
 from filled import filled, random_values
 from flax import nnx
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.decoder import Decoder, DecoderConfig, lane_info
 from models.decoder.streams import StreamsConfig
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
@@ -166,7 +166,8 @@ class Residuals(Hooks):
 def test_streams_begin_equal_and_differ_behind_the_layers() -> None:
     decoder, hooks = model(), Residuals()
     state, zeros = decoder.init_state(4, 16, jnp.float32), jnp.zeros(4, jnp.int32)
-    hidden, _ = decoder(jnp.asarray(tokens(9)), jnp.full(4, 9, jnp.int32), zeros, state, 1, hooks=hooks)
+    ids = jnp.asarray(tokens(9))
+    hidden, _ = decoder.run(ids, lane_info(ids, zeros + 9, zeros, 1)._replace(hooks=hooks), state)
     assert hidden.shape == (4, 9, HIDDEN) and decoder.config.residual_size == HIDDEN * STREAMS
     first, *later = hooks.streams
     assert len(later) == len(LAYERS) and (first == first[:, :, :1]).all()

@@ -12,7 +12,8 @@ from tiny_variants import Variant, mtp_shapes
 
 _STEM = {
     "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "lfm2": "Lfm2",
-    "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "qwen4_exp": "Qwen4Exp", "lara_mini": "LaraMini", "kimi_linear": "KimiLinear",
+    "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "lara_mini": "LaraMini", "kimi_linear": "KimiLinear",
+    "qwen4_exp": "Qwen4Exp",
     "bailing_hybrid": "BailingHybrid", "minimax": "MiniMax", "olmo_hybrid": "OlmoHybrid", "mamba": "Mamba",
     "falcon_mamba": "FalconMamba", "jamba": "Jamba", "mamba2": "Mamba2", "nemotron_h": "NemotronH",
     "granitemoehybrid": "GraniteMoeHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1", "zamba2": "Zamba2",

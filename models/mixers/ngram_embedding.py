@@ -1,7 +1,7 @@
 """Embeddings of hashed n-grams, added to all residual streams (per-layer embedding of Qwen4-Exp)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +61,10 @@ class NgramEmbeddingConfig:
     def dilated(self) -> int:
         """Taps of the convolution, those in between included."""
         return (self.kernel - 1) * len(self.factors) + 1
+
+    def with_tables_of(self, size: int) -> "NgramEmbeddingConfig":
+        """Return the config with small tables, for measurements of the state."""
+        return replace(self, tables=(size,) * len(self.tables), rows=size * len(self.tables))
 
     def shard(self, devices: Devices) -> "NgramEmbeddingConfig":
         """Return one device's config: its rows of the tables, and the whole projections."""

@@ -400,7 +400,7 @@ def _head(
 
 def head_logits(engine: Engine, params: tuple[Parameter, ...], hidden: Any) -> Array:
     engine.placement.require_one_process("logits")
-    size = engine.row_arrays.model.config.hidden_size
+    size = engine.row_arrays.model.config.residual_size
     shape, dtype = np.shape(hidden), getattr(hidden, "dtype", None)
     if dtype != np.float32 or not shape or shape[-1] != size:
         raise TypeError(f"hidden: expected float32 [.., {size}], got {dtype or type(hidden)}{list(shape)}")
@@ -429,6 +429,8 @@ def forward(
     config = engine.row_arrays.model.config
     token_ids = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
     single = (np.ndim(tokens) if has_tokens else np.ndim(embeddings) - 1) == 1
+    if not has_tokens and engine.row_arrays.model.reads_tokens:
+        raise TypeError(f"tokens: expected token ids, which layers of {config.family} read, got only embeddings")
     if embeddings is not None:
         embeddings = check_embeddings(embeddings, token_ids, config.hidden_size)
     source: Any = embeddings if token_ids is None else token_ids

@@ -110,7 +110,7 @@ class Engine:
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
         self.config = model.config if programs.config is None else programs.config
-        self.hidden_size = model.config.hidden_size
+        self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
             "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
@@ -389,5 +389,5 @@ class Engine:
         if (shape.pages, shape.blocks if isinstance(shape, Shape) else self.blocks) != pages:
             raise ValueError(f"{shape} must have the pages and blocks of this engine, {pages}; make it by engine.shape")
         rows = self.row_arrays.abstract
-        model = self.programs.structure, self.hidden_size, self.vocab_size
+        model = self.programs.structure, self.residual_size, self.vocab_size
         return example_arguments(shape, self.params, rows, self.placement, *model)

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from models.decoder.streams import StreamConnection, StreamMixer, StreamsConfig, over_streams
 from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
@@ -100,6 +101,7 @@ class DecoderConfig:
             branch, and on the logits.
         head: branches of the multi-token-prediction head's layer (`models.decoder.mtp`), None without one.
         placeholders: ids of tokens with embeddings from another part of the checkpoint, for example of images.
+        streams: several residual streams, which begin with equal embeddings; None for one.
         devices: of the sharded model; all sizes are local.
     """
 
@@ -119,7 +121,13 @@ class DecoderConfig:
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
     placeholders: tuple[int, ...] = ()
+    streams: StreamsConfig | None = None
     devices: Devices = SINGLE_DEVICE
+
+    @property
+    def residual_size(self) -> int:
+        """Width of the residual stream, or of all streams."""
+        return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
     def num_layers(self) -> int:
@@ -148,14 +156,20 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`."""
+    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`.
+
+    With several streams the norm is a `StreamConnection`; a layer with `norms_input` adds to all streams.
+    """
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
         post = inner if isinstance(inner, PostNorm) else None
         in_front = not self.inner.norms_input if post is None else post.in_front
         norm = partial(RMSNorm, config.hidden_size, config.eps, config.norm_offset)
-        self.norm = norm() if in_front else None
+        streams = config.streams if in_front else None
+        self.norm = norm() if in_front and streams is None else None
+        sizes = config.hidden_size, config.eps, config.norm_offset, config.devices
+        self.connection = None if streams is None else StreamConnection(streams, *sizes, rngs)
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
         self.normed = inner if isinstance(inner, NormedResidual) else None
@@ -164,9 +178,13 @@ class Branch(nnx.Module):
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            inputs = x if self.norm is None else self.norm(x)
+            inputs, weights = x if self.norm is None else self.norm(x), None
+            if self.connection is not None:
+                inputs, weights = self.connection.split(x)
             y, state = self.inner(inputs, info, state)
             y = all_reduce(y, self.summed_over)
+            if weights is not None:
+                y = over_streams(y, weights)
             if self.post_norm is not None:
                 y = self.post_norm(y)
             if self.normed is not None:
@@ -240,8 +258,13 @@ class Decoder(Stateful):
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         inner_layers = Decoder.stateful(self)  # a subclass adds its layers later
         self.reads_embedding = any(layer.reads_embedding for layer in inner_layers)
+        self.reads_tokens = any(layer.reads_tokens for layer in inner_layers)
         _share_blocks(inner_layers)
-        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        if config.streams is None:
+            self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        else:
+            sizes = config.streams, config.hidden_size, config.eps, config.norm_offset
+            self.norm = StreamMixer(*sizes, config.devices, rngs)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
@@ -317,7 +340,7 @@ class Decoder(Stateful):
             info: position 0 starts from zero state; with `verifying` the tokens end with drafts, and `commit` follows
                 with the accepted tokens.
             state: pools with the state before the step.
-            embeddings: of the tokens; None looks them up.
+            embeddings: of the tokens; None looks them up. Layers with `reads_tokens` read the tokens in any case.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
 
         Returns:
@@ -329,6 +352,10 @@ class Decoder(Stateful):
         else:
             x = jnp.where(info.valid[:, :, None], embeddings, 0.0)
         states, hooks = [], info.hooks
+        if self.config.streams is not None:
+            x = jnp.tile(x, (1, 1, self.config.streams.count))
+        if self.reads_tokens:
+            info = info._replace(tokens=jnp.where(info.valid, tokens, 0))
         if hooks is not None:
             x = hooks.residual(x, 0)
         if self.reads_embedding:

@@ -167,6 +167,8 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
         shared_as: layers with equal keys share the first one's `block`; None: no block.
+        norms_input: no norm precedes the layer.
+        reads_embedding, reads_tokens: the layer reads `LaneInfo.embedded`, or `LaneInfo.tokens`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
@@ -175,6 +177,7 @@ class Stateful(nnx.Module):
     block: Any  # only with `shared_as`
     norms_input: bool = False
     reads_embedding: bool = False
+    reads_tokens: bool = False
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads ("attention", "recurrent") and of routed experts ("expert")."""

@@ -155,6 +155,73 @@ QWEN = (
     ),
 )  # fmt: skip
 
+INDEXED = SPARSE | {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    "hc_count": 3,
+    "hc_lowrank": 24,
+    "indexer_n_heads": 8,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 12,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
+    "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 32,
+    "heads_per_ngram": 4,
+    "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 5,
+}
+QWEN4 = (
+    Variant("indexed_base", "qwen4_exp", INDEXED),
+    Variant(
+        "indexed_multimodal",
+        "qwen4_exp",
+        INDEXED
+        | {
+            "linear_num_value_heads": 8,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "hc_count": 2,
+            "indexer_n_heads": 16,
+            "indexer_head_dim": 16,
+            "indexer_budget": 12,
+            "indexer_compress_ratio": 2,
+            "output_gate_type": None,
+            "norm_topk_prob": False,
+            "ple_layer_ids": [1],
+            "ple_embed_dim": 24,
+            "ple_conv_kernel_size": 2,
+            "ngram_size": 4,
+            "heads_per_ngram": 2,
+            "seed": 7,
+            "split_ngram_parts": 1,
+            "rope_parameters": _rope(0.5, theta=5000.0, sections=(4, 2, 2)),
+        },
+        multimodal=True,
+        fused_experts=True,
+        shards=2,
+        stored="bfloat16",
+    ),
+    Variant(
+        "indexed_plain",
+        "qwen4_exp",
+        INDEXED
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "indexer_budget": 64,
+            "indexer_compress_ratio": 64,
+            "ple_layer_ids": None,
+            "tie_word_embeddings": True,
+        },
+        interval=2,
+    ),
+)
+
 SMALL: dict[str, Any] = {
     "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
     "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -413,7 +480,7 @@ OLMO = (
     ),
 )
 
-VARIANTS = QWEN + LFM + WINDOWED + MAMBA + KIMI + LING + MINIMAX + OLMO
+VARIANTS = QWEN + QWEN4 + LFM + WINDOWED + MAMBA + KIMI + LING + MINIMAX + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
@@ -442,7 +509,7 @@ GOLDEN = tuple(
     shrunk(variant(name))
     for name in (
         "next_old_fields", "next_dense_layers", "dense_multimodal", "dense_interval", "sparse_base",
-        "sparse_multimodal", "lfm2_base", "lfm2_moe_base", "lfm3_base", "lara_base", "mamba_base",
+        "sparse_multimodal", "indexed_base", "lfm2_base", "lfm2_moe_base", "lfm3_base", "lara_base", "mamba_base",
         "falcon_mamba_base", "jamba_base", "mamba2_base", "zamba2_base", "nemotron_latent", "granite_experts",
         "bamba_base", "falcon_base", "kimi_base", "ling_base", "ling_query_rank", "minimax_base", "olmo_base",
     )

@@ -97,9 +97,9 @@ class Exported:
                 archive.writestr(name, content)
 
     def load(self) -> Callable[..., list[jax.Array]]:
-        """Load the executable on the first device, as a function of flat arrays in the signature's order.
+        """Load the executable on the first device, as a function of flat arrays.
 
-        A call consumes pools.
+        Arrays have the order of the signature; a call consumes pools.
 
         Raises:
             ExportError: other versions or devices.

@@ -51,7 +51,7 @@ class SlotFault(StatementId):
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers violate a contract, or the host's work contradicts itself; has every `SlotFault`."""
+    """Rows, pages or labels violate a contract; has every `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):

@@ -77,7 +77,11 @@ def maker(jaxpr: ir.Jaxpr, atom: ir.Atom) -> Any:
 
 
 def counts_up(body: ir.Jaxpr, carry: int, constants: int) -> bool:
-    """True if each iteration adds 1 to an integer carry; `constants` are the body's first inputs."""
+    """True if each iteration adds 1 to an integer carry.
+
+    Args:
+        constants: number of inputs of the body before the carries.
+    """
     eqn = maker(body, body.outvars[carry])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[constants + carry]:
         return False

@@ -16,7 +16,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolR
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import PARAMETERS, RULES
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.proof.values import Constant, Iota, Tiles, Value
+from ir_passes.proof.values import Constant, IndexSum, Iota, OffsetEntry, Tiles, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, violation_at
 
 _REMEDIES = {
@@ -189,6 +189,12 @@ class Site:
             "gather the lanes' rows by the slot map, compute, and scatter them back",
         )
         return replace(owner, view=(), unframed=owner.unframed or violation)
+
+    def layout_of(self, value: Value, shape: tuple[int, ...]) -> str | None:
+        """Return the layout whose cu_seqlens an operand is, if any."""
+        layouts = self.prover.bound.layouts if shape == (self.prover.bound.lanes + 1,) else ()
+        offsets = {layout: IndexSum(frozenset({(OffsetEntry(layout, 0, 0), 1)})) for layout in layouts}
+        return next((layout for layout, fact in offsets.items() if value.fact == fact), None)
 
     def path(self, value: Value) -> str:
         """Return the path of a version's pool."""

@@ -8,7 +8,6 @@ from ir_passes.contract.contract import Lane, Packed, PageTable, Pool, Shared, S
 from ir_passes.contract.missing_entries import entry_code
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
-from ir_passes.proof.rules.declarations import layout_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
@@ -62,7 +61,7 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
     pool = None if leaf is None else prover.bound.inputs[leaf].entry
     match owner:
         case Common():
-            layout = layout_of(site, value, shape)
+            layout = site.layout_of(value, shape)
             return Shared() if layout is None else Packed(role="cu_seqlens", layout=layout)
         case LaneRows(axis) if owner.packed and owner == LaneRows(axis, packed=owner.packed):
             return Packed(axis, layout=owner.packed)

@@ -1,16 +1,9 @@
-"""Checks of row maps and packed layouts of declared calls."""
+"""Checks of row maps of declared calls."""
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import axis_of
-from ir_passes.proof.rules.addressing.index_sums import single
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import OffsetEntry, PageEntry, SlotEntry, Value
-
-
-def layout_of(site: Site, value: Value, shape: tuple[int, ...]) -> str | None:
-    """Return the layout whose cu_seqlens an operand is, if any."""
-    layouts = (layout for layout in site.prover.bound.layouts if value.fact == single(OffsetEntry(layout, 0, 0)))
-    return next(layouts, None) if shape == (site.prover.bound.lanes + 1,) else None
+from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
 
 def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:

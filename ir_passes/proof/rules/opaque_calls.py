@@ -16,7 +16,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import layout_of, map_misfit, table_misfit
+from ir_passes.proof.rules.declarations import map_misfit, table_misfit
 from ir_passes.proof.site import Site
 from ir_passes.proof.suggestions import declaration_code
 from ir_passes.proof.uniformity import REMEDY, disordered
@@ -237,7 +237,7 @@ class _Declared:
                     if value.owner not in (COMMON, LaneRows(axis, packed=layout)):
                         problem = f"{declared}, and holds {describe(value.owner)}"
                 case Packed(_, _, layout):
-                    if layout_of(self.site, value, self.site.shapes[k]) != layout:
+                    if self.site.layout_of(value, self.site.shapes[k]) != layout:
                         problem = f"{declared}, and is not the one of the contract"
                 case Pool():
                     problem = self._pool_misfit(value, declared)

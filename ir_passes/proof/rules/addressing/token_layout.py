@@ -223,10 +223,11 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
 def _without_difference(site: Site, operands: list[Value]) -> tuple[str, list[Value]]:
     """Return the comparison of x with y, for a difference compared with 0 or 1."""
     maker, number = site.maker(site.eqn.invars[0]), constant_of(operands[1])
-    name = {("ge", 1): "gt", ("lt", 1): "le"}.get((site.name, number), site.name if number == 0 else "")
-    shapes = [] if maker is None or maker.primitive.name != "sub" else ir.shapes(maker.invars)
+    name = site.name if number == 0 else {"ge": "gt", "lt": "le"}.get(site.name, "") if number == 1 else ""
     wraps = operands[0].range is None and name not in ("eq", "ne")
-    if not name or wraps or shapes != [site.shape, site.shape]:
+    if not name or wraps or maker is None or maker.primitive.name != "sub":
+        return site.name, operands
+    if ir.shapes(maker.invars) != [site.shape, site.shape]:
         return site.name, operands
     return name, [site.prover.read(site.env, atom) for atom in maker.invars]
 
@@ -363,7 +364,9 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     lane_masks = [
         fact
         for k, fact in enumerate(masks)
-        if isinstance(fact, WithinLane) and fact.when == when and is_full(site, k, {fact.axis, fact.window} - {None})
+        if isinstance(fact, WithinLane)
+        and fact.when == when
+        and is_full(site, k, [axis for axis in (fact.axis, fact.window) if axis is not None])
     ]
     if lane_masks:
         if not all(isinstance(value.owner, Common) for value in operands):

@@ -29,6 +29,7 @@ from hybridlm.requests.validation import check_count
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
 from models import KV_BLOCK, kv_blocks
+from models.decoder.decoder import lane_info
 from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
 from models.state.pages import cache_positions
@@ -301,16 +302,9 @@ def _device_step(
     def chunk(layers: Any, inputs: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
         (tokens, targets, *embeddings), length, position = inputs
         hooks = HiddenStates()
-        hidden, layers = model(
-            tokens,
-            jnp.broadcast_to(length, (settings.lanes,)),
-            jnp.broadcast_to(position, (settings.lanes,)),
-            layers,
-            settings.blocks,
-            hooks=hooks,
-            embeddings=embeddings[0] if embeddings else None,
-            remat=True,
-        )
+        lengths, positions = (jnp.broadcast_to(number, (settings.lanes,)) for number in (length, position))
+        info = lane_info(tokens, lengths, positions, settings.blocks)._replace(hooks=hooks)
+        hidden, layers = model.run(tokens, info, layers, embeddings[0] if embeddings else None, remat=True)
         logprobs, logits = token_logits(model, hidden, targets, settings.keep_logits)
         return layers, (logprobs, logits, tuple(hooks.found))
 
@@ -406,7 +400,7 @@ def _head(
 
 def head_logits(engine: Engine, params: tuple[Parameter, ...], hidden: Any) -> Array:
     engine.placement.require_one_process("logits")
-    size = engine.row_arrays.model.config.hidden_size
+    size = engine.row_arrays.model.config.residual_size
     shape, dtype = np.shape(hidden), getattr(hidden, "dtype", None)
     if dtype != np.float32 or not shape or shape[-1] != size:
         raise TypeError(f"hidden: expected float32 [.., {size}], got {dtype or type(hidden)}{list(shape)}")
@@ -435,6 +429,8 @@ def forward(
     config = engine.row_arrays.model.config
     token_ids = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
     single = (np.ndim(tokens) if has_tokens else np.ndim(embeddings) - 1) == 1
+    if not has_tokens and engine.row_arrays.model.reads_tokens:
+        raise TypeError(f"tokens: expected token ids, which layers of {config.family} read, got only embeddings")
     if embeddings is not None:
         embeddings = check_embeddings(embeddings, token_ids, config.hidden_size)
     source: Any = embeddings if token_ids is None else token_ids

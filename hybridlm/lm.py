@@ -460,7 +460,7 @@ class LM:
         Args:
             tokens: ids [T] or [N, T]; None with `embeddings` alone. A traced id outside the vocabulary gives NaN.
             embeddings: float32 [T, hidden] or [N, T, hidden], replace the tokens' embeddings (`hidden_states[0]`);
-                tokens are then only targets.
+                tokens are then only targets, and n-grams in layers that read them (Qwen4-Exp).
             return_states: also return the state after the last token, for `state`.
             state: to start from; None starts a sequence.
             params: instead of `lm.params`.

@@ -216,7 +216,6 @@ class Session:
             elif len(request.prompt) == 1:
                 self._start(alive, [None])
             else:
-                self._scheduler.arrive(sequence)
                 self._unscored.append(alive)
 
     def _start(self, alive: AliveRequest, logprobs: PromptLogprobs | None = None) -> None:

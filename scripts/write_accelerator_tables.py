@@ -156,7 +156,7 @@ def figures_of(
         config.write_text(json.dumps(fields), encoding="utf-8")
         options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
         engine = target_engine(machine, options, config=config, mesh=job.mesh)
-        shape = engine.generating(job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
+        shape = engine.shape("generate", job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
         waits = None
         if machine.platform == "gpu":
             programs.OPTIONS["gpu"]["xla_dump_to"] = folder

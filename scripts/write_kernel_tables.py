@@ -102,9 +102,9 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
         engine = target_engine(
             machine, EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels), config=config
         )
-        shapes = [engine.generating(LANES, 1)]
+        shapes = [engine.shape("generate", LANES, 1)]
         if model == next(iter(MODELS)):
-            shapes.append(engine.generating(engine.prefill_lanes, CHUNK))
+            shapes.append(engine.shape("generate", engine.prefill_lanes, CHUNK))
         for shape in shapes:
             floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, CONTEXT)
             step = engine.program(shape)

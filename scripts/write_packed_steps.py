@@ -49,7 +49,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                     config=config,
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )
-                shape = engine.generating(lanes, tokens)
+                shape = engine.shape("generate", lanes, tokens)
                 structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
                 report = step_report(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import READABLE, unreadable
+from hybridlm.checkpoint.safetensors import READABLE, STORED, unreadable
 from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files import BLOCK_TYPES
 from hybridlm.quantised import SCHEMES, contradictions
@@ -56,7 +56,7 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
 
     Raises:
         CheckpointError: every missing (in the most complete option), unexpected, mis-shaped, ambiguous or unreadable
-            tensor.
+            tensor, and constants with other numbers.
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
@@ -66,8 +66,12 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     canonical = _names(checkpoint, family, wanted)
     skipped: Counter[str] = Counter()
     present: dict[str, str] = {}
+    constants = family.constants(config)
     for raw in checkpoint.names:
         name = canonical(raw)
+        if name in constants:
+            faults.extend(_other_numbers(checkpoint, raw, constants[name]))
+            continue
         pattern = next((p for p in family.skipped if re.fullmatch(p, raw) or re.fullmatch(p, name)), None)
         if pattern is not None and name not in wanted:
             skipped[pattern] += 1
@@ -108,6 +112,16 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
         )
     return ReadPlan(choices, dict(skipped), tuple(notes))
+
+
+def _other_numbers(checkpoint: CheckpointDirectory, name: str, expected: np.ndarray) -> list[str]:
+    """Return a fault if a tensor has other integers than follow from config.json."""
+    if checkpoint.stored_as(name) not in STORED:
+        return [f"unreadable {name}: found {checkpoint.stored_as(name)}, expected integers"]
+    stored = checkpoint.read_part(name)
+    if np.array_equal(stored, expected):
+        return []
+    return [f"other numbers in {name}: config.json gives {expected.tolist()}, found {stored.tolist()!s:.200}"]
 
 
 HEAD = "lm_head.weight"

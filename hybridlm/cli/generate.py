@@ -114,7 +114,7 @@ def generate(
     check_settings(params)
     if (lm := loading.leading(model)) is None:
         return
-    items = [_chat_ids(lm, prompt.item, chat, variables, functions) if chat.chat else prompt.item for prompt in prompts]
+    items = [_chat_ids(lm, item, chat, variables, functions) if chat.chat else item for _, item in prompts]
     if params.seed is None and params.temperature > 0:
         params = replace(params, seed=draw_seed())
         if not json:
@@ -221,7 +221,7 @@ def _row(prompts: list[NamedPrompt], n: int, index: int, completion: Completion)
     return {
         "prompt": index // n,
         "completion": index % n,
-        "id": prompts[index // n].id,
+        "id": prompts[index // n][0],
         "text": completion.text,
         "reasoning": completion.reasoning,
         "answer": completion.answer,

@@ -126,10 +126,10 @@ def _list_weights(model: str) -> None:
 
 def _shape(engine: Engine, kind: StepKind) -> Shape:
     if kind == "score":
-        return engine.scoring(engine.prefill_lanes, engine.chunk)
+        return engine.shape("score", engine.prefill_lanes, engine.chunk, top=0)
     if kind == "prompt":
-        return engine.generating(engine.prefill_lanes, engine.chunk)
-    return engine.generating(engine.lanes, 1)
+        return engine.shape("generate", engine.prefill_lanes, engine.chunk)
+    return engine.shape("generate", engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ def abstract_engine(
         path: a config.json of Hugging Face, or the name of `checkpoint`.
         options: as for `load`; `chunk` is 256 or the context, `dtype` the file's by default. Mesh devices need not
             exist.
-        None: plain.
+        recipe: of packed weights; None for plain ones.
         checkpoint: has configuration and weights, packed as by `load`.
 
     Raises:

@@ -9,10 +9,10 @@ import numpy as np
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.reading import QueuedText, Reading
-from hybridlm.engine.scheduler import Scheduler
+from hybridlm.engine.scheduler import read_all
 from hybridlm.errors import NumericalError
 from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.rows.snapshot import Snapshot, nothing_consumed
+from hybridlm.rows.snapshot import nothing_consumed
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.operands import Batch, StepInputs
 
@@ -39,26 +39,19 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
         NumericalError: the logits after them are not numbers.
         IsolationError, AuditError, HloError: the step is refused.
     """
-    with engine.decisions.command("prefix", tokens=tokens):
-        snapshot = _compute(engine, tokens) if len(tokens) > 1 else nothing_consumed(engine.kind)
-        engine.decisions.share(snapshot)
-    return Prefix(tokens, snapshot)
 
-
-def _compute(engine: Engine, tokens: tuple[int, ...]) -> Snapshot:
     def inputs(batch: Batch, lanes: Sequence[Any], feeds: Sequence[Any]) -> StepInputs:
         return sampling_inputs(batch, [None] * len(lanes), engine.vocab_size)
 
-    reading: Reading[PrefixText] = Reading(
-        [engine], engine.bucket(1, engine.lanes), inputs, widths=(engine.chunk,), counter="prompt_tokens"
-    )
-    text, queue = PrefixText(0, tokens, keeps_state=True, outside=engine.vocab_size), Scheduler(engine)
-    queue.add_texts(reading, [text])
-    try:
-        list(queue.run())
-    finally:
-        queue.close()
-    if text.first_wrong is not None:
-        raise NumericalError("prefix", text.first_wrong)
-    assert text.snapshot is not None
-    return text.snapshot
+    lanes, snapshot = engine.bucket(1, engine.lanes), nothing_consumed(engine.kind)
+    reading: Reading[PrefixText] = Reading([engine], lanes, inputs, widths=(engine.chunk,), counter="prompt_tokens")
+    text = PrefixText(0, tokens, keeps_state=True, outside=engine.vocab_size)
+    with engine.decisions.command("prefix", tokens=tokens):
+        if len(tokens) > 1:
+            list(read_all(reading, [text]))
+            if text.first_wrong is not None:
+                raise NumericalError("prefix", text.first_wrong)
+            assert text.snapshot is not None
+            snapshot = text.snapshot
+        engine.decisions.share(snapshot)
+    return Prefix(tokens, snapshot)

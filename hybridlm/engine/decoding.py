@@ -56,21 +56,10 @@ class Decoding:
         engine: Engine,
         processor: LogitsProcessor | None,
         speculation: Speculation | None,
-        probing: Probing | None = None,
     ):
-        assert probing is None or speculation is None, "nothing is drafted where probes may be"
-        self._engine, self._processor, self._speculation, self._probing = engine, processor, speculation, probing
+        self._engine, self._processor, self._speculation = engine, processor, speculation
         self._drafted: list[int] = []
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
-
-    def read_and_change(self, probing: Probing) -> None:
-        """Enable reads and changes inside the model; raises ValueError if the session drafts."""
-        if self._speculation is not None:
-            raise ValueError(
-                "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
-                "session(speculate=None)"
-            )
-        self._probing = probing
 
     def begin(self, sequence: ActiveSequence) -> None:
         # Changes of logits after a draft depend on the draft.
@@ -92,7 +81,7 @@ class Decoding:
             if request not in programs.prepared:
                 programs.prepared.add(request)
                 lanes = engine.bucket(len(sequences), engine.lanes)
-                step = engine.generating(lanes, 1, top=top, processor=self._processor, **changes)
+                step = engine.shape("generate", lanes, 1, top=top, processor=self._processor, **changes)
                 programs.prepare((step,), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
@@ -102,7 +91,12 @@ class Decoding:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(
-        self, pool: RowPool, lanes: list[ActiveSequence | None], lane_map: LaneMap, top: int | None
+        self,
+        pool: RowPool,
+        lanes: list[ActiveSequence | None],
+        lane_map: LaneMap,
+        top: int | None,
+        probing: Probing | None,
     ) -> DispatchedStep:
         """Dispatch the next step, with `top` log-probabilities for each token."""
         speculation = self._speculation
@@ -114,7 +108,7 @@ class Decoding:
             else:
                 speculation.skip()
         mtp_drafts = 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False)
-        return self._generate(pool, lanes, lane_map, top, mtp_drafts)
+        return self._generate(pool, lanes, lane_map, top, mtp_drafts, probing)
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the accepted tokens per lane of a verifying step, int32 [N].
@@ -146,14 +140,16 @@ class Decoding:
         lane_map: LaneMap,
         top: int | None,
         mtp_drafts: int,
+        probing: Probing | None,
     ) -> DispatchedStep:
         engine = self._engine
         consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
-        positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
+        end = min(max(consumed) + 1 + mtp_drafts, engine.context)
+        positions, blocks = np.array(consumed, np.int32), blocks_for(end)
         if self._steady is None or self._steady[0] != lanes:
             tokens = np.full((len(lanes), 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            probes = None if self._probing is None else self._probing.inputs(lanes)
+            probes = None if probing is None else probing.inputs(lanes)
             batch = Batch(tokens, active, positions, lane_map.slots, blocks, lane_map.pages)
             inputs = StepInputs(batch, None, *sampling_arrays(lanes), probes=probes)
             self._steady = lanes, active, engine.placement.ahead(inputs)
@@ -170,11 +166,8 @@ class Decoding:
         sequences = _active_lanes(lanes)
         for sequence, _ in sequences:
             sequence.consumed += 1
-        reads = (
-            {}
-            if self._probing is None
-            else self._probing.after_step(pool, lane_map, [(lane, sequence, 1) for sequence, lane in sequences])
-        )
+        stepped = [(lane, sequence, 1) for sequence, lane in sequences]
+        reads = {} if probing is None else probing.after_step(pool, lane_map, stepped)
         return DispatchedStep(sampled, sequences, timing=timing, reads=reads)
 
     def _verify(
@@ -194,7 +187,7 @@ class Decoding:
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
         batch = Batch.of(feeds, tokens, lane_map.slots, lane_map.pages)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
-        batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
+        batch = batch._replace(kv_blocks=blocks_for(min(end + mtp_drafts, engine.context)))  # no draft is used later
         self._drafted = [len(draft) for draft in drafts]
         inputs = sampling_inputs(batch, lanes, engine.vocab_size, drafts)
         shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor, mtp_drafts)
@@ -204,10 +197,6 @@ class Decoding:
         if timing is not None:
             timing.dispatched(sampled.token)
         return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
-
-    def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
-        """Return `kv_blocks` of a step; drafts past the context are never used."""
-        return blocks_for(min(end + mtp_drafts, self._engine.context))
 
     def _time(self, shape: Shape) -> StepTiming | None:
         engine = self._engine

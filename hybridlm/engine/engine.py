@@ -8,9 +8,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +38,7 @@ from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import OneProcess, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape, EditShape, Shape, StepName, lane_bucket
+from hybridlm.programs.shapes import AnyShape, Shape, StepName, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -56,24 +55,10 @@ from models import KV_BLOCK, Decoder, MtpDecoder
 MAX_PREFILL_LANES = 4
 """Lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
 
-P = TypeVar("P", Shape, EditShape)
-"""A shape with pages."""
-
-TURN_LOCK = threading.RLock()
+TURN_LOCK = threading.Condition()
 """Held while queues or a pool change: threads of sessions and calls take turns."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
-
-
-class RowQueue(Protocol):
-    """The requests of a session, or the texts of a call."""
-
-    @property
-    def unfinished(self) -> int: ...
-
-    def lose_rows(self) -> None:
-        """Let all wait for another row: the pool's arrays are lost."""
-        ...
 
 
 class Engine:
@@ -125,7 +110,7 @@ class Engine:
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
         self.config = model.config if programs.config is None else programs.config
-        self.hidden_size = model.config.hidden_size
+        self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
             "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
@@ -284,21 +269,10 @@ class Engine:
     def buckets(self, limit: int) -> list[int]:
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
-    def paged(self, shape: P) -> P:
-        pages = self.pages(shape.rows)
-        return (
-            replace(shape, pages=pages, blocks=self.blocks) if isinstance(shape, Shape) else replace(shape, pages=pages)
-        )
-
     def shape(self, step: StepName, lanes: int, tokens: int, rows: int | None = None, **fields: Any) -> Shape:
         """Return the shape of a step; `rows` of another pool than the engine's."""
-        return self.paged(Shape(step, lanes, tokens, self.rows if rows is None else rows, **fields))
-
-    def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
-        return self.shape("generate", lanes, tokens, **fields)
-
-    def scoring(self, lanes: int, tokens: int) -> Shape:
-        return self.shape("score", lanes, tokens, top=0)
+        rows = self.rows if rows is None else rows
+        return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
 
     @property
     def pool(self) -> RowPool:
@@ -310,17 +284,14 @@ class Engine:
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)
-            return self._whole_pool()
-
-    def _whole_pool(self) -> RowPool:
-        if self._pool is None or not self._pool.whole:
-            for queue in self.queues:
-                queue.lose_rows()
-            if self._pool is not None and self.prefix_cache is not None:
-                self.prefix_cache.lose_pages()
-            self._pool = None  # frees its memory before the next allocation
-            self._pool = self.new_pool(self.rows)
-        return self._pool
+            if self._pool is None or not self._pool.whole:
+                for queue in self.queues:
+                    queue.lose_rows()
+                if self._pool is not None and self.prefix_cache is not None:
+                    self.prefix_cache.lose_pages()
+                self._pool = None  # frees its memory before the next allocation
+                self._pool = self.new_pool(self.rows)
+            return self._pool
 
     def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
         """Return the devices of `RowPool.devices_for`; evict cached states if there are none."""
@@ -418,5 +389,5 @@ class Engine:
         if (shape.pages, shape.blocks if isinstance(shape, Shape) else self.blocks) != pages:
             raise ValueError(f"{shape} must have the pages and blocks of this engine, {pages}; make it by engine.shape")
         rows = self.row_arrays.abstract
-        model = self.programs.structure, self.hidden_size, self.vocab_size
+        model = self.programs.structure, self.residual_size, self.vocab_size
         return example_arguments(shape, self.params, rows, self.placement, *model)

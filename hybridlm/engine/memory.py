@@ -200,7 +200,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     remaining = available_memory(engine.placement)
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
-    largest = [engine.generating(engine.prefill_lanes, engine.chunk), engine.generating(engine.lanes, 1)]
+    largest = [engine.shape("generate", engine.prefill_lanes, engine.chunk), engine.shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
         tokens = engine.draft_tokens + 1
         largest.append(engine.shape("verify", engine.lanes, tokens, mtp_drafts=engine.mtp_drafts))

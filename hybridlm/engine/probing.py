@@ -46,7 +46,7 @@ def probe_sites(engine: Engine, method: str) -> ProbeSites:
         {kind: count if kind == "expert" else count * devices for kind, count in counts.items()}
         for counts in engine.row_arrays.model.sites()
     )
-    return ProbeSites(engine.config.family, engine.hidden_size, engine.context, units, states)
+    return ProbeSites(engine.config.family, engine.residual_size, engine.context, units, states)
 
 
 class StepReads(NamedTuple):

@@ -26,15 +26,14 @@ from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import TURN_LOCK, Engine
 from hybridlm.engine.probing import Probing
-from hybridlm.engine.reading import QueuedText, Reading, slots_of
+from hybridlm.engine.reading import QueuedText, Reading, T, slots_of
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.requests.sequence import ARRIVALS, ActiveSequence
 from hybridlm.rows.pool import LaneMap, RowPool
-from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
@@ -52,7 +51,7 @@ IDLE_SECONDS = 10.0
 WAIT_SECONDS = 0.001
 """Pause of a turn without a row, while others have all rows."""
 
-_ARRIVALS, _TURNS = itertools.count(), itertools.count(1)
+_TURNS = itertools.count(1)
 
 Queued = ActiveSequence | QueuedText
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -91,8 +90,9 @@ class Scheduler:
         probing: Probing | None = None,
         engines: Sequence[Engine] = (),
     ):
-        self._engine, self._processor, self._probing = engine, processor, probing
-        self._decoding = Decoding(engine, processor, speculation, probing)
+        assert probing is None or speculation is None, "nothing is drafted where probes may be"
+        self._engine, self._processor, self._drafts, self._probing = engine, processor, speculation is not None, probing
+        self._decoding = Decoding(engine, processor, speculation)
         self._admission = Admission(engine, speculation)
         self._engines = engines or (engine,)
         self._heaps: dict[Hashable, list[tuple[tuple[int, ...], Queued]]] = {}
@@ -112,7 +112,12 @@ class Scheduler:
         self._finalizer.atexit = False
 
     def read_and_change(self, probing: Probing) -> None:
-        self._decoding.read_and_change(probing)
+        """Enable reads and changes inside the model; raises ValueError if the session drafts."""
+        if self._drafts:
+            raise ValueError(
+                "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
+                "session(speculate=None)"
+            )
         self._probing = probing
 
     @property
@@ -129,21 +134,16 @@ class Scheduler:
         """Number of sequences and texts; texts behind an unread prefix count as one."""
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
-    def arrive(self, sequence: ActiveSequence) -> None:
-        sequence.arrival = next(_ARRIVALS)
-
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
         """Add a sequence to the queue."""
         self._decoding.begin(sequence)
-        if sequence.arrival < 0:
-            self.arrive(sequence)
         self._wait(sequence)
 
     @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
         """Add the texts of a reading to the queue, each behind its shared prefix."""
-        arrival = next(_ARRIVALS)
+        arrival = next(ARRIVALS)
         for i, text in enumerate(texts):
             text.reading = reading
             if text.parent is None:
@@ -152,18 +152,6 @@ class Scheduler:
             else:
                 text.order = (*text.parent.order, i)
                 text.parent.children.append(text)
-
-    def run(self) -> Iterator[Any]:
-        """Read all texts; yield each after its last step has been read."""
-        in_flight: deque[DispatchedStep] = deque()
-        while in_flight or self.unfinished:
-            self._engine.decisions.checkpoint()
-            dispatched = self.next()
-            if dispatched is not None:
-                in_flight.append(dispatched)
-            while len(in_flight) > (dispatched is not None):
-                step = in_flight.popleft()
-                yield from step.parts[0].text.reading.take(self._engine.read(step.sampled), step.parts)
 
     def _wait(self, sequence: Queued) -> None:
         heapq.heappush(self._heaps.setdefault(_kind_of(sequence), []), (sequence.order, sequence))
@@ -192,6 +180,7 @@ class Scheduler:
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
+    @_in_turn
     def next(self, unread: bool = False) -> DispatchedStep | None:
         """Dispatch the next step.
 
@@ -201,18 +190,13 @@ class Scheduler:
         Returns:
             None without work or rows, or if the step needs unread tokens.
         """
-        dispatched = self._next(unread)
-        if dispatched is None and self._heaps and not self.joined:
-            time.sleep(WAIT_SECONDS)
-        return dispatched
-
-    @_in_turn
-    def _next(self, unread: bool) -> DispatchedStep | None:
         self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
         if self.unfinished:
             self._pool, *_ = [engine.pool for engine in self._engines]
         self._admit()
         self._turns.append(self.turn)
+        if self._heaps and not self.joined:
+            TURN_LOCK.wait(WAIT_SECONDS)  # others have all rows
         if not self._prefills_next:
             if unread and self._decoding.needs_tokens(self.decoding):
                 return None
@@ -365,38 +349,31 @@ class Scheduler:
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Let a sequence join at its deepest cached state; False without enough pages."""
-        cache, start = self._cache_of(sequence), sequence.request.start
-        while True:
-            with nullcontext(start) if cache is None else cache.pinned(sequence.prompt, start) as snapshot:
-                if self._enter(sequence, snapshot, pool):
-                    return True
-            if not self._preempt_idle([self._engine]):
-                break
-        # A pinned page that is only copied in part may take the last free page.
-        return not _in_use([self._engine]) and self._enter(sequence, start, pool)
-
-    def _enter(self, sequence: ActiveSequence, snapshot: Snapshot | None, pool: RowPool) -> bool:
-        """Give a sequence a row with this state; False without pages for its prompt.
+        """Give a sequence a row with its deepest cached state; False without pages for its prompt.
 
         Raises:
             SlotsExhausted: no other sequence has pages; the request should have been refused.
         """
-        moves, cache, start = self._engine.moves, self._cache_of(sequence), sequence.request.start
-        may_wait = _in_use([self._engine]) or snapshot is not start
-        slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
-        if slot is None:
-            return False
-        sequence.slot = slot
-        sequence.stepped = False
-        self.prefilling.append(sequence)
-        if cache is not None:
-            begin = 0 if snapshot is None else snapshot.label.position
-            sequence.stops = cache.stops(sequence.prompt, begin)
-            sequence.consumed = cache.restore(snapshot, start, pool, slot, sequence.prompt, owner=sequence)
-        elif snapshot is not None:
-            sequence.consumed = moves.restore(snapshot, pool, slot, sequence.prompt, owner=sequence)
-        return True
+        engine, moves, start = self._engine, self._engine.moves, sequence.request.start
+        cache, cacheless = self._cache_of(sequence), False
+        while True:
+            with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
+                may_wait = _in_use([engine]) or snapshot is not start
+                slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
+                if slot is not None:
+                    sequence.slot, sequence.stepped = slot, False
+                    self.prefilling.append(sequence)
+                    if cache is not None:
+                        begin = 0 if snapshot is None else snapshot.label.position
+                        sequence.stops = cache.stops(sequence.prompt, begin)
+                        sequence.consumed = cache.restore(snapshot, start, pool, slot, sequence.prompt, owner=sequence)
+                    elif snapshot is not None:
+                        sequence.consumed = moves.restore(snapshot, pool, slot, sequence.prompt, owner=sequence)
+                    return True
+            if not self._preempt_idle([engine]):
+                if cacheless or _in_use([engine]):
+                    return False
+                cacheless = True  # a pinned page that is only copied in part may take the last free page
 
     def _grow(self) -> None:
         pool = self._pool
@@ -483,17 +460,12 @@ class Scheduler:
 
         alike = [sequence for sequence in self.prefilling if (sequence.probe is None) == (leader.probe is None)]
         engine, candidates = self._engine, sorted(alike, key=place)
-        slots, new = slots_of(candidates), sum(not sequence.stepped for sequence in alike) if self._led_by_new else 0
-
-        def fitting(order: Sequence[int], lanes: int) -> list[int]:
-            fits = pool.fitting([slots[index] for index in order], lanes)
-            return [index for index in order if slots[index] in fits]
-
+        new = sum(not sequence.stepped for sequence in alike) if self._led_by_new else 0
         # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
-        platform = engine.placement.platform
-        chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform, new)
-        return [candidates[index] for index in chosen], lanes, width
+        devices, platform = pool.devices_of(slots_of(candidates)), engine.placement.platform
+        step = cheapest_step(counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices)
+        return [candidates[index] for index in step.chosen], step.lanes, step.width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.
@@ -528,7 +500,7 @@ class Scheduler:
         assert pool is not None
         self._decode_lanes = self._fit_decode_lanes(pool)
         lanes, lane_map = self._by_lane(pool, sequences, self._decode_lanes)
-        dispatched = self._decoding.step(pool, lanes, lane_map, self._top(sequences))
+        dispatched = self._decoding.step(pool, lanes, lane_map, self._top(sequences), self._probing)
         if dispatched.accepted is None:
             self._release_finished(dispatched)
         return dispatched
@@ -574,6 +546,24 @@ class Scheduler:
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
         )
+
+
+def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
+    """Read the texts of a call; yield each after its last step has been read."""
+    engine, in_flight = reading.engines[0], deque[DispatchedStep]()
+    queue = Scheduler(engine, engines=reading.engines)
+    queue.add_texts(reading, texts)
+    try:
+        while in_flight or queue.unfinished:
+            engine.decisions.checkpoint()
+            dispatched = queue.next()
+            if dispatched is not None:
+                in_flight.append(dispatched)
+            while len(in_flight) > (dispatched is not None):
+                step = in_flight.popleft()
+                yield from reading.take(engine.read(step.sampled), step.parts)
+    finally:
+        queue.close()
 
 
 def _in_use(engines: Sequence[Engine]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile
+from hybridlm.checkpoint import ArrayFile, CheckpointError, open_safetensors
 from hybridlm.checkpoint.safetensors import NAMES, Types, write_safetensors
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replacing
@@ -59,7 +59,7 @@ def load_snapshot(
     """
     engine.placement.require_one_process("load_prefix")
     try:
-        file = SafetensorsFile(path)
+        file = open_safetensors(path)
     except CheckpointError as error:
         raise SnapshotError(f"no saved state can be read: {error}") from error
     if set(file.metadata) != {"format", "label", "token_ids", "sha256"} or file.metadata["format"] != FORMAT:
@@ -98,12 +98,13 @@ def _layout(array: ArrayLayout) -> list[Any]:
     )
 
 
-def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
-    return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
-
-
 def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
-    return {array.path: (_cut(array, position), array.dtype) for array in layout} if position else {}
+    """Return the types in a file, with the seen positions; none without any."""
+
+    def shape(array: ArrayLayout) -> tuple[int, ...]:
+        return tuple(position if axis == array.positions else size for axis, size in enumerate(array.shape))
+
+    return {array.path: (shape(array), array.dtype) for array in layout} if position else {}
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
@@ -155,12 +156,7 @@ def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, 
         )
 
 
-def _bytes(file: SafetensorsFile, name: str) -> bytes:
-    info = file.tensors[name]
-    return file.read_bytes(name, 0, info.end - info.begin)
-
-
-def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
+def _read(path: Path, file: ArrayFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
     types = _types(layout, position)
     expected = {name: (NAMES[dtype], shape) for name, (shape, dtype) in types.items()}
     stored = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
@@ -170,4 +166,8 @@ def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], po
             f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
             f"{[stored.get(name) for name in wrong[:5]]}"
         )
-    return [np.frombuffer(_bytes(file, name), dtype).reshape(shape) for name, (shape, dtype) in types.items()]
+    sizes = {name: info.end - info.begin for name, info in file.tensors.items()}
+    return [
+        np.frombuffer(file.read_bytes(name, 0, sizes[name]), dtype).reshape(shape)
+        for name, (shape, dtype) in types.items()
+    ]

@@ -15,20 +15,18 @@ COMPILE_SECONDS = 120.0
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
-    with engine.decisions.command("warm up", every_bucket=every_bucket):
-        return _warm_up(engine, every_bucket, progress)
-
-
-def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
-    shapes = all_shapes(engine, only_full=not every_bucket)
-    seconds: dict[str, float] = {}
+    shapes, seconds = all_shapes(engine, only_full=not every_bucket), dict[str, float]()
 
     def compiled(shape: AnyShape) -> tuple[str, float]:
         start = time.perf_counter()
         engine.programs.compiled(shape, engine.example_arguments)
         return str(shape), time.perf_counter() - start
 
-    with counting_progress(progress, "compiling", len(shapes)) as report, ThreadPoolExecutor(cores()) as pool:
+    with (
+        engine.decisions.command("warm up", every_bucket=every_bucket),
+        counting_progress(progress, "compiling", len(shapes)) as report,
+        ThreadPoolExecutor(cores()) as pool,
+    ):
         # Model steps take longest and come first; the moves of states fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
@@ -44,7 +42,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
         warnings.warn(
             f"steps that took longer than {COMPILE_SECONDS:.0f} s to compile: {', '.join(slow)}; a compilation cache "
             "(see hybridlm.load) keeps them between processes",
-            stacklevel=5,
+            stacklevel=4,
         )
     return {str(shape): seconds[str(shape)] for shape in shapes}
 
@@ -54,9 +52,9 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
     single = engine.bucket(1, engine.prefill_lanes), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_lanes, engine.lanes), single):
-        shapes += [engine.generating(prefill, engine.chunk), engine.generating(decode, 1)]
+        shapes += [engine.shape("generate", prefill, engine.chunk), engine.shape("generate", decode, 1)]
     # A single prompt is often short.
-    shapes += [engine.generating(single[0], width) for width in engine.widths]
+    shapes += [engine.shape("generate", single[0], width) for width in engine.widths]
     return list(dict.fromkeys(shapes))
 
 
@@ -73,14 +71,14 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
     widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
-    shapes += [engine.generating(lanes, width) for lanes in prefill for width in widths]
-    shapes += [engine.generating(lanes, 1) for lanes in decode]
+    shapes += [engine.shape("generate", lanes, width) for lanes in prefill for width in widths]
+    shapes += [engine.shape("generate", lanes, 1) for lanes in decode]
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         drafts_of_head = engine.mtp_drafts
-        shapes += [engine.generating(lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
+        shapes += [engine.shape("generate", lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
         tokens = engine.draft_tokens + 1
         shapes += [engine.shape("verify", lanes, tokens, mtp_drafts=drafts_of_head) for lanes in decode]
-    shapes += [engine.scoring(lanes, width) for lanes in prefill for width in engine.widths]
+    shapes += [engine.shape("score", lanes, width, top=0) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
         shapes += engine.moves.shapes(engine.rows, engine.pages(engine.rows))
     return list(dict.fromkeys(shapes))

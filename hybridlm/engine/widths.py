@@ -1,6 +1,6 @@
 """Widths of prefill and scoring steps: tokens of a lane per step."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -54,11 +54,12 @@ def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
 
 def cheapest_step(
     counts: Sequence[int],
-    fitting: Callable[[Sequence[int], int], Collection[int]],
+    devices: Sequence[int],
     sizes: Sequence[int],
     widths: tuple[int, ...],
     platform: str,
     preferred: int = 0,
+    parts: int = 1,
 ) -> PrefillStep:
     """Return the next prefill step with the least total cost: places plus `STEP_COST` per step.
 
@@ -67,20 +68,25 @@ def cheapest_step(
 
     Args:
         counts: remaining tokens of each sequence, in the order of arrival.
-        fitting: (indices into `counts` by preference, lanes) -> indices with a lane.
-        sizes: possible numbers of lanes.
+        devices: device of each sequence.
+        sizes: possible numbers of lanes, on all devices.
         preferred: so many of the first sequences come before the others.
+        parts: number of devices, with equal parts of the lanes.
     """
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     step_share = step_cost / min(len(counts), max(sizes))
     best: tuple[float, PrefillStep] | None = None
     for lanes, width in product(sizes, widths):
         rest = sorted(range(1, len(counts)), key=lambda index: (index >= preferred, -min(counts[index], width)))
-        chosen = sorted(fitting([0, *rest], lanes))
+        free, chosen = [lanes // parts] * parts, list[int]()
+        for index in (0, *rest):
+            if free[devices[index]]:
+                free[devices[index]] -= 1
+                chosen.append(index)
         remainders = [count - width * (index in chosen) for index, count in enumerate(counts)]
         cost = lanes * width + step_cost + sum(_least_cost(count, widths, step_share) for count in remainders)
         if best is None or cost < best[0]:
-            best = cost, PrefillStep(chosen, lanes, width)
+            best = cost, PrefillStep(sorted(chosen), lanes, width)
     assert best is not None
     return best[1]
 

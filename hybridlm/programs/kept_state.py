@@ -24,6 +24,7 @@ from ir_passes.files.loaded_code import patched_code
 from ir_passes.xla_audit.findings import Finding
 from models import Decoder, DecoderConfig, MtpDecoder
 from models.decoder.decoder import BranchConfig
+from models.mixers.ngram_embedding import NgramEmbeddingConfig
 from models.sharding.devices import Devices
 from models.state.state import StateArray
 
@@ -114,7 +115,11 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
 
 
 def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
-    branches = dict.fromkeys(branch for layer in config.layers for branch in layer)
+    branches = dict.fromkeys(
+        branch.with_tables_of(VOCABULARY) if isinstance(branch, NgramEmbeddingConfig) else branch
+        for layer in config.layers
+        for branch in layer
+    )
     small = replace(config, vocab_size=VOCABULARY, tied=True)
 
     def with_state(branches: Sequence[BranchConfig]) -> tuple[BranchConfig, ...]:

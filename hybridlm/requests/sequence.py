@@ -1,5 +1,6 @@
 """Requests and active sequences: tokens, dispatched progress, and finish reason."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hybridlm.drafting.acceptance import Drafting
 
 FinishReason = Literal["stop", "length", "cancelled"]
+ARRIVALS = itertools.count()
+"""Numbers of sequences and texts in the order of their arrival."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,7 @@ class ActiveSequence:
 
     Attributes:
         prompt: tokens to read before sampling; after a preemption with all generated before.
-        arrival: among all sequences and texts; negative before.
+        arrival: of `ARRIVALS`.
         consumed: tokens in its state after the dispatched steps.
         slot: None while it waits and after its last step was dispatched.
         stepped: it has had a step in its row.
@@ -97,7 +100,7 @@ class ActiveSequence:
 
     request: Request
     prompt: tuple[int, ...] = field(init=False)
-    arrival: int = -1
+    arrival: int = field(default_factory=ARRIVALS.__next__, init=False)
     consumed: int = 0
     slot: Slot | None = None
     stepped: bool = False

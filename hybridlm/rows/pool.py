@@ -92,10 +92,11 @@ class RowPool:
             message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
             raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
-        self.moved(slot, 0)
-        if self.device_of(slot) == self.row_pages.home_of(shared):
-            self.row_pages.adopt(self.rows_of([slot])[0], shared)
-        self.reserve(slot, positions)
+        (row,) = self.rows_of([slot])
+        self._consumed[row], self._unread[row] = 0, False
+        if row * self.devices // self.size == self.row_pages.home_of(shared):
+            self.row_pages.adopt(row, shared)
+        self.row_pages.reserve(row, positions)
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
@@ -119,7 +120,10 @@ class RowPool:
         self.row_pages.release(row)
 
     def device_of(self, slot: Slot) -> int:
-        return self.rows_of([slot])[0] * self.devices // self.size
+        return self.devices_of([slot])[0]
+
+    def devices_of(self, slots: Sequence[Slot]) -> list[int]:
+        return [row * self.devices // self.size for row in self.rows_of(slots)]
 
     def check_integrity(self) -> None:
         """Check the holders of each row and page; raises SlotError."""
@@ -133,12 +137,6 @@ class RowPool:
     def lanes_for(self, slots: Sequence[Slot]) -> int:
         """Return the least number of lanes for these slots, equal on all devices."""
         return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
-
-    def fitting(self, slots: Sequence[Slot], lanes: int) -> list[Slot]:
-        """Return the first slots of each device for a step of so many lanes."""
-        rows = self.rows_of(slots)
-        fitting = {row for part in self._by_device(rows) for row in part[: lanes // self.devices]}
-        return [slot for slot, row in zip(slots, rows, strict=True) if row in fitting]
 
     def arrange(
         self, slots: Sequence[Slot], lanes: int, places: Sequence[int] | None = None

@@ -53,22 +53,21 @@ def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
 
 
 def filter_cutoffs_kernel(
-    index: Any, temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, sums: Any, old_cutoff: Any,
-    old_of_k: Any, old_needed: Any, new_sums: Any, *results: Any, block: int,
-) -> None:  # fmt: skip
+    index: Any, temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, sums: Any, *state: Any, block: int
+) -> None:
     """Find a digit of one lane's cutoff, and sum a part of its logits.
 
     Args:
         index: int32 [1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.
         logits: [vocab], of this lane.
         sums: [part, digit value], of this lane's previous pass; the first pass reads no state.
-        old_cutoff, old_of_k, old_needed: [1], `STATE` of this instance.
-        new_sums: [digit value], of this part.
-        results: the new `STATE`; the digits of the last pass are `ordered` of the cutoff.
+        state: `STATE` of this instance, [1] each; the new sums, [digit value], of this part; and the new `STATE`. The
+            digits of the last pass are `ordered` of the cutoff.
         block: logits per read.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    old_cutoff, old_of_k, old_needed, new_sums, *results = state
     lane, part, vocab = pl.program_id(0), pl.program_id(1), logits.shape[0]
     number, top = index[0], highest[lane]
     k, p, heat = top_k[lane], top_p[lane], temperature[lane]

@@ -10,7 +10,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import TextProbing
 from hybridlm.engine.reading import Reading, T
-from hybridlm.engine.scheduler import Scheduler
+from hybridlm.engine.scheduler import read_all
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.scoring.distributions import Question
@@ -39,12 +39,12 @@ def scores(
         probing: probed texts share no beginnings.
         full_lanes: use all lanes, so that bits do not depend on the number of texts.
     """
-
-    def has_steps(i: int) -> bool:
-        probe = None if probing is None else probing.probes[i]
-        return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
-
-    predicted = {i: text for i, text in enumerate(texts) if has_steps(i)}
+    probes = [None] * len(texts) if probing is None else probing.probes
+    predicted = {
+        i: text
+        for i, (text, probe) in enumerate(zip(texts, probes, strict=True))
+        if len(text) > 1 or (probe is not None and probe.reads(0))
+    }
     queries = [None] * len(texts) if question is None else question.texts
     results: dict[int | None, Score] = {}
     for i, text in enumerate(texts):
@@ -125,8 +125,7 @@ def prefilled(
     Args:
         texts: at least two tokens, by number.
     """
-    engine = reading.engines[0]
-    finished = None if probing is not None else engine.finished
+    finished = None if probing is not None else reading.engines[0].finished
     call = 0 if finished is None else finished.begin_call()
     if finished is not None:
 
@@ -136,16 +135,11 @@ def prefilled(
         stored = restored(finished, call, texts, empty)
         yield from stored.values()
         texts = {i: tokens for i, tokens in texts.items() if i not in stored}
-    queue = Scheduler(engine, engines=reading.engines)
     probes = None if probing is None else probing.probes
-    queue.add_texts(reading, texts_to_read(reading, texts, make, prefix, question, probes))
-    try:
-        for text in queue.run():
-            if finished is not None:
-                keep(finished, call, text)
-            yield text
-    finally:
-        queue.close()
+    for text in read_all(reading, texts_to_read(reading, texts, make, prefix, question, probes)):
+        if finished is not None:
+            keep(finished, call, text)
+        yield text
 
 
 def _scoring_inputs(

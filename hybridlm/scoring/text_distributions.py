@@ -48,16 +48,10 @@ class TextDistributions:
         places = slice(tokens.start - self.query.first, tokens.stop - self.query.first)
         assert scored.rank is not None and scored.entropy is not None, "a step with a question has them"
         self.ranks[tokens], self.entropy[tokens] = scored.rank[lane, step], scored.entropy[lane, step]
-        if scored.top_tokens is not None and scored.top_logprobs is not None:
-            self._top_ids[places], self._top_logprobs[places] = (
-                scored.top_tokens[lane, step],
-                scored.top_logprobs[lane, step],
-            )
-        if scored.chosen_logprobs is not None and scored.chosen_ranks is not None:
-            self._logprobs[places], self._chosen_ranks[places] = (
-                scored.chosen_logprobs[lane, step],
-                scored.chosen_ranks[lane, step],
-            )
+        arrays = scored.top_tokens, scored.top_logprobs, scored.chosen_logprobs, scored.chosen_ranks
+        for name, array in zip(_BY_POSITION, arrays, strict=True):
+            if array is not None:
+                getattr(self, name)[places] = array[lane, step]
 
     def copy_from(self, shared: "TextDistributions") -> None:
         """Copy the first tokens' results from a shared prefix with the same question."""

@@ -13,7 +13,7 @@ import jax
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.mesh import result_shardings
+from ir_passes.jaxpr.placement import result_shardings
 from ir_passes.jaxpr.tracing import Trace
 
 Tree = Any

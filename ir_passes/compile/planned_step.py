@@ -9,9 +9,9 @@ from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.statements import NotCovered, Statement
-from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
-from ir_passes.jaxpr.mesh import of_one_device
-from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.collectives import Collective, schedule_of
+from ir_passes.jaxpr.placement import of_one_device
+from ir_passes.jaxpr.timing import Timings, new_seconds, paused, timed
 from ir_passes.jaxpr.tracing import trace_function
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
@@ -22,7 +22,7 @@ from ir_passes.targets import Target, as_target
 
 
 @dataclass(frozen=True)
-class PlannedStep(Exchanging):
+class PlannedStep:
     """Statements about a step before XLA.
 
     Attributes:
@@ -50,11 +50,11 @@ def plan_step(
     target: Target | str | None = None,
 ) -> PlannedStep:
     """Prove a step and plan its scratch without compilation; arguments and errors as for `compile_step`."""
-    clock = Clock()
+    seconds = new_seconds()
     args = args if target is None else as_target(target).place(args)
-    proved = prove_graph(trace(fn, args, contract, clock), passes, "error", None, clock)
+    proved = prove_graph(trace(fn, args, contract, seconds), passes, "error", None, seconds)
     assert proved.proof is not None
-    plan = clock.time("plan", plan_graph, proved.graph)
+    plan = timed(seconds, "plan", plan_graph, proved.graph)
     return PlannedStep(
         proved.graph.bound,
         len(of_one_device(proved.graph.program).jaxpr.eqns),
@@ -63,15 +63,15 @@ def plan_step(
         (NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"), *uncovered_by_proof(proved.graph.bound)),
         tuple(scheduled.collective for scheduled in schedule_of(proved.graph.program)),
         plan,
-        clock.seconds,
+        seconds,
     )
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, seconds: Timings) -> Graph:
     with paused():
-        traced = clock.time("trace", trace_function, fn, args)
-        bound = clock.time("trace", contract.bind_trace, traced)
-        return Graph(clock.time("trace", step_form, traced.program, bound), bound)
+        traced = timed(seconds, "trace", trace_function, fn, args)
+        bound = timed(seconds, "trace", contract.bind_trace, traced)
+        return Graph(timed(seconds, "trace", step_form, traced.program, bound), bound)
 
 
 def plan_graph(graph: Graph) -> Plan:

@@ -1,6 +1,7 @@
 """XLA executables as bytes and back, without pickle."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,9 @@ import jax
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.dtypes import dtype_of, is_key
 from ir_passes.xla_audit.hlo import fingerprint
+
+GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
+"""JAX's random generators; keys of others do not outlive their process."""
 
 
 def device_count(compiled: jax.stages.Compiled) -> int:
@@ -37,3 +41,11 @@ def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
     arrays = [jax.device_put(array, device) for array in words]
     results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
     return [shards[0] for shards in results]
+
+
+def named(words: jax.Array, dtype: str) -> jax.Array:
+    """Wrap raw words as typed keys if `dtype` names a key type."""
+    for generator in GENERATORS:
+        if str(jax.eval_shape(partial(jax.random.key, impl=generator), 0).dtype) == dtype:
+            return jax.random.wrap_key_data(words, impl=generator)
+    return words

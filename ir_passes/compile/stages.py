@@ -15,8 +15,8 @@ import jax
 
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
-from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
+from ir_passes.compile.certificate_store import Key
+from ir_passes.compile.certifying import audited, has_copies, make_certificate, require_audit, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.stage import ProvedTrace, Stage
@@ -26,15 +26,15 @@ from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Statement
+from ir_passes.files.store import FileStore
 from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Scheduled, schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.jax_private import without_compilation_cache
-from ir_passes.jaxpr.mesh import device_of, mesh_of
-from ir_passes.jaxpr.placement import check_donated
+from ir_passes.jaxpr.placement import check_donated, device_of, mesh_of
 from ir_passes.jaxpr.refused import require_donation, require_programs, require_threads
-from ir_passes.jaxpr.timing import Clock
+from ir_passes.jaxpr.timing import Timings, new_seconds, timed
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
@@ -56,15 +56,15 @@ def trace_step(
 ) -> "TracedStep":
     """Trace a step and bind its contract; arguments and errors as for `compile_step`."""
     require_programs()
-    clock, machine = Clock(), None if target is None else as_target(target)
+    seconds, machine = new_seconds(), None if target is None else as_target(target)
     if machine is not None:
         parameters = FunctionSignature.of(fn) if parameters is None else parameters
         args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
         kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in (kwargs or {}).items()}
     with nullcontext() if machine is None else machine.tracing():
-        trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
+        trace = timed(seconds, "trace", trace_function, fn, args, kwargs, parameters)
     absent_target = machine if machine is not None and not machine.is_local else None
-    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, absent_target)
+    return TracedStep(trace, timed(seconds, "trace", contract.bind_trace, trace), seconds, absent_target)
 
 
 def prove(
@@ -85,16 +85,16 @@ def prove(
         ValueError: the program captures values of another trace.
     """
     trace = trace_of(program)
-    traced = TracedStep(trace, contract.bind_trace(trace), Clock())
+    traced = TracedStep(trace, contract.bind_trace(trace), new_seconds())
     return traced.prove(passes=passes, certify=certify, certificates=certificates)
 
 
 class TracedStep(Stage):
     """A traced step with its bound contract."""
 
-    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
+    def __init__(self, trace: Trace, bound: BoundContract, seconds: Timings, absent_target: Target | None = None):
         super().__init__(trace, bound)
-        self.jaxpr, self._clock, self._absent_target = trace.program, clock, absent_target
+        self.jaxpr, self._seconds, self._absent_target = trace.program, seconds, absent_target
 
     def prove(
         self,
@@ -109,17 +109,17 @@ class TracedStep(Stage):
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
-        clock = Clock(self._clock)
-        graph = Graph(clock.time("trace", step_form, self.jaxpr, self.bound), self.bound)
+        seconds = dict(self._seconds)
+        graph = Graph(timed(seconds, "trace", step_form, self.jaxpr, self.bound), self.bound)
         called = bodies(graph.program.jaxpr, self.bound.opaque)
         prints = fingerprint(graph.program), fingerprint(self.bound)
         arguments = self._trace.args, self._trace.kwargs
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(arguments)))
         is_known = key.versions.compiler != UNKNOWN
-        store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
-        stored = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-        proved = prove_graph(graph, passes, certify, stored, clock)
-        return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._absent_target), clock)
+        store = FileStore(Path(certificates)) if certificates is not None and is_known else None
+        stored = None if store is None or certify == "off" else timed(seconds, "prove", key.find, store)
+        proved = prove_graph(graph, passes, certify, stored, seconds)
+        return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._absent_target), seconds)
 
 
 class ProvedStep(Stage):
@@ -132,9 +132,9 @@ class ProvedStep(Stage):
         faults: reasons for a missing proof, with `certify="warn"`.
     """
 
-    def __init__(self, step: ProvedTrace, clock: Clock):
+    def __init__(self, step: ProvedTrace, seconds: Timings):
         super().__init__(step.trace, step.bound)
-        self._step, self._clock, self.proved = step, clock, step.proved
+        self._step, self._seconds, self.proved = step, seconds, step.proved
         proved = step.proved
         self.jaxpr: ir.ClosedJaxpr = proved.graph.program
         self.proof: Proof | None = proved.proof
@@ -153,17 +153,17 @@ class ProvedStep(Stage):
         if self._step.certify == "error":
             trace = self._trace
             check_donated(trace.program, trace.args, trace.kwargs, trace.parameters.positional, self.bound.successors)
-        clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
-        lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
-        return LoweredStep(self._step, calling, lowered, clock)
+        seconds, calling = dict(self._seconds), Calling.of(self._trace, self.bound)
+        lowered = timed(seconds, "lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
+        return LoweredStep(self._step, calling, lowered, seconds)
 
 
 class LoweredStep(Stage):
     """A step as StableHLO, with the attributes of `jax.stages.Lowered`."""
 
-    def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
+    def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, seconds: Timings):
         super().__init__(step.trace, step.bound)
-        self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
+        self._step, self._calling, self.lowered, self._seconds = step, calling, lowered, seconds
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """Return the program as text, by default StableHLO."""
@@ -193,50 +193,46 @@ class LoweredStep(Stage):
         """
         require_threads("compile")
         options = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "call": call}
-        lowered = LoweredStep(self._step, self._calling, self.lowered, Clock(self._clock))
-        program, result = lowered._audited(compiler_options, options)
-        ordered = written_in_place(self._step, lowered._clock) if has_copies(result) else None
+        lowered = LoweredStep(self._step, self._calling, self.lowered, dict(self._seconds))
+        program = lowered._audited(compiler_options, options)
+        ordered = written_in_place(self._step, lowered._seconds) if has_copies(program) else None
         if ordered is not None:
-            in_place = ProvedStep(ordered, lowered._clock).lower()
-            rewritten, audit = in_place._audited(compiler_options, options)
-            if not audit.faults:
-                lowered, program, result = in_place, rewritten, audit
-        return lowered._certified(program, required(result, self._step.certify), compiler_options)
+            in_place = ProvedStep(ordered, lowered._seconds).lower()
+            rewritten = in_place._audited(compiler_options, options)
+            if not rewritten.faults:
+                lowered, program = in_place, rewritten
+        require_audit(program, self._step.certify)
+        return lowered._certified(program, compiler_options)
 
     @cached_property
     def _scheduled(self) -> tuple[Scheduled, ...]:
-        return self._clock.time("audit", schedule_of, self._step.proved.graph.program)
+        return timed(self._seconds, "audit", schedule_of, self._step.proved.graph.program)
 
-    def _audited(
-        self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
-    ) -> tuple[CompiledProgram, Audit]:
-        clock, step, traced = self._clock, self._step, self._step.proved.graph.program
+    def _audited(self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]) -> CompiledProgram:
+        seconds, step, traced = self._seconds, self._step, self._step.proved.graph.program
         # A cached program does not show this step as its source, and JAX would load it for absent devices.
         is_certified = step.certify != "off"
         with without_compilation_cache() if is_certified or step.absent_target is not None else nullcontext():
             if not is_certified:
-                compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
-                program = CompiledProgram(compiled, absent="certify is 'off'")
+                compiled = timed(seconds, "compile", self.lowered.compile, compiler_options=compiler_options)
+                program = CompiledProgram(compiled, not_audited="certify is 'off'")
             else:
-                program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
-        if program.absent is not None:
-            return program, Audit(None, absent=program.absent)
+                program = timed(seconds, "compile", compile_with_assignment, self.lowered, compiler_options)
+        if program.not_audited is not None:
+            return program
         mesh, bound = mesh_of(traced, (self._trace.args, self._trace.kwargs)), self._calling.compiled_bound(self.bound)
         arguments = {"mesh": mesh, "scheduled": self._scheduled, **options}
-        return program, clock.time("audit", lambda: audited(program, bound, step.certify, arguments))
+        return timed(seconds, "audit", audited, program, bound, step.certify, arguments)
 
-    def _certified(
-        self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
-    ) -> CompiledStep:
-        clock, step = self._clock, self._step
+    def _certified(self, program: CompiledProgram, compiler_options: dict[str, Any] | None) -> CompiledStep:
+        seconds, step = self._seconds, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
-        name, executable = self._calling.name, program.compiled
-        certificate = make_certificate(step, name, versions, self._scheduled, executable, result, clock.seconds)
+        certificate = make_certificate(step, self._calling.name, versions, self._scheduled, program, seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             try:
-                step.store.keep(step.key, certificate)
+                step.key.keep(step.store, certificate)
             except UntrustedError as error:
                 step.store.warn(error)
             except OSError as error:
                 warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
-        return CompiledStep(step, self._calling, program, certificate, result.report)
+        return CompiledStep(step, self._calling, program, certificate)

@@ -13,8 +13,6 @@ import numpy as np
 from ir_passes.contract.entries import (
     ROW_MAPS,
     Bound,
-    ContractError,
-    ContractFault,
     Lane,
     Opaque,
     Packed,
@@ -25,6 +23,7 @@ from ir_passes.contract.entries import (
     Unspecified,
     check_role,
 )
+from ir_passes.contract.faults import ContractError, ContractFault
 from ir_passes.contract.layouts import check_layouts
 from ir_passes.contract.missing_entries import check_complete
 from ir_passes.contract.opaque import check_opaque

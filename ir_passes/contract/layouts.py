@@ -5,7 +5,8 @@ from typing import get_args
 
 import numpy as np
 
-from ir_passes.contract.entries import Bound, ContractFault, Packed, PackedRole
+from ir_passes.contract.entries import Bound, Packed, PackedRole
+from ir_passes.contract.faults import ContractFault
 
 _NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens', layout='keys')"
 

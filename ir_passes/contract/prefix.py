@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from ir_passes.contract.entries import ENTRIES, ContractFault, Unspecified
+from ir_passes.contract.entries import ENTRIES, Unspecified
+from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr.tracing import FunctionSignature
 
 MISSING: Any = object()

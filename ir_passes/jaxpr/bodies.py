@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ir_passes.jaxpr import ir, primitives
+from ir_passes.jaxpr.dtypes import is_integer
 
 
 def map_equations(
@@ -52,14 +53,6 @@ def map_equations(
     return parameter(program)
 
 
-def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-
-    def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
-        return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
-
-    return map_equations(program, change, keep=lambda eqn: False)
-
-
 def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
     """Return carry index and end of a counting `while`, or None.
 
@@ -74,13 +67,22 @@ def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
     if condition.outvars != comparison.outvars or counter not in carries:
         return None
     number = carries.index(counter)
-    step = next((step for step in body.eqns if body.outvars[number] in step.outvars), None)
-    if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[number]:
-        return None
-    by = step.invars[1]
-    by_one = isinstance(by, ir.Literal) and int(by.val) == 1
     is_fixed = end not in carries or body.outvars[carries.index(end)] is inputs[carries.index(end)]
-    return (number, end) if by_one and is_fixed else None
+    return (number, end) if is_fixed and counts_up(body, number, eqn.params["body_nconsts"]) else None
+
+
+def maker(jaxpr: ir.Jaxpr, atom: ir.Atom) -> Any:
+    """Return the equation of a value, or None."""
+    return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)
+
+
+def counts_up(body: ir.Jaxpr, carry: int, constants: int) -> bool:
+    """True if each iteration adds 1 to an integer carry; `constants` are the body's first inputs."""
+    eqn = maker(body, body.outvars[carry])
+    if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[constants + carry]:
+        return False
+    by = eqn.invars[1]
+    return isinstance(by, ir.Literal) and is_integer(ir.dtype_of(by)) and int(by.val) == 1
 
 
 _TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")

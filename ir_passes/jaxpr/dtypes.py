@@ -3,15 +3,12 @@
 NumPy's functions do not count sub-byte integers as integers, and reject keys.
 """
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
-"""JAX's random generators; keys of others do not outlive their process."""
 
 
 def dtype_of(leaf: Any) -> Any:
@@ -31,14 +28,6 @@ def is_key(dtype: Any) -> bool:
 def key_implementation(dtype: Any) -> str:
     """Return the generator of typed keys, such as "threefry2x32"."""
     return str(jax.random.key_impl(jnp.empty((0,), dtype)))
-
-
-def named(words: jax.Array, dtype: str) -> jax.Array:
-    """Wrap raw words as typed keys if `dtype` names a key type."""
-    for generator in GENERATORS:
-        if str(jax.eval_shape(partial(jax.random.key, impl=generator), 0).dtype) == dtype:
-            return jax.random.wrap_key_data(words, impl=generator)
-    return words
 
 
 def limits(dtype: Any) -> tuple[int, int]:

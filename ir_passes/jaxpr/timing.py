@@ -10,23 +10,22 @@ PHASES = ("trace", "prove", "rewrite", "lower", "compile", "audit")
 T = TypeVar("T")
 
 
-class Clock:
-    """Seconds of each phase, without nested phases.
+Timings = dict[str, float]
+"""Seconds of each phase."""
 
-    Args:
-        start: clock to continue from; unchanged.
-    """
 
-    def __init__(self, start: "Clock | None" = None) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if start is None else dict(start.seconds)
+def new_seconds() -> Timings:
+    return dict.fromkeys(PHASES, 0.0)
 
-    def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-        total_before, started = sum(self.seconds.values()), time.perf_counter()
-        try:
-            return run(*args, **options)
-        finally:
-            inner = sum(self.seconds.values()) - total_before
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started - inner
+
+def timed(seconds: Timings, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Run a function; add its time to a phase, without the time of phases inside it."""
+    total_before, started = sum(seconds.values()), time.perf_counter()
+    try:
+        return run(*args, **options)
+    finally:
+        inner = sum(seconds.values()) - total_before
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started - inner
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class _Body(KernelRun):
     def _dma_start(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
         if eqn.params.get("add"):
-            raise UnreadableKernel(f"a copy that adds at {ir.source_of(eqn)}")
+            raise UnreadableKernel("a copy that adds")
         read = self._within(source, read)
         value = source.load(places_of(eqn, read), self._key(read))
         written = self._within(target, written, True, copies=True)
@@ -62,10 +62,10 @@ class _Body(KernelRun):
         value, places = copy.value, places_of(eqn, self._within(target, written, True, copies=True))
         if value is None:
             if not copies.are_same(copy, named, ("read",)):
-                raise UnreadableKernel(f"a wait for a copy of another source at {ir.source_of(eqn)}")
+                raise UnreadableKernel("a wait for a copy of another source")
             value = source.load(places_of(eqn, self._within(source, read)), named.read)
         if value.shape != read_at(target.value, places).shape:
-            raise UnreadableKernel(f"a copy into another shape at {ir.source_of(eqn)}")
+            raise UnreadableKernel("a copy into another shape")
         target.store(places, value, None, named.written)
         return []
 
@@ -73,7 +73,7 @@ class _Body(KernelRun):
         source, target, semaphore, other, device = jax.tree.unflatten(eqn.params["tree"], args)
         if self.copies is None or other is not None or device is not None:
             place = "another device" if device is not None else "a machine that is not said to be a TPU"
-            raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a copy to or on {place}")
+            raise UnreadableKernel(f"a copy to or on {place}")
         (semaphores, indexers), sides = split_reference(semaphore), (split_reference(source), split_reference(target))
         places = [place_of(index) for indexer in indexers for index in getattr(indexer, "indices", ())]
         index = tuple(self.term(place.start) for place in places)
@@ -82,19 +82,17 @@ class _Body(KernelRun):
             index_terms.in_bounds(term, size, domains) for term, size in zip(index, shape, strict=False)
         )
         if len(index) != len(shape) or any(place.size not in (None, 1) for place in places) or not is_bounded:
-            raise UnreadableKernel(
-                f"{eqn.primitive.name} at {ir.source_of(eqn)}: a semaphore whose index is not shown to be in bounds"
-            )
+            raise UnreadableKernel("a semaphore whose index is not shown to be in bounds")
         return self.copies, *sides, Semaphore(semaphores, index)
 
     def _run_scoped(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.params.get("collective_axes"):
-            raise UnreadableKernel(f"run_scoped over collective axes at {ir.source_of(eqn)}")
+            raise UnreadableKernel("run_scoped over collective axes")
         jaxpr = eqn.params["jaxpr"]
         outer = [] if self.copies is None else list(self.copies.running)
         results = self.run(jaxpr, args, [memory_for(memory_of(var.aval)) for var in jaxpr.invars])
         if self.copies is not None and any(copy not in outer for copy in self.copies.running):
-            raise UnreadableKernel(f"a copy is under way at the end of run_scoped at {ir.source_of(eqn)}")
+            raise UnreadableKernel("a copy is under way at the end of run_scoped")
         return results
 
     def _cond(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
@@ -144,13 +142,13 @@ class _Body(KernelRun):
         return stated
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        params, line = eqn.params, ir.source_of(eqn)
+        params = eqn.params
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
         consts, carry, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
         memory = HeldMemory.of(consts)
         if any(isinstance(value, Ref) for value in (*carry, *xs)):
-            raise UnreadableKernel(f"a loop that carries references at {line}")
+            raise UnreadableKernel("a loop that carries references")
         names = {inner.primitive.name for inner in ir.all_eqns(body.jaxpr)}
         unrolls = any(ref.has_holes for ref in memory.refs) or bool(names & {"masked_load", "masked_swap", *COPYING})
         if length <= MAX_UNROLLED and unrolls and not xs and num_carry == len(eqn.outvars):
@@ -158,13 +156,13 @@ class _Body(KernelRun):
                 carry = self.run(body.jaxpr, body.consts, [*consts, *carry])
             return list(carry)
         holes_after: list[Any] = []
-        running = self._running(eqn)
+        running = self._running()
 
         def step(state: Any, x: Any) -> Any:
             contents, values = state
             with memory.holding(contents):
                 results = self.run(body.jaxpr, body.consts, [*consts, *values, *x])
-                self._check_running(running, eqn)
+                self._check_running(running)
                 holes_after.append(memory.holes())
                 return (memory.contents(), results[:num_carry]), results[num_carry:]
 
@@ -173,13 +171,13 @@ class _Body(KernelRun):
         memory.set(contents, holes_after[-1] if length else memory.holes())
         return [*values, *ys]
 
-    def _running(self, eqn: ir.JaxprEqn) -> list[Copy]:
+    def _running(self) -> list[Copy]:
         return [] if self.copies is None else list(self.copies.running)
 
-    def _check_running(self, running: list[Copy], eqn: ir.JaxprEqn) -> None:
+    def _check_running(self, running: list[Copy]) -> None:
         """Raise UnreadableKernel if an iteration starts or awaits a copy."""
         if self.copies is not None and self.copies.running != running:
-            raise UnreadableKernel(f"a copy is under way at the end of an iteration at {ir.source_of(eqn)}")
+            raise UnreadableKernel("a copy is under way at the end of an iteration")
 
     def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         params = eqn.params
@@ -188,7 +186,7 @@ class _Body(KernelRun):
         outer, inner = args[:num_condition], args[num_condition : num_condition + num_body]
         carry = args[num_condition + num_body :]
         if any(isinstance(value, Ref) for value in carry):
-            raise UnreadableKernel(f"a loop that carries references at {ir.source_of(eqn)}")
+            raise UnreadableKernel("a loop that carries references")
         memory = HeldMemory.of([*outer, *inner])
         names = {inner.primitive.name for inner in ir.all_eqns(body.jaxpr)}
         copies = self.copies if self.copies is not None and names & set(COPYING) else None
@@ -200,7 +198,7 @@ class _Body(KernelRun):
         numbers = [index_terms.unknown((loop_key, k)) for k in range(len(carry))]
         terms = [self.term(value) if is_unchanged[k] else numbers[k] for k, value in enumerate(carry)]
         loop = Loop(copies or Copies(), numbers, list(map(self.term, carry)))
-        running = self._running(eqn)
+        running = self._running()
 
         def goes_on(state: Any) -> Any:
             contents, values = state
@@ -237,7 +235,7 @@ class _Body(KernelRun):
             with memory.holding(contents), loop.copies.known(*([loop.copies.fact(loop.test)] if loop.test else [])):
                 results = iteration(values)
                 if copies is None:
-                    self._check_running(running, eqn)
+                    self._check_running(running)
                 else:
                     loop.end()
                 return memory.contents(), results

@@ -48,7 +48,10 @@ class KernelRun:
         self.dead.update(var for eqn in jaxpr.eqns for var in eqn.outvars if var not in used)
         for eqn in jaxpr.eqns:
             with ir.sourced(eqn):
-                results = self._equation(eqn, [read(atom) for atom in eqn.invars])
+                try:
+                    results = self._equation(eqn, [read(atom) for atom in eqn.invars])
+                except UnreadableKernel as error:
+                    raise error.at(eqn) from None
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -61,7 +64,7 @@ class KernelRun:
         if body is not None:
             return self.run(body.jaxpr, body.consts, args)
         if any(isinstance(arg, Ref | Semaphores) for arg in args):
-            raise UnreadableKernel(f"{name!r} at {ir.source_of(eqn)} has no plain form")
+            raise UnreadableKernel("it has no plain form")
         if args and all(map(is_constant, args)) and not any(ir.shape_of(var) for var in eqn.outvars):
             with jax.ensure_compile_time_eval():
                 results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))

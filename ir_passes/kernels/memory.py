@@ -17,6 +17,14 @@ MAX_CONSTANT = 1 << 20
 class UnreadableKernel(ValueError):
     """A kernel has no plain form; the message names the operation and its line."""
 
+    is_located = False
+
+    def at(self, eqn: ir.JaxprEqn) -> "UnreadableKernel":
+        """Add the innermost equation."""
+        if not self.is_located:
+            self.is_located, self.args = True, (f"{eqn.primitive.name} at {ir.source_of(eqn)}: {self}",)
+        return self
+
 
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return unwritten memory: any content in the proof; NaN or the least integer when run."""

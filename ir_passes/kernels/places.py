@@ -83,7 +83,7 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
     for indexer in indexers:
         indices = getattr(indexer, "indices", None)
         if indices is None:
-            raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}, at {ir.source_of(eqn)}")
+            raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}")
         places = [_checked(place_of(index), int(full)) for index, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
         if (
@@ -91,7 +91,7 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
             and not all(arrays)
             and (sum(arrays) > 1 or not all(map(_covers, places, indexer.shape, arrays)))
         ):
-            raise UnreadableKernel(f"arrays of indices beside slices at {ir.source_of(eqn)}")
+            raise UnreadableKernel("arrays of indices beside slices")
         all_places.append(places)
     return all_places
 

@@ -1,7 +1,17 @@
-"""Assumptions and notes that follow from the contract alone."""
+"""Assumptions and notes of a certificate, of the contract and of calls.
 
-from ir_passes.contract.contract import ROW_MAPS, BoundContract, Packed, PageTable, Pool, SlotMap
+An error here leaves out a statement; it proves no step.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from ir_passes.contract.contract import ROW_MAPS, BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.opaque import lengths_of
+from ir_passes.contract.opaque_names import exact_name
 from ir_passes.contract.statements import Assumption, Note, Statement
+from ir_passes.jaxpr import ir
+from ir_passes.kernels import ReadKernels
 
 
 def dimensions_not_proved(bound: BoundContract) -> list[Statement]:
@@ -43,3 +53,18 @@ def assumed_of(bound: BoundContract) -> list[Statement]:
             size = array.entry.size
             assumptions.append(Assumption.PAGE_TABLE.statement(array.path, size=size, device=device, null=null))
     return assumptions
+
+
+def noted_kernels(kernels: ReadKernels) -> Iterator[Statement]:
+    """Yield a note for each read kernel."""
+    for eqn in kernels.read:
+        yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
+
+
+def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
+    """Yield the assumption for each declared call."""
+    for name, calls in declared.items():
+        kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
+        places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
+        for place, times in places.items():
+            yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)

@@ -30,7 +30,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.kernels import ReadKernels
 from ir_passes.proof import packed_layout
-from ir_passes.proof.assumed import assumed_of, dimensions_not_proved
+from ir_passes.proof.assumed import assumed_calls, assumed_of, dimensions_not_proved, noted_kernels
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dims import dim_violations
 from ir_passes.proof.numbering import Leaf
@@ -144,8 +144,8 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         proved.append(Claim.ACCEPTED)
     if violations:
         raise IsolationError(once(violations))
-    prover.notes.update([*dimensions_not_proved(bound), *opaque_calls.noted(kernels)])
-    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *assumed_of(bound)]
+    prover.notes.update([*dimensions_not_proved(bound), *noted_kernels(kernels)])
+    assumed = [*prover.assumed, *assumed_calls(prover.declared, bound.opaque), *assumed_of(bound)]
     return Proof(
         bound.lanes,
         len(flat.jaxpr.eqns),

@@ -39,16 +39,11 @@ def searched(entries: Callable[[Array], Array]) -> Ways:
 
 
 def starts(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the first token of each lane, as `jnp.repeat` computes it."""
+    """Yield the first token of each lane, and of padding, as `jnp.repeat` computes it."""
     for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
-        yield jnp.cumsum(jnp.roll(lengths, shift=1).at[0].set(0))
-
-
-def starts_and_end(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the first token of each lane and of padding, as `starts`."""
-    for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
-        for padding in (tokens - cu[-1], tokens - cu[len(cu) - 1]):
-            yield jnp.cumsum(jnp.roll(jnp.append(lengths, padding), shift=1).at[0].set(0))
+        padded = (jnp.append(lengths, tokens - end) for end in (cu[-1], cu[len(cu) - 1]))
+        for parts in (lengths, *padded):
+            yield jnp.cumsum(jnp.roll(parts, shift=1).at[0].set(0))
 
 
 PARTS: dict[tuple[int, int], Callable[[Array], Array]] = {
@@ -88,10 +83,7 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:
         return
-    kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (starts, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
-        (starts_and_end, single(OffsetEntry(layout, 0, 0)), (0, tokens)),
-    ]
+    kinds: list[tuple[Ways, Fact, Range | None]] = [(starts, single(OffsetEntry(layout, 0, 0)), (0, tokens))]
     for (first, missing), ways in SEARCHED.items():
         counted = lane_of_token(layout, first, lanes + 1 - first - missing, 0, lanes)
         if counted is not None and lanes + 1 > first + missing:

@@ -38,11 +38,7 @@ class Iota(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffset(Fact):
-    """Element = number of rows on all previous devices along a mesh axis.
-
-    Attributes:
-        rows: on one device.
-    """
+    """Element = number of rows on all previous devices along a mesh axis, `rows` on each."""
 
     over: str
     rows: int = 1
@@ -112,10 +108,9 @@ class PageEntry(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SegmentIds(Fact):
-    """Element at index t of `axis` = the lane of token t.
+    """Element t along `axis` = lane of token t.
 
-    Attributes:
-        padding: "past" for the number of lanes, "last" for the last lane.
+    Padding has the number of lanes ("past"), or any lane ("lane").
     """
 
     axis: int
@@ -138,11 +133,7 @@ class LaneOfToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOfLane(Fact):
-    """Element i = number of a token of lane i; unspecified for lanes without tokens.
-
-    Attributes:
-        lane: of all elements; None for an array of lanes.
-    """
+    """Element i = number of a token of lane i, or all of `lane`; unspecified for lanes without tokens."""
 
     layout: str
     lane: int | None = None
@@ -150,7 +141,7 @@ class TokenOfLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element r along `axis` = lane of token r + `shift`, or no lane."""
+    """Element r along `axis` = lane of token r + `shift`; before the first token, no lane."""
 
     axis: int
     layout: str
@@ -281,7 +272,7 @@ class OwnTokens(Fact):
     """Element = number of a token of the row's lane, or past the last token.
 
     Attributes:
-        rows: lanes of the elements.
+        rows: lanes or tokens of the elements; for tokens, no element is past the last token, except of padding.
     """
 
     layout: str
@@ -303,11 +294,7 @@ class TokenOf(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
-    """Elements at one index depend on the lane of a token; others are shared.
-
-    Attributes:
-        axis, place: of these elements.
-    """
+    """Elements at index `place` of `axis` depend on the lane of a token; others are shared."""
 
     layout: str
     axis: int
@@ -356,10 +343,7 @@ class TokenPairs(Fact):
 class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
-    A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
-
-    Attributes:
-        zero: False for minus infinity.
+    A masked element is zero (`zero`) or minus infinity, or all elements of its row outside the lane are nan.
     """
 
     rows: LaneRows
@@ -423,12 +407,9 @@ class PlusConstant(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Greatest(Fact):
-    """The element is at most K, and at least min(entry, K) for each entry.
+    """The element is at most K, and at least min(entry, K) for each entry of a numbered array.
 
     K is shared; without limits it is the dtype's greatest number.
-
-    Attributes:
-        number: of the entries.
     """
 
     number: Number
@@ -483,11 +464,7 @@ class Columns(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Fact):
-    """The array is a constant of the program.
-
-    Attributes:
-        captured: True if it depends on an array that existed before tracing, not only on numbers.
-    """
+    """The array is a constant of the program, `captured` if an array from before tracing is in it."""
 
     captured: bool = False
 

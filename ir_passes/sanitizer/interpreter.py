@@ -12,13 +12,12 @@ import numpy as np
 
 from ir_passes.contract.entries import Opaque
 from ir_passes.contract.opaque_names import declared_name
-from ir_passes.contract.statements import Statement
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import CUMULATIVE, ELEMENTWISE, IDENTITIES, MOVES, OPAQUE, PARTS, REDUCTIONS, WRITES
 from ir_passes.sanitizer import loops, pools
-from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.tags import (
     UNKNOWN,
     Ints,
@@ -33,27 +32,21 @@ from ir_passes.sanitizer.tags import (
     move,
     nobody,
     numpy_of,
+    pools_of,
     range_of,
     ranked,
     zero,
 )
-from ir_passes.sanitizer.verdict import Judge, UntrackedFault
+from ir_passes.sanitizer.verdict import UntrackedFault
 
 _NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(OPAQUE, UntrackedFault.OPAQUE)}
 
 
 class Interpreter:
-    """A run of a step with tags.
+    """A run of a step with tags."""
 
-    Attributes:
-        untracked: equations where a pool's labels are lost, in order.
-    """
-
-    def __init__(
-        self, lanes: int, judge: Judge, named: dict[int, Any] | None = None, opaque: Mapping[str, Opaque] | None = None
-    ):
-        self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
-        self.untracked: dict[Statement, None] = {}
+    def __init__(self, judge: Judge, opaque: Mapping[str, Opaque] | None = None):
+        self.judge, self.opaque = judge, opaque or {}
 
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
@@ -86,7 +79,7 @@ class Interpreter:
             self.judge.caller = outer
             return results
         if name in loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
-            return loops.RULES[name](self, eqn, values, tags)
+            return loops.RULES[name](self.judge, self.run, eqn, values, tags)
         out = iter(ir.eval_eqn(eqn, *values))
         outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
         if all(tag is None for tag in tags):
@@ -99,25 +92,25 @@ class Interpreter:
             return list(tags)
         if name in MOVES | PARTS and first is not None and not joins_places(eqn, first):
             if first.pools and not keeps_row_layout(eqn, first):
-                first = self.use(eqn, first)
+                first = self.judge.use(eqn, first)
             return list(move(eqn, first))
         if name in ("concatenate", "stack"):
             wholes = {tag is not None and tag.whole for tag in tags}
             if wholes == {True, False}:
-                return self.lose(eqn, tags, UntrackedFault.MIXED)
+                return self.judge.lose(eqn, tags, UntrackedFault.MIXED)
             return [concatenate(eqn, tags)]
         if name == "select_n" and len(tags) == 3 and any(tag is not None and tag.pools for tag in rest):
             return [self._select(eqn, values, tags)]
         if name in ("gather", "dynamic_slice") and first is not None and not any(tag and tag.pools for tag in rest):
-            return [pools.read(self, eqn, values, tags)]
+            return [pools.read(self.judge, eqn, values, tags)]
         if name in WRITES and first is not None and first.whole:
-            return [pools.write(self, eqn, values, tags)]
+            return [pools.write(self.judge, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
             declared = declared_name(eqn, self.opaque) if name in OPAQUE else None
-            results = None if declared is None else pools.call(self, eqn, self.opaque[declared], values, tags)
+            results = None if declared is None else pools.call(self.judge, eqn, self.opaque[declared], values, tags)
             if results is not None:
                 return results
-            return self.lose(eqn, tags, _NOT_ENTERED.get(name, UntrackedFault.WHOLE))
+            return self.judge.lose(eqn, tags, _NOT_ENTERED.get(name, UntrackedFault.WHOLE))
         return self._compute(eqn, values, tags)
 
     def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
@@ -134,7 +127,7 @@ class Interpreter:
             return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], separate=False)]
         mask = self._reading(eqn, values) if name in OPAQUE else None
         used = [
-            None if tag is None else self.use(eqn, tag, mask=None if mask is None else tag.of_lanes(mask))
+            None if tag is None else self.judge.use(eqn, tag, mask=None if mask is None else tag.of_lanes(mask))
             for tag in tags
         ]
         first = used[0]
@@ -153,18 +146,12 @@ class Interpreter:
         fresh = None if declared is None else self.opaque[declared].fresh
         return None if fresh is None else ~values[fresh]
 
-    def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
-        """Compare the labels of rows that an equation computes with; return its result's tags."""
-        if tags.pending:
-            self.judge.compare(where, tags, reader, mask)
-        return computed(tags.lanes, tags.derived)
-
     def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], separate: bool) -> Tags:
         """Return the tags of an elementwise result; if `separate`, lanes must not meet."""
         present = [tag for tag in aligned if tag is not None]
         for tag in present:
             other_lanes = [tag2.lanes for tag2 in present if tag2 is not tag]
-            self.use(eqn, tag, common(other_lanes) if other_lanes else None)
+            self.judge.use(eqn, tag, common(other_lanes) if other_lanes else None)
         high, low = range_of(tag.lanes for tag in present)
         derived = any(tag.derived for tag in present)
         if separate and derived and not any(tag.pending for tag in present):
@@ -175,7 +162,7 @@ class Interpreter:
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
-        return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
+        return computed(common_along(self.judge.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
         """Return the tags of a select: whole rows move, mixed rows are computed."""
@@ -184,14 +171,14 @@ class Interpreter:
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
         versions = all(case.whole for case in cases)
         if not versions and any(case.whole for case in cases):
-            return self.lose(eqn, tags, UntrackedFault.MIXED)[0]
+            return self.judge.lose(eqn, tags, UntrackedFault.MIXED)[0]
         shape = np.broadcast_shapes(*[case.shape for case in cases])
         predicate = jnp.reshape(values[0], (1,) * rank) if jnp.ndim(values[0]) == 0 else values[0]
         inner = tuple(axis for axis in range(rank) if shape[axis] == 1)
         every, some = jnp.all(predicate, axis=inner, keepdims=True), jnp.any(predicate, axis=inner, keepdims=True)
         mixed = some & ~every
         for case in cases:
-            self.use(eqn, case, mask=mixed)
+            self.judge.use(eqn, case, mask=mixed)
         high, low = range_of(case.lanes for case in cases)
         agreed = common([high, low, *([] if chooser is None else [chooser.lanes])])
         differing = (high != UNKNOWN) & (high != low)
@@ -202,15 +189,7 @@ class Interpreter:
         owner_row = constant_row(ReservedOwner.MIXED if versions else ReservedOwner.COMPUTED, rank)
         keep, mix = every[..., None], mixed[..., None]
         rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, owner_row, cases[0].some_rows))
-        return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
-
-    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
-        names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
-        one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
-        fault = UntrackedFault.ONE_ROW if one_row else fault
-        operation = f"{eqn.primitive.name} at {self.judge.source_of(eqn)}"
-        self.untracked.setdefault(fault.statement(f"{names}, {operation}"))
-        return [None] * len(eqn.outvars)
+        return Tags(lanes, rows, pools_of(cases), versions, any(case.derived for case in cases))
 
 
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
@@ -221,10 +200,6 @@ def _batched_loop(eqn: ir.JaxprEqn) -> bool:
 def _literal(value: Any) -> Tags | None:
     """Return the tags of a literal: zero begins a sequence."""
     return zero(np.ndim(value)) if np.size(value) == 1 and not to_numpy(value).any() else None
-
-
-def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
-    return tuple(sorted({pool for tag in tags if tag is not None for pool in tag.pools}))
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, shape_of
-from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_of
+from ir_passes.sanitizer.tags import COLUMNS, LABEL, UNKNOWN, Ints, Tags, numpy_of, rows_axis
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Addressing:
     def spread(self, batch: Ints) -> Ints:
         """Expand a batch array to rows or update, with length 1 along the window."""
         return numpy_of(batch).expand_dims(batch, self.window)
-
-
-def rows_axis(tags: Tags) -> int | None:
-    """Return the axis of a pool with a tag per row, or None."""
-    return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 
 def window_of(eqn: JaxprEqn, tags: Tags, indices: Array | None) -> Addressing:

@@ -4,7 +4,7 @@ Pages are written in many steps, and shared pages by another sequence, so labels
 tables are compared with the promise of `PageTable` instead.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +13,9 @@ from jax import Array
 from ir_passes.contract.contract import BoundContract, Packed, PageTable, Pool
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
+from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.tags import UNKNOWN, Ints, nobody
-from ir_passes.sanitizer.verdict import Judge, LabelFault
-
-if TYPE_CHECKING:
-    from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.verdict import LabelFault
 
 
 def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
@@ -85,9 +83,9 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Array]:
     return named
 
 
-def check_write(run: "Interpreter", eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
+def check_write(judge: Judge, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
     """Check that written rows are in the table of their lane alone, if known."""
-    named = run.named[pool]
+    named = judge.named[pool]
     rows_before = named.shape[1]
     if length >= rows_before:  # a reshape may have changed the number of rows
         named = jnp.repeat(named, length // rows_before, axis=1)
@@ -98,5 +96,5 @@ def check_write(run: "Interpreter", eqn: ir.JaxprEqn, pool: int, rows: Array, la
     clamped = jnp.where(in_bounds, rows, 0)
     permitted = by[jnp.maximum(lanes, 0), clamped] | (lanes == UNKNOWN)
     wrong = in_bounds & ((by.sum(axis=0)[clamped] > 1) | null[clamped] | ~permitted)
-    action = f"writes a page of {run.judge.paths[pool]} that is not its lane's alone, or the null page"
-    run.judge.record(eqn, action, wrong, lanes, "owner", rows, ReservedOwner.MIXED, LabelFault.PAGE)
+    action = f"writes a page of {judge.paths[pool]} that is not its lane's alone, or the null page"
+    judge.record(eqn, action, wrong, lanes, "owner", rows, ReservedOwner.MIXED, LabelFault.PAGE)

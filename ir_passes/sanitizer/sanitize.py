@@ -19,11 +19,11 @@ from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import Interpreter
-from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.paged import check_layout, named_rows, token_lanes
 from ir_passes.sanitizer.pools import settle
-from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import Check, Judge, LabelFault, UntrackedFault, Verdict, explain
+from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered, rows_axis
+from ir_passes.sanitizer.verdict import Check, LabelFault, UntrackedFault, Verdict, explain
 
 
 class UntrackedError(StatedError, ValueError):
@@ -66,13 +66,12 @@ class SanitizedStep:
         self._check_shapes([*values, *shadow_labels, *expected])
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
         named = named_rows(self.bound, values)
-        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
-        judge.packed = any(self.bound.layouts.values())
-        run = Interpreter(self.bound.lanes, judge, named, self.bound.opaque)
-        outs, new = self._run(run, values, shadow_labels)
-        if run.untracked:
+        paths, packed = {i: self.bound.inputs[i].path for i in self.pools}, any(self.bound.layouts.values())
+        judge = Judge(expected, paths, self._masked, named, packed)
+        outs, new = self._run(judge, values, shadow_labels)
+        if judge.untracked:
             advice = "address pools by gather, scatter or dynamic slices at lanes' slots"
-            raise UntrackedError(*run.untracked, advice=advice)
+            raise UntrackedError(*judge.untracked, advice=advice)
         self.checks = tuple(judge.checks)
         return (*jax.tree.unflatten(self._tree, outs), new, judge.verdict)
 
@@ -120,29 +119,29 @@ class SanitizedStep:
             wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)
             judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NULL_ROW)
 
-    def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
+    def _run(self, judge: Judge, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {
             name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
         }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
         lanes = {layout: token_lanes(self.bound, values, layout) for layout in self.bound.layouts}
-        check_layout(run.judge, self.bound, values)
+        check_layout(judge, self.bound, values)
         tags = [
             _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
             for i, entry in enumerate(self.bound.inputs)
         ]
-        self._check_maps(run.judge, values)
-        outs, out_tags = run.run(self._program, values, tags)
+        self._check_maps(judge, values)
+        outs, out_tags = Interpreter(judge, self.bound.opaque).run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
             if i in sources:
-                by_pool[sources[i]] = _output_shadow(run, entry, sources[i], mapped, tag)
+                by_pool[sources[i]] = _output_shadow(judge, entry, sources[i], mapped, tag)
             elif tag is not None and tag.whole:
-                run.untracked.setdefault(UntrackedFault.RESULT.statement(entry.path))
+                judge.untracked.setdefault(UntrackedFault.RESULT.statement(entry.path))
             elif tag is not None and tag.pending:
                 axis = entry.entry.axis if isinstance(entry.entry, Lane) else None
-                reader = None if axis is None else along(run.lanes, axis, len(entry.shape))
-                run.use(entry.path, tag, reader)
+                reader = None if axis is None else along(judge.lanes, axis, len(entry.shape))
+                judge.use(entry.path, tag, reader)
         return outs, tuple(by_pool[i] for i in self.pools)
 
 
@@ -208,21 +207,21 @@ def _input_tags(
     return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), complete, derived=True)
 
 
-def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
+def _output_shadow(judge: Judge, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
     entry = bound.entry
     assert isinstance(entry, Pool)
     rows, rank = bound.shape[entry.axis], len(bound.shape)
     shape = tuple(rows if axis == entry.axis else 1 for axis in range(rank))
     if entry.group not in mapped:
         lanes = along(rows, entry.axis, rank)
-        return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
+        return jnp.asarray(settle(judge, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         fault = UntrackedFault.ONE_ROW if rows == 1 else UntrackedFault.SUCCESSOR
-    elif tag.some_rows.shape[:-1] != shape and source not in run.named:
+    elif tag.some_rows.shape[:-1] != shape and source not in judge.named:
         fault = UntrackedFault.PARTS
     elif tag.some_rows.shape[:-1] != shape:  # labels of pages written token by token mean nothing
         return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))
-    run.untracked.setdefault(fault.statement(bound.path))
+    judge.untracked.setdefault(fault.statement(bound.path))
     return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))

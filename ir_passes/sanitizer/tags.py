@@ -71,6 +71,15 @@ class Tags:
         return replace(self, rows=rows)
 
 
+def rows_axis(tags: Tags) -> int | None:
+    """Return the axis of a pool with a tag per row, or None."""
+    return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
+
+
+def pools_of(tags: Iterable[Tags | None]) -> tuple[int, ...]:
+    return tuple(sorted({pool for tag in tags if tag is not None for pool in tag.pools}))
+
+
 def numpy_of(*arrays: Any) -> Any:
     """Return numpy if all arrays are known while tracing, else jax.numpy."""
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
@@ -261,7 +270,7 @@ def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
     if stack:
         present = [tag.map(lambda array: numpy_of(array).expand_dims(array, axis)) for tag in present]
     sizes = [1 if stack else shape_of(atom)[axis] for atom in eqn.invars]
-    pools = tuple(sorted({pool for tag in present for pool in tag.pools}))
+    pools = pools_of(present)
     derived = any(tag.derived for tag in present)
 
     def join(arrays: list[Ints]) -> Ints:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from ir_passes.contract.contract import ROW_MAPS, BoundContract, PageTable, Pool
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolType
+from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow
 from ir_passes.xla_audit.pool_values import HANDING_OVER, PoolValues, positions
 from ir_passes.xla_audit.program import CPU, Executable, Instruction
 
@@ -144,7 +144,7 @@ def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
+def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolFlow]:
     """Return the type on one device of each read pool.
 
     Pools of one number per lane are skipped.
@@ -152,7 +152,7 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
     maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
     paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}
-    pools: dict[int, PoolType] = {}
+    pools: dict[int, PoolFlow] = {}
     for i, argument in enumerate(bound.inputs):
         number = executable.parameters.get(i)
         if not isinstance(argument.entry, Pool) or number is None:
@@ -163,7 +163,8 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
         by_lane = argument.entry.group not in mapped or rows == 1
         if array.count == rows and (by_lane or rows <= bound.lanes):
             continue
-        pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged, bound.lanes)
+        is_paged, computations = argument.entry.group in paged, executable.module.computations
+        pools[i] = PoolFlow(computations, number, array, rows, by_lane, is_paged, bound.lanes)
     return pools
 
 
@@ -178,7 +179,7 @@ class _PoolCheck:
 
     executable: Executable
     live: LiveValues
-    pool: PoolType
+    pool: PoolFlow
     elements: Mapping[int, Held]
     ancestors: AbstractSet[int]
 

@@ -5,7 +5,7 @@ selected by an input, and custom calls without a result of the pool's type pass 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ir_passes.xla_audit.dataflow.asynchronous import STARTED
@@ -44,16 +44,18 @@ Leaves = Mapping[Index, Held]
 
 
 @dataclass(frozen=True)
-class PoolType:
-    """A pool on one device.
+class PoolFlow:
+    """A pool on one device, and the flow of its elements through instructions and fusions.
 
     Attributes:
+        computations: of the program.
         parameter: number of the entry parameter.
         by_lane: every row belongs to a lane.
         paged: page tables select rows.
         lanes: of the step, on all devices.
     """
 
+    computations: Mapping[int, Computation] = field(repr=False)
     parameter: int
     array: Array
     rows: int
@@ -83,27 +85,20 @@ class PoolType:
         """Return how many elements of the pool fit into an array, by elements or bytes."""
         return max(array.count, array.padded_bytes * self.array.count // max(1, self.array.padded_bytes))
 
-
-@dataclass(frozen=True)
-class PoolFlow:
-    """Flow of a pool's elements through an instruction or a fusion.
-
-    Attributes:
-        whole_writes: written rows count only if they replace all rows.
-    """
-
-    computations: Mapping[int, Computation]
-    pool: PoolType
-    whole_writes: bool
-
     def results(
-        self, instruction: Instruction, operands: Sequence[Leaves], arrays: list[Array], from_inputs: list[bool]
+        self,
+        instruction: Instruction,
+        operands: Sequence[Leaves],
+        arrays: list[Array],
+        from_inputs: list[bool],
+        whole_writes: bool = False,
     ) -> dict[Index, Held]:
         """Return the elements in each entry of a result.
 
         Args:
             instruction: no loop or branch.
             from_inputs: True for operands that depend on program arguments.
+            whole_writes: written rows count only if they replace all rows.
         """
         if instruction.opcode == "tuple":
             return {(i, *index): elements for i, leaves in enumerate(operands) for index, elements in leaves.items()}
@@ -114,7 +109,7 @@ class PoolFlow:
                 if index[:1] == (instruction.tuple_index,)
             }
         if instruction.opcode in ("fusion", STARTED, "call") and instruction.called:
-            fused = self._inside(self.computations[instruction.called[0]], operands, from_inputs)
+            fused = self._inside(self.computations[instruction.called[0]], operands, from_inputs, whole_writes)
             return {
                 ((1, *index) if instruction.opcode == STARTED else index): elements for index, elements in fused.items()
             }
@@ -123,16 +118,19 @@ class PoolFlow:
             if array.dtype == "tuple":
                 continue
             parts = [
-                self._carried(instruction, index, i, leaves, arrays, from_inputs) for i, leaves in enumerate(operands)
+                self._carried(instruction, index, i, leaves, arrays, from_inputs, whole_writes)
+                for i, leaves in enumerate(operands)
             ]
             if any(map(any, parts)):
                 join = sum if instruction.opcode == "concatenate" else max
                 elements = Held(join(part.moved for part in parts), join(part.computed for part in parts))
-                limit = array.count if instruction.opcode.startswith("reduce") else self.pool.size(array)
+                limit = array.count if instruction.opcode.startswith("reduce") else self.size(array)
                 results[index] = elements.within(limit)
         return results
 
-    def _inside(self, fused: Computation, operands: Sequence[Leaves], from_inputs: list[bool]) -> dict[Index, Held]:
+    def _inside(
+        self, fused: Computation, operands: Sequence[Leaves], from_inputs: list[bool], whole_writes: bool
+    ) -> dict[Index, Held]:
         """Return the elements in each result of a fusion; tuple operands keep their entries."""
         results: dict[int, dict[Index, Held]] = {}
         from_input: dict[int, bool] = {}
@@ -148,7 +146,7 @@ class PoolFlow:
             arrays = [fused.by_id[operand].array for operand in instruction.operands]
             operands_from_inputs = [from_input[operand] for operand in instruction.operands]
             results[instruction.id] = (
-                self.results(instruction, operand_elements, arrays, operands_from_inputs)
+                self.results(instruction, operand_elements, arrays, operands_from_inputs, whole_writes)
                 if any(operand_elements)
                 else {}
             )
@@ -162,24 +160,25 @@ class PoolFlow:
         leaves: Leaves,
         arrays: list[Array],
         from_inputs: list[bool],
+        whole_writes: bool,
     ) -> Held:
         """Return the elements that an operand passes to an entry of the result."""
         elements = leaves.get((), NOTHING)
         if elements == NOTHING or multiplies(instruction):
             return NOTHING
-        opcode, pool = instruction.opcode, self.pool
+        opcode = instruction.opcode
         if opcode == "custom-call":
             # The output of a call is unknown. A result in an operand's memory is made of that operand; other results
             # are new rows or another pool, even if they have the pool's type.
             aliased = [number for output, number, _ in instruction.aliasing if output == index]
             if aliased:
                 return elements if operand in aliased else NOTHING
-            same_type = pool.is_like(instruction.arrays[index])
-            return Held(0, max(elements)) if same_type and max(elements) >= pool.least else NOTHING
+            same_type = self.is_like(instruction.arrays[index])
+            return Held(0, max(elements)) if same_type and max(elements) >= self.least else NOTHING
         if opcode in ENDING:
             return NOTHING
         if opcode in NAMED_READS:
-            reads_few_rows = pool.by_lane or pool.paged or pool.is_few_rows(instruction.array)
+            reads_few_rows = self.by_lane or self.paged or self.is_few_rows(instruction.array)
             if operand or (reads_few_rows and any(from_inputs[1:])):
                 return NOTHING
         elif opcode in ("dynamic-update-slice", "scatter"):
@@ -187,13 +186,13 @@ class PoolFlow:
             first_update = pools if opcode == "dynamic-update-slice" else pools + 1
             if not (operand < pools or first_update <= operand < first_update + pools):
                 return NOTHING
-            if self.whole_writes and operand >= pools:
+            if whole_writes and operand >= pools:
                 named = opcode == "scatter" and from_inputs[pools]
-                if pool.is_few_rows(arrays[operand]) if named else arrays[operand].count < pool.array.count:
+                if self.is_few_rows(arrays[operand]) if named else arrays[operand].count < self.array.count:
                     return NOTHING
         elif opcode == "sort" and len(arrays) > 1 and index != (operand,):
             return NOTHING
         # Rows selected by a lane's mask are new rows of that lane, like results of arithmetic.
-        if opcode in MOVING and not (opcode == "select" and (operand == 0 or pool.by_lane)):
+        if opcode in MOVING and not (opcode == "select" and (operand == 0 or self.by_lane)):
             return elements
-        return Held(0, max(elements)) if max(elements) >= pool.least else NOTHING
+        return Held(0, max(elements)) if max(elements) >= self.least else NOTHING

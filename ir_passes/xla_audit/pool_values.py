@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ir_passes.xla_audit.dataflow import LiveValues
-from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow, PoolType
+from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow
 from ir_passes.xla_audit.program import Executable, Instruction
 
 HANDING_OVER = ("while", "conditional")
@@ -30,7 +30,7 @@ class PoolValues:
         }
         self._from_inputs = self._derived_from_inputs()
 
-    def onwards(self, pool: PoolType) -> dict[int, Held]:
+    def onwards(self, pool: PoolFlow) -> dict[int, Held]:
         """Return position in `live.values` -> number of elements of a pool."""
         start = self._live.of[self._module.main.parameters[pool.parameter].id][()]
         elements = {start: Held(pool.array.count)}
@@ -46,7 +46,7 @@ class PoolValues:
                         heapq.heappush(waiting, tick)
         return elements
 
-    def backwards(self, pool: PoolType, successor: int) -> set[int]:
+    def backwards(self, pool: PoolFlow, successor: int) -> set[int]:
         """Return positions in `live.values` of pool-sized values that become output `successor`."""
         results = self._live.of[self._module.main.root]
         # A tuple's table points to every output; a program with one output has no table.
@@ -87,7 +87,7 @@ class PoolValues:
         return sources_of
 
     def _results(
-        self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolType, whole_writes: bool = False
+        self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolFlow, whole_writes: bool = False
     ) -> Iterator[tuple[int, Held]]:
         if instruction.opcode in HANDING_OVER:
             yield from (
@@ -101,9 +101,7 @@ class PoolValues:
         ]
         from_inputs = [bool(self._from_inputs & set(live.of[operand].values())) for operand in instruction.operands]
         arrays = [self._module.instructions[operand].array for operand in instruction.operands]
-        results = PoolFlow(self._module.computations, pool, whole_writes).results(
-            instruction, operands, arrays, from_inputs
-        )
+        results = pool.results(instruction, operands, arrays, from_inputs, whole_writes)
         yield from ((position, results[index]) for index, position in live.made_by(instruction) if index in results)
 
     def _handed_over(self, instruction: Instruction) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from models.decoder.streams import StreamConnection, StreamMixer, StreamsConfig, over_streams
 from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
@@ -27,7 +28,7 @@ from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
 from models.state.pages import Pages
 from models.state.rows import Slots
-from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
 
@@ -100,6 +101,7 @@ class DecoderConfig:
             branch, and on the logits.
         head: branches of the multi-token-prediction head's layer (`models.decoder.mtp`), None without one.
         placeholders: ids of tokens with embeddings from another part of the checkpoint, for example of images.
+        streams: several residual streams, which begin with equal embeddings; None for one.
         devices: of the sharded model; all sizes are local.
     """
 
@@ -119,7 +121,13 @@ class DecoderConfig:
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
     placeholders: tuple[int, ...] = ()
+    streams: StreamsConfig | None = None
     devices: Devices = SINGLE_DEVICE
+
+    @property
+    def residual_size(self) -> int:
+        """Width of the residual stream, or of all streams."""
+        return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
     def num_layers(self) -> int:
@@ -148,14 +156,20 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`."""
+    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`.
+
+    With several streams the norm is a `StreamConnection`; a layer with `norms_input` adds to all streams.
+    """
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
         post = inner if isinstance(inner, PostNorm) else None
         in_front = not self.inner.norms_input if post is None else post.in_front
         norm = partial(RMSNorm, config.hidden_size, config.eps, config.norm_offset)
-        self.norm = norm() if in_front else None
+        streams = config.streams if in_front else None
+        self.norm = norm() if in_front and streams is None else None
+        sizes = config.hidden_size, config.eps, config.norm_offset, config.devices
+        self.connection = None if streams is None else StreamConnection(streams, *sizes, rngs)
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
         self.normed = inner if isinstance(inner, NormedResidual) else None
@@ -164,9 +178,13 @@ class Branch(nnx.Module):
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            inputs = x if self.norm is None else self.norm(x)
+            inputs, weights = x if self.norm is None else self.norm(x), None
+            if self.connection is not None:
+                inputs, weights = self.connection.split(x)
             y, state = self.inner(inputs, info, state)
             y = all_reduce(y, self.summed_over)
+            if weights is not None:
+                y = over_streams(y, weights)
             if self.post_norm is not None:
                 y = self.post_norm(y)
             if self.normed is not None:
@@ -240,8 +258,13 @@ class Decoder(Stateful):
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
         inner_layers = Decoder.stateful(self)  # a subclass adds its layers later
         self.reads_embedding = any(layer.reads_embedding for layer in inner_layers)
+        self.reads_tokens = any(layer.reads_tokens for layer in inner_layers)
         _share_blocks(inner_layers)
-        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        if config.streams is None:
+            self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        else:
+            sizes = config.streams, config.hidden_size, config.eps, config.norm_offset
+            self.norm = StreamMixer(*sizes, config.devices, rngs)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
@@ -295,39 +318,44 @@ class Decoder(Stateful):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
-        hooks: Hooks | None = None,
         verifying: bool = False,
-        embeddings: Activations | None = None,
-        remat: bool = False,
         slots: Slots = None,
         pages: Pages | None = None,
+    ) -> tuple[Activations, tuple]:
+        """Run the real tokens of every lane, as `run`; other arguments as for `LaneInfo`."""
+        return self.run(tokens, lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages), state)
+
+    def run(
+        self,
+        tokens: Tokens,
+        info: LaneInfo,
+        state: tuple,
+        embeddings: Activations | None = None,
+        remat: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
         Args:
             tokens: token ids; padding past a lane's length is not read.
-            lengths, positions, kv_blocks, hooks, slots, pages: as for `LaneInfo`; position 0 starts from zero state.
+            info: position 0 starts from zero state; with `verifying` the tokens end with drafts, and `commit` follows
+                with the accepted tokens.
             state: pools with the state before the step.
-            verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
-            embeddings: of the tokens; None looks them up.
+            embeddings: of the tokens; None looks them up. Layers with `reads_tokens` read the tokens in any case.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
             `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:
             x = jnp.where(info.valid[:, :, None], embeddings, 0.0)
-        return self.run(tokens, x, info, state, remat)
-
-    def run(
-        self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
-    ) -> tuple[Activations, tuple]:
-        """Run the layers on embeddings `x`."""
         states, hooks = [], info.hooks
+        if self.config.streams is not None:
+            x = jnp.tile(x, (1, 1, self.config.streams.count))
+        if self.reads_tokens:
+            info = info._replace(tokens=jnp.where(info.valid, tokens, 0))
         if hooks is not None:
             x = hooks.residual(x, 0)
         if self.reads_embedding:

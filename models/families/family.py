@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
@@ -16,6 +17,10 @@ from models.weights.sources import Weight
 
 MAX_MTP_LAYERS = 8
 """Most layers of multi-token prediction; published models have one to three."""
+
+
+def _no_constants(config: DecoderConfig) -> Mapping[str, np.ndarray]:
+    return {}
 
 
 class _OneKey(nnx.Rngs):
@@ -44,6 +49,7 @@ class Family:
         architectures: supported classes; others are refused.
         mixers: configs of layers with state, for `state_formulas`.
         modules: regular expression -> replacement, from transformers' modules to tensors.
+        constants: tensors with numbers that follow from config.json; files with other numbers are refused.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Family:
     mtp_counts: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     mixers: tuple[BranchConfig, ...] = ()
+    constants: Callable[[DecoderConfig], Mapping[str, np.ndarray]] = _no_constants
 
     def of(self, config: Mapping[str, Any]) -> "Family":
         """Return the family with this config.json's MTP layers skipped, up to `MAX_MTP_LAYERS`."""

@@ -9,7 +9,6 @@ MISSING: Mapping[str, str] = {
     "gigachat3_5": "norms with a learned gate (norm_type ZeroCenteredGatedNorm), latent attention with scaled norms "
     "and a gate of each output, and a bounded SwiGLU (swiglu_limit)",
     "alice_ai": "attention over the outputs of earlier blocks in place of residuals (Block Attention Residuals)",
-    "qwen4_exp": "attention over indexed positions, several residual streams and n-gram embeddings",
     "glm5_next": "attention over indexed positions and several residual streams (mHC)",
     "inkling": "short convolutions inside attention, relative biases and block attention residuals",
     "zaya": "convolutions over compressed keys and values (CCA)",

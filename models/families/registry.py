@@ -25,6 +25,7 @@ from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
+from models.families.qwen4_exp import QWEN4_EXP
 from models.families.state_spaces import original_family
 from models.families.wrappers import TEXT_CONFIGS, WRAPPERS, wrapper_of
 from models.families.zamba2 import ZAMBA2
@@ -33,6 +34,7 @@ FAMILIES = (
     QWEN3_NEXT,
     QWEN3_5,
     QWEN3_5_MOE,
+    QWEN4_EXP,
     LFM2,
     LFM2_MOE,
     LFM3,

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.layers.initial import matrix
-from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
+from models.layers.mlp import Activation, MlpConfig, relu_squared
 from models.layers.router import RouterConfig
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
@@ -17,6 +17,7 @@ from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local
 from models.sharding.shard_sizes import ShardedSize, shard_config
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
 from models.state.shapes import Activations, LaneInfo
+from models.state.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class MoeConfig:
         return Moe(self, hidden, rngs)
 
 
-class Moe(Stateless):
+class Moe(Stateful):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`

@@ -1,12 +1,13 @@
 """Causal attention (GQA) over a KV cache, with optional QK norm, RoPE and output gate."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
@@ -114,13 +115,13 @@ class Attention(Stateful):
     def sites(self) -> dict[str, int]:
         return {"attention": self.config.heads}
 
-    def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
+    def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the cache; rejected tokens are overwritten before a read."""
         return pending
 
     def __call__(
-        self, x: Float32[Array, "lane token in"], info: LaneInfo, state: KVCache
-    ) -> tuple[Float32[Array, "lane token out"], KVCache]:
+        self, x: Float32[Array, "lane token in"], info: LaneInfo, state: Any
+    ) -> tuple[Float32[Array, "lane token out"], Any]:
         c = self.config
         lanes, tokens, _ = x.shape
         indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
@@ -136,10 +137,27 @@ class Attention(Stateful):
         k, v = (widened(x, state.key.shape[3]) for x in (k, v))
         k, v = name_dims(k, None, None, "kv_head", "key"), name_dims(v, None, None, "kv_head", "value")
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        out, state = append_and_attend(q * scale, k, v, state, info, c.head_dim, c.devices, c.window)
+        out, state = self.attend_heads(x, (q * scale, k, v), indices, info, state)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]
         out = info.hooked_heads(out, "attention")
         return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...], c.devices), state
+
+    def attend_heads(
+        self,
+        x: Float32[Array, "lane token in"],
+        heads: tuple[Array, Array, Array],
+        positions: Int32[Array, "lane token"],
+        info: LaneInfo,
+        state: Any,
+    ) -> tuple[Float32[Array, "lane token head value"], Any]:
+        """Append keys and values, and attend; return outputs of heads, and the cache.
+
+        Args:
+            x: inputs of the layer.
+            heads: scaled queries, keys and values.
+        """
+        c = self.config
+        return append_and_attend(*heads, state, info, c.head_dim, c.devices, c.window)

@@ -1,6 +1,7 @@
 """Gated DeltaNet mixer (arXiv:2412.06464) as in Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ class GatedDeltaNetConfig:
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
             eigenvalues).
+        gate: activation of the output gate.
     """
 
     key_heads: int
@@ -44,6 +46,7 @@ class GatedDeltaNetConfig:
     kernel: int
     eps: float
     strongest_write: float = 1.0
+    gate: Literal["silu", "sigmoid"] = "silu"
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -123,5 +126,6 @@ class GatedDeltaNet(Recurrent):
         info: LaneInfo,
     ) -> Activations:
         c = self.config
-        gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
+        gate, normed = gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps)
+        gated = silu_gated(gate, normed) if c.gate == "silu" else normed * jax.nn.sigmoid(gate)
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)

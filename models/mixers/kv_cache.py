@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 
 from models.ops.decode_attention_cpu import KERNEL as CPU_KERNEL
 from models.ops.decode_attention_cpu import AttentionInputs, attention_of
@@ -76,6 +76,7 @@ def attend(
     *,
     pages: Pages,
     window: int | None = None,
+    selected: Bool[Array, "lane token run"] | None = None,
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over each lane's first `blocks` pages.
 
@@ -86,6 +87,7 @@ def attend(
         positions: with a window consecutive; pages in front of the first token's window are not read.
         value_size: leading entries of stored values or keys; None for all.
         window: as for `AttentionConfig`.
+        selected: runs of equally many positions that each token attends to, as many as in `pages`; None for all.
 
     Returns:
         Zero at padding.
@@ -100,7 +102,7 @@ def attend(
         pages, positions = window_pages(pages, positions, window)
         blocks = min(blocks, pages.shape[1]) if isinstance(blocks, int) else jnp.minimum(blocks, pages.shape[1])
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
-    if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
+    if selected is None and KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
         caches = cache.key, cache.value
         out = decode_attention(q, limit, *caches, value_size, pages, window=window, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
@@ -109,7 +111,7 @@ def attend(
     # The position in front of the window of a row; in front of the windows of all rows.
     before = None if window is None else limit - window
     first = None if window is None else jnp.min(jnp.where(limit >= 0, limit, _LAST), axis=2, keepdims=True) - window
-    summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
+    summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES and selected is None
     # Split outside the loop, or XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(pages.shape[1], devices.platform, lanes * kv_heads)
@@ -142,7 +144,13 @@ def attend(
             return summed_block(queries, k, v, masks, carry)
         mask = visible(position[None, None, :, None], last, first)
         scores = _scores(q, k.astype(jnp.float32), devices.platform)
-        scores = jnp.where(visible(position[None, None, None, :], limit, before), scores, -jnp.inf)
+        allowed = visible(position[None, None, None, :], limit, before)
+        if selected is not None:
+            runs = selected.shape[2] // pages.shape[1]
+            chosen = lax.dynamic_slice_in_dim(selected, page * runs, width * runs, axis=2)
+            chosen = jnp.repeat(jnp.tile(chosen, (1, groups, 1)), KV_BLOCK // runs, axis=2)
+            allowed = allowed & chosen[:, None]
+        scores = jnp.where(allowed, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)

@@ -2,7 +2,7 @@
 
 The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
 the Pallas kernels of GPUs and TPUs, but no C++ (`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel`
-(inside a function), a `PagedKernel` or a `PoolKernel` (calls), by its target.
+(inside a function) or a `PoolKernel` (a call), by its target.
 """
 
 import itertools
@@ -70,28 +70,14 @@ class RowKernel(NamedTuple):
     static: tuple[Mapping[str, Any], ...]
 
 
-class PagedKernel(NamedTuple):
-    """Declaration of a C++ call that updates pools of pages in place.
-
-    A lane reads its pages in the page table, the first operand, and writes those of new tokens; length 0 writes none.
-    The first result has a row per lane.
-
-    Attributes:
-        operands: "length" or "lane" per array between table and pools.
-    """
-
-    operands: str
-    pools: tuple[str, ...]
-
-
 class PoolKernel(NamedTuple):
-    """Declaration of a C++ call that updates pools of lanes in place.
+    """Declaration of a C++ call that updates pools in place.
 
-    A lane reads and writes its row; length 0 keeps it. The first operand is `slots_operand`. The first result has a row
-    per lane.
+    A lane reads and writes its row, by the first operand `slots_operand`, or pages of its KV cache, by a page table;
+    length 0 writes nothing. The first result has a row per lane.
 
     Attributes:
-        operands: "length", "lane" or "shared" per array between slots and pools.
+        operands: "length", "lane" or "shared" per array between the first operand and the pools.
         pools: dimension names of each pool.
         fresh: index of a bool [N] operand, True for lanes that do not read their rows.
         writes: False for a read.

@@ -77,6 +77,7 @@ class LaneInfo(NamedTuple):
             i belongs to lane i.
         pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
         embedded: the residual stream in front of the first layer; None unless a layer reads it.
+        tokens: token ids, 0 at padding; None unless a layer reads them.
     """
 
     lengths: Lengths
@@ -90,6 +91,7 @@ class LaneInfo(NamedTuple):
     slots: Int32[Array, "lane"] | None = None
     pages: Int32[Array, "lane block"] | None = None
     embedded: Activations | None = None
+    tokens: Tokens | None = None
 
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind

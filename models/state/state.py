@@ -141,7 +141,7 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution and a linear recurrence, for N lanes.
+    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
 
     Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
@@ -149,8 +149,8 @@ class ConvRecurrentState(NamedTuple):
         recurrent: S [value, key], float32; in a state space model [head, state].
     """
 
-    conv: ConvState
-    recurrent: RecurrentState
+    conv: ConvState | Any
+    recurrent: RecurrentState | Any
 
 
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
@@ -167,6 +167,8 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache; the next step writes them first.
         shared_as: layers with equal keys share the first one's `block`; None: no block.
+        norms_input: no norm precedes the layer.
+        reads_embedding, reads_tokens: the layer reads `LaneInfo.embedded`, or `LaneInfo.tokens`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
@@ -175,14 +177,15 @@ class Stateful(nnx.Module):
     block: Any  # only with `shared_as`
     norms_input: bool = False
     reads_embedding: bool = False
+    reads_tokens: bool = False
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads ("attention", "recurrent") and of routed experts ("expert")."""
         return {}
 
     def state_arrays(self) -> Any:
-        """Return the layer's state with a `StateArray` for each array, or None."""
-        raise NotImplementedError
+        """Return the layer's state with a `StateArray` for each array; by default None."""
+        return None
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the state after the accepted tokens of a verifying step.

@@ -41,7 +41,7 @@ def step_of(
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
     programs = Programs(structure)
     engine = Engine(model, params, programs, ResolvedConfig(lanes=lanes, context=4096, chunk=tokens), name)
-    shape = engine.generating(lanes, tokens)
+    shape = engine.shape("generate", lanes, tokens)
     return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params), may_copy(structure)
 
 

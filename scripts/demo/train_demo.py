@@ -88,41 +88,22 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-class TrainingRows:
-    """Training rows: tokens and loss weights [rows, ROW + 1], and lengths [rows]."""
-
-    def __init__(self, tokenizer: Tokenizer, rows: int):
-        self._tokenizer = tokenizer
-        self._end = tokenizer.token_to_id(END)
-        self.count = rows
-
-    def batch(
-        self, first_seed: int, questions: int, holders: int = HOLDERS
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the rows of the stories with seeds `first_seed`, `first_seed + 1`, ..."""
-        tokens = np.zeros((self.count, ROW + 1), np.int32)
-        weights = np.zeros((self.count, ROW + 1), np.float32)
-        lengths = np.zeros(self.count, np.int32)
-        for i in range(self.count):
-            ids, importance = self._row(first_seed + i, questions, holders)
-            tokens[i, : len(ids)], weights[i, : len(ids)], lengths[i] = ids, importance, len(ids)
-        return tokens, weights, lengths
-
-    def _row(self, seed: int, questions: int, holders: int) -> tuple[list[int], list[float]]:
-        story = demo.story(seed, holders)
-        pairs = list(story.holders)
-        random.Random(seed).shuffle(pairs)
-        ids = self._tokenizer.encode(story.text).ids
-        weights = [STORY_WEIGHT] * len(ids)
-        for number, (thing, name) in enumerate(pairs):
-            question = self._tokenizer.encode(" " + question_about(thing)).ids if number < questions else []
-            reply = [*self._tokenizer.encode(reply_to(question_about(thing), name)).ids, self._end]
-            if len(ids) + len(question) + len(reply) > ROW + 1:
-                break
-            ids += question + reply
-            weights += [STORY_WEIGHT] * len(question) + [REPLY_WEIGHT if question else STORY_WEIGHT] * (len(reply) - 3)
-            weights += [NAME_WEIGHT, REPLY_WEIGHT, REPLY_WEIGHT]
-        return ids, weights
+def row_of(tokenizer: Tokenizer, seed: int, questions: int, holders: int) -> tuple[list[int], list[float]]:
+    """Return the tokens of a row, at most ROW + 1, and their loss weights."""
+    story = demo.story(seed, holders)
+    pairs = list(story.holders)
+    random.Random(seed).shuffle(pairs)
+    ids = tokenizer.encode(story.text).ids
+    weights = [STORY_WEIGHT] * len(ids)
+    for number, (thing, name) in enumerate(pairs):
+        question = tokenizer.encode(" " + question_about(thing)).ids if number < questions else []
+        reply = [*tokenizer.encode(reply_to(question_about(thing), name)).ids, tokenizer.token_to_id(END)]
+        if len(ids) + len(question) + len(reply) > ROW + 1:
+            break
+        ids += question + reply
+        weights += [STORY_WEIGHT] * len(question) + [REPLY_WEIGHT if question else STORY_WEIGHT] * (len(reply) - 3)
+        weights += [NAME_WEIGHT, REPLY_WEIGHT, REPLY_WEIGHT]
+    return ids, weights
 
 
 def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -183,8 +164,24 @@ class Training:
             raise ValueError(f"the model and its list of weights differ: {params.keys() ^ names.keys()}")
         self.params = {path: initial(names[path], value) for path, value in params.items()}
         self._names, self._seed, self._silent = names, seed, silent
-        self._rows = TrainingRows(tokenizer, rows)
+        self._tokenizer, self._count = tokenizer, rows
         self._check = jax.jit(self.loss)
+
+    def batch(
+        self, first_seed: int, questions: int, holders: int = HOLDERS
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the rows of the stories with seeds `first_seed`, `first_seed + 1`, ...
+
+        Returns:
+            Tokens and loss weights [rows, ROW + 1], and lengths [rows].
+        """
+        tokens = np.zeros((self._count, ROW + 1), np.int32)
+        weights = np.zeros((self._count, ROW + 1), np.float32)
+        lengths = np.zeros(self._count, np.int32)
+        for i in range(self._count):
+            ids, importance = row_of(self._tokenizer, first_seed + i, questions, holders)
+            tokens[i, : len(ids)], weights[i, : len(ids)], lengths[i] = ids, importance, len(ids)
+        return tokens, weights, lengths
 
     def loss(self, params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, Any]:
         """Return the `weighted_loss` of a batch; `attention` multiplies the outputs of attention layers."""
@@ -207,13 +204,13 @@ class Training:
             return optax.apply_updates(params, change), moments, value, counts
 
         params, moments = self.params, optimizer.init(self.params)
-        rng, rows, begin = random.Random(self._seed), self._rows.count, time.time()
+        rng, rows, begin = random.Random(self._seed), self._count, time.time()
         for step in range(stage.steps):
             attention = jnp.float32(rng.random() >= self._silent)
-            batch = self._rows.batch(first_seed + step * rows, stage.questions, holders_at(step, stage))
+            batch = self.batch(first_seed + step * rows, stage.questions, holders_at(step, stage))
             params, moments, value, (right, questions) = update(params, moments, attention, *batch)
             if step % 50 == 0 or step == stage.steps - 1:
-                unseen = self._rows.batch(demo.UNSEEN.stop - rows * (1 + step % 100), stage.questions)
+                unseen = self.batch(demo.UNSEEN.stop - rows * (1 + step % 100), stage.questions)
                 recall = [float(np.divide(*self._check(params, jnp.float32(on), *unseen)[1])) for on in (1.0, 0.0)]
                 print(
                     f"step {step:5d}  {time.time() - begin:6.0f} s  loss {float(value):.3f}  "
@@ -236,8 +233,8 @@ class Training:
     def recall(self, stories: int) -> float:
         """Return the fraction of correct names on unseen stories, after the correct words."""
         counts = np.zeros(2)
-        for first in range(0, stories, self._rows.count):
-            batch = self._rows.batch(demo.UNSEEN.start + first, questions=HOLDERS)
+        for first in range(0, stories, self._count):
+            batch = self.batch(demo.UNSEEN.start + first, questions=HOLDERS)
             counts += [int(count) for count in self._check(self.params, jnp.float32(1.0), *batch)[1]]
         return float(counts[0] / counts[1])
 

@@ -210,9 +210,13 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
         lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
     lm.score([[7] * 9] * 5)
     engine = lm.engine
-    ladder = {engine.generating(lanes, tokens) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
+    ladder = {engine.shape("generate", lanes, tokens) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
     # The state behind what texts have in common goes out and comes back.
-    assert set(engine.programs.shapes) == {*ladder, *engine.moves.shapes(3, engine.pages(3)), engine.scoring(3, 5)}
+    assert set(engine.programs.shapes) == {
+        *ladder,
+        *engine.moves.shapes(3, engine.pages(3)),
+        engine.shape("score", 3, 5, top=0),
+    }
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
     lm.score([[7] * 3] * 4)
     assert lm.stats["compiled"] == 10

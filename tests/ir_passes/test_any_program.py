@@ -19,7 +19,7 @@ from ir_passes.compile.planned_step import plan_graph, trace
 from ir_passes.compile.proving import prove_graph
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.timing import Clock
+from ir_passes.jaxpr.timing import new_seconds
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.proof.rules import control
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
@@ -41,12 +41,12 @@ def looked_at(step: Any, settings: tuple[Any, ...], contract: LaneContract) -> b
     program = jax.make_jaxpr(step)(*settings)
     assert fingerprint(program) == fingerprint(program)
     schedule_of(program)
-    graph = trace(step, settings, contract, Clock())
+    graph = trace(step, settings, contract, new_seconds())
     try:
-        plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, Clock()).graph)
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, new_seconds()).graph)
     except IsolationError as error:
         assert all(violation.message and violation.remedy and violation.source for violation in error.violations)
-        plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, Clock()).graph)
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, new_seconds()).graph)
         return False
     return True
 

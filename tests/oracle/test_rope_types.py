@@ -19,7 +19,7 @@ from models.layers.rope import Rope
 pytestmark = pytest.mark.oracle
 
 FAMILIES = (
-    "qwen3_next qwen3_5 qwen3_5_moe lfm2 lfm2_moe lara_mini bamba falcon_h1 olmo_hybrid bailing_hybrid "
+    "qwen3_next qwen3_5 qwen3_5_moe qwen4_exp lfm2 lfm2_moe lara_mini bamba falcon_h1 olmo_hybrid bailing_hybrid "
     "granitemoehybrid minimax".split()
 )
 FIRST = {variant.family: variant for variant in reversed(VARIANTS) if not variant.legacy_rope}

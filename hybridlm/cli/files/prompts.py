@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,8 @@ ITEMS = {"prompt": "a string", "text": "a string", "token_ids": "a list of token
 """Field of a JSON object -> its value."""
 
 
-class NamedPrompt(NamedTuple):
-    """A text or token ids, and its id in the output."""
-
-    id: Id
-    item: str | list[Any]
+NamedPrompt = tuple[Id, str | list[Any]]
+"""Id in the output, and text or token ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +37,7 @@ class Source:
         if self.prompts and self.file is not None:
             raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
         if self.prompts:
-            return [NamedPrompt(None, prompt) for prompt in self.prompts]
+            return [(None, prompt) for prompt in self.prompts]
         if self.file is not None:
             with self.file.open("rb") as lines:
                 return _read_lines(lines, str(self.file), self.file.suffix.lower() == ".jsonl")
@@ -78,13 +75,13 @@ def _read_json(line: bytes) -> NamedPrompt:
     item = value[names[0]]
     if not isinstance(item, list if names[0] == "token_ids" else str):
         raise ValueError(f"{names[0]}: expected {ITEMS[names[0]]}, got {type(item).__name__}")
-    return NamedPrompt(read_id(value), item)
+    return read_id(value), item
 
 
 def _read_text(line: bytes) -> NamedPrompt:
     if not line.strip():
         raise ValueError("expected a prompt, the line is blank")
     try:
-        return NamedPrompt(None, line.rstrip(b"\r\n").decode())
+        return None, line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8: {error}") from error

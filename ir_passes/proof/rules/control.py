@@ -12,6 +12,7 @@ import numpy as np
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
@@ -21,7 +22,7 @@ from ir_passes.proof.rules.addressing import token_tiles, token_windows
 from ir_passes.proof.rules.addressing.index_sums import entry_of
 from ir_passes.proof.rules.addressing.packed_tokens import at_index, in_branch, relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
-from ir_passes.proof.rules.lane_loops import counter_of, maker, stops_by_lane
+from ir_passes.proof.rules.lane_loops import counter_of, stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (

@@ -1,66 +1,16 @@
-"""Suggested declarations of opaque calls, and checks of row maps."""
+"""Checks of row maps and packed layouts of declared calls."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
-
-from ir_passes.contract.contract import Lane, PageTable, Pool, Shared, SlotMap
-from ir_passes.contract.missing_entries import entry_code
-from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, axis_of
+from ir_passes.contract.contract import PageTable, SlotMap
+from ir_passes.proof.owners import axis_of
+from ir_passes.proof.rules.addressing.index_sums import single
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.values import OffsetEntry, PageEntry, SlotEntry, Value
 
 
-def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
-    """Return the `Opaque` of a call that keeps lanes separate.
-
-    A result that aliases a pool succeeds it; any other has lanes if an operand has lanes. A shared result is never
-    suggested, as the proof would trust it.
-    """
-    inputs = [_operand(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)]
-    aliases: Mapping[int, int] = ir.aliases_of(site.eqn)
-    # operand numbers in aliases of a kernel skip the lengths of its grid
-    lengths = getattr(site.params.get("grid_mapping"), "num_dynamic_grid_bounds", 0)
-    donors = {result: operand + lengths for operand, result in aliases.items()}
-    lanes = site.prover.bound.lanes
-    per_lane = any(not isinstance(entry, Shared) for entry in inputs)
-    outputs: list[Any] = []
-    for k, var in enumerate(site.eqn.outvars):
-        shape, donor = ir.shape_of(var), inputs[donors[k]] if k in donors else None
-        axes = [entry.axis for entry in inputs if isinstance(entry, Lane)] + list(range(len(shape)))
-        axis = next((axis for axis in axes if axis < len(shape) and shape[axis] == lanes), None)
-        if isinstance(donor, Pool):
-            outputs.append(donor)
-        elif not per_lane:
-            outputs.append(Shared())
-        elif axis is None:
-            return None
-        else:
-            outputs.append(Lane(axis))
-    if None in inputs:
-        return None
-    parts = [f"({', '.join(map(entry_code, side))}{',' if len(side) == 1 else ''})" for side in (inputs, outputs)]
-    return f"Opaque({', '.join([*parts, *([f'aliases={dict(aliases)}'] if aliases else [])])})"
-
-
-def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
-    prover, owner, fact = site.prover, value.owner, value.fact
-    if isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and len(shape) == 1):
-        entry = prover.bound.inputs[fact.leaf].entry
-        return replace(entry) if isinstance(entry, SlotMap | PageTable) else None
-    leaf = None if value.version is None else prover.versions.leaf_of.get(value.version)
-    pool = None if leaf is None else prover.bound.inputs[leaf].entry
-    match owner:
-        case Common():
-            return Shared()
-        case PoolRows(_, group, axis):
-            return Pool(group, axis)
-        case LaneRows(axis) if not owner.packed:
-            return Pool(pool.group, axis) if isinstance(pool, Pool) else Lane(axis)
-        case OneLane() if not owner.packed and 1 in shape:
-            return Pool(pool.group, pool.axis) if isinstance(pool, Pool) else Lane(shape.index(1))
-    return None
+def layout_of(site: Site, value: Value, shape: tuple[int, ...]) -> str | None:
+    """Return the layout whose cu_seqlens an operand is, if any."""
+    layouts = (layout for layout in site.prover.bound.layouts if value.fact == single(OffsetEntry(layout, 0, 0)))
+    return next(layouts, None) if shape == (site.prover.bound.lanes + 1,) else None
 
 
 def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:

@@ -1,8 +1,8 @@
 """Loops with a stop for each lane, and loops over active lanes or real tokens.
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
-do not if a stopped lane stays stopped and keeps its values. A walk over the body proves this (`Stopped`): the rows of a
-stopped lane in every carry equal the rows before the iteration.
+do not if a stopped lane stays stopped and keeps its values. A walk over the body proves this (`stops_by_lane`): the
+rows of a stopped lane in every carry equal the rows before the iteration.
 
 * `while any(active)`: a lane has stopped if its element of `active` is false. It stays stopped: `active` follows from
   carries that do not change in stopped lanes, or is `t < lengths` with a counter t. The condition may have shared
@@ -14,11 +14,12 @@ stopped lane in every carry equal the rows before the iteration.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.dtypes import is_integer
+from ir_passes.jaxpr.bodies import counts_up, maker
 from ir_passes.proof.intervals import FALSE, TRUE
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import Common
@@ -37,26 +38,21 @@ class Counter:
     bound: Value
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """A lane that has stopped.
+def _stopped_bounds(
+    flags: dict[Number, Range], counter: Number, lengths: Number, site: Site, number: Number
+) -> Range | None:
+    """Return the bounds of a result for a lane that has stopped.
 
-    Attributes:
+    Args:
         flags: number of an array -> its elements of this lane.
-        counter, lengths: numbers of a counter, and of lengths that are not greater for this lane, or NONE.
+        counter, lengths: numbers of a counter, and of lengths that are not greater for this lane, or -1.
+        number: of the result.
     """
-
-    flags: dict[Number, Range]
-    counter: Number
-    lengths: Number
-
-    def bounds(self, site: Site, number: Number) -> Range | None:
-        """Return the bounds of a result for this lane."""
-        if number in self.flags or site.name not in ("lt", "gt", "ge", "le"):
-            return self.flags.get(number)
-        sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
-        is_compared = sources[:: -1 if site.name in ("gt", "le") else 1] == [self.counter, self.lengths]
-        return (FALSE if site.name in ("lt", "gt") else TRUE) if is_compared else None
+    if number in flags or site.name not in ("lt", "gt", "ge", "le"):
+        return flags.get(number)
+    sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
+    is_compared = sources[:: -1 if site.name in ("gt", "le") else 1] == [counter, lengths]
+    return (FALSE if site.name in ("lt", "gt") else TRUE) if is_compared else None
 
 
 def stops_by_lane(
@@ -78,18 +74,16 @@ def stops_by_lane(
     condition, body = flatten(condition), flatten(body)
     shared = {k for k, value in enumerate(carry) if isinstance(value.owner, Common)}
     carry = [value.replace(number=prover.fresh(), intact=UnchangedRows(Leaf(-1 - k))) for k, value in enumerate(carry)]
-    tested: set[int] = set()
+    flags, tested, numbers = dict[Number, Range](), set[int](), (Number(-1), Number(-1))
     with prover.trial():
         if counter is None:
             interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
             flags, tested = _flags(prover, condition.jaxpr, len(outer), body.jaxpr, len(inner))
             carry = [value.replace(range=flags.get(value.number, value.range)) for value in carry]
-            stopped = Stopped(flags, Number(-1), Number(-1))
         else:
             assert isinstance(counter.bound.fact, Greatest)
-            stopped = Stopped({}, carry[counter.index].number, counter.bound.fact.number)
-            shared = {counter.index}
-        outer_lane, prover.stopped = prover.stopped, stopped.bounds
+            numbers, shared = (carry[counter.index].number, counter.bound.fact.number), {counter.index}
+        outer_lane, prover.stopped = prover.stopped, partial(_stopped_bounds, flags, *numbers)
         results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
         prover.stopped = outer_lane
     changed = {
@@ -98,7 +92,7 @@ def stops_by_lane(
         if new.intact != old.intact
         and not (old.range is not None and old.range[0] == old.range[1] and new.range == old.range)
     }
-    stays_stopped = counter is not None or (bool(stopped.flags) and not changed & tested)
+    stays_stopped = counter is not None or (bool(flags) and not changed & tested)
     return changed if stays_stopped and changed <= shared else None
 
 
@@ -130,14 +124,11 @@ def counter_of(
     if number not in carries or isinstance(bound, ir.Literal):
         return None
     k = carries.index(number)
-    step = maker(body.jaxpr, outputs[k])
-    if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[k]:
-        return None
-    by, start = step.invars[1], carry[k].range
+    start = carry[k].range
     changing = {var for var, old, new in zip(carries, inputs, outputs, strict=True) if old is not new}
     for eqn in condition.jaxpr.eqns:
         changing.update(eqn.outvars if any(var in changing for var in ir.variables(eqn.invars)) else ())
-    if not isinstance(by, ir.Literal) or int(by.val) != 1 or start is None or start[0] < 0 or bound in changing:
+    if not counts_up(body.jaxpr, k, inner) or start is None or start[0] < 0 or bound in changing:
         return None
     with prover.trial():
         interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
@@ -191,7 +182,7 @@ def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) ->
     if eqn is not None and eqn.primitive.name in ("lt", "gt") and when:
         counter, lengths = eqn.invars[:: 1 if eqn.primitive.name == "lt" else -1]
         source = _spread_from(condition, counter)
-        if source in carries and _counts_up(body, carries.index(source), inner):
+        if source in carries and counts_up(body, carries.index(source), inner):
             needed = _needed(condition, [lengths])
     return flags, {k for k, carry in enumerate(carries) if carry in needed}
 
@@ -221,15 +212,6 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
     return needed
 
 
-def _counts_up(body: Any, k: int, inner: int) -> bool:
-    """True if an iteration adds a positive constant to an integer carry."""
-    eqn = maker(body, body.outvars[k])
-    if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[inner + k]:
-        return False
-    by = eqn.invars[1]
-    return isinstance(by, ir.Literal) and is_integer(ir.dtype_of(by)) and int(by.val) == 1
-
-
 def _spread_from(jaxpr: Any, atom: Any) -> Any:
     """Return the value that is broadcast, reshaped or given a weak type."""
     while (eqn := maker(jaxpr, _unconverted(jaxpr, atom))) is not None and eqn.primitive.name in _SPREADING:
@@ -240,8 +222,3 @@ def _spread_from(jaxpr: Any, atom: Any) -> Any:
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
     atom = _spread_from(body, atom)
     return None if isinstance(atom, ir.Literal) else env[atom].number
-
-
-def maker(jaxpr: Any, atom: Any) -> Any:
-    """Return the equation of a value."""
-    return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

@@ -15,7 +15,7 @@ from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Val
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 
-_CAPACITY = (
+CAPACITY = (
     "; places in the buffers of experts couple lanes, since a capacity drops tokens by how many other lanes chose the "
     "same expert: use the sorted form, which drops none: order = jnp.argsort(expert), groups = jnp.bincount(expert, "
     "length=experts), y = jax.lax.ragged_dot(x[order], w, groups)[jnp.argsort(order)]"
@@ -76,7 +76,7 @@ def running(site: Site, x: Value) -> list[Value]:
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         message = f"it runs along axis {site.params['axis']}, which holds different lanes"
-        owner = site.mixed(message, _APART + _CAPACITY if site.name == "cumsum" else _APART)
+        owner = site.mixed(message, _APART + CAPACITY if site.name == "cumsum" else _APART)
     # the product of zeros and ones is zero or one
     stays_bounded = site.name in ("cummax", "cummin") or (
         site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
@@ -95,7 +95,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     axis %= len(site.shape)
     owner = x.owner
     if axis_of(owner) == axis:
-        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + _CAPACITY)
+        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + CAPACITY)
     return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
 
 
@@ -128,7 +128,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     not. The inverse permutation undoes the order.
     """
     axis = int(site.params["dimension"])
-    if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
+    if all(axis_of(value.owner) != axis and not isinstance(value.fact, Permuted) for value in operands):
         owner = site.join(*(value.owner for value in operands))
         if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
@@ -154,10 +154,6 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number
     return [results[0].replace(number=number), *results[1:]]
-
-
-def _permutes(value: Value) -> bool:
-    return isinstance(value.fact, Permuted)
 
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:

@@ -48,12 +48,10 @@ _OPERAND_DTYPES = {
 """Part of an algorithm's name -> rounded dtype, or a dtype with smaller limits."""
 
 
-def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
-    return fact if holds(target, 0 if fact.zero else -np.inf) else None
-
-
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
-    (MaskedOut, "convert_element_type"): _converted_mask,
+    (MaskedOut, "convert_element_type"): lambda fact, source, target: (
+        fact if holds(target, 0 if fact.zero else -np.inf) else None
+    ),
     (Mask, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
     (Finite, "convert_element_type"): lambda fact, source, target: (
         fact if fact == Finite() and stays_finite(source, target) else None

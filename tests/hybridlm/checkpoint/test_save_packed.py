@@ -26,6 +26,7 @@ MODELS = [
     pytest.param("granite_experts", "int8", 16, marks=pytest.mark.long),
     pytest.param("zamba2_base", "int8", 16, marks=pytest.mark.long),
     pytest.param("minimax_base", "int4", 8, marks=pytest.mark.long),
+    pytest.param("indexed_base", "int8", 8, marks=pytest.mark.long),
 ]
 
 

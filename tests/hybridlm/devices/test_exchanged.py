@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from exchanged import Devices, by_hand, counted, in_bytes, ways_of_experts, without_sources
+from paged_shapes import paged
 from published import QWEN3_5_35B
 from random_checkpoint import FAMILIES
 from tiny_variants import variant
@@ -42,7 +43,7 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
     engine = abstract_engine(path, EngineConfig(mesh=hybridlm.mesh(*devices), **sizes))
     config = family_of(fields).read_config(fields)
     for shape in shapes:
-        program = engine.program(engine.paged(shape))
+        program = engine.program(paged(engine, shape))
         expected = by_hand(config, devices, shape.lanes, shape.tokens, shape.step, shape.top or 0)
         assert counted(program.compiled.as_text()) == in_bytes(expected)
         assert without_sources(program.certificate.collectives) == expected
@@ -62,7 +63,7 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
-    planned = engine.planned(engine.paged(shape))
+    planned = engine.planned(paged(engine, shape))
     expected = by_hand(family_of(fields).read_config(fields), devices, LANES, TOKENS, "score", top=3)
     assert without_sources(planned.collectives) == expected
 

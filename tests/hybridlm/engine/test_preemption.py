@@ -1,10 +1,13 @@
 """Sequences in too few pages wait, are preempted and recomputed; tokens equal solo runs."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from random_checkpoint import write_random_checkpoint
+from random_traffic import MANY, PAGES, PLAIN, SETTINGS, Asked, Known, alone, compare, prompt, run, traffic
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
@@ -14,15 +17,6 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 from models import KV_BLOCK
 
-PAGES = 5
-SETTINGS: dict[str, Any] = {
-    "lanes": 4,
-    "context": 512,
-    "dtype": "float32",
-    "chunk": 32,
-    "certify": "off",
-    "cache": PAGES * KV_BLOCK,
-}
 FULL = "was preempted after"
 pytestmark = [pytest.mark.usefixtures("stored_steps"), pytest.mark.filterwarnings(f"ignore:.*{FULL}")]
 
@@ -39,90 +33,6 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ROOM", 3)
 
 
-Asked = tuple[list[int], dict[str, Any]]
-
-
-FEW: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0}, {"frequency_penalty": 0.5, "repetition_penalty": 1.3})
-"""Settings with few compiled steps; the last one depends on all tokens that were sampled."""
-MANY: tuple[dict[str, Any], ...] = (
-    *FEW, {"temperature": 0.8, "top_p": 0.9, "logprobs": 2}, {"allowed_token_ids": list(range(10, 40))},
-    {"bad_words": [[11]], "temperature": 0.7}, {"stop": list(range(3, 97, 9))}, {"logprobs": 0},
-    {"structured_outputs": hybridlm.StructuredOutputs(regex="[a-f ]{40}"), "ignore_eos": False},
-)  # fmt: skip
-
-
-def request_of(rng: random.Random, kinds: tuple[dict[str, Any], ...]) -> Asked:
-    """A request that probably crosses the end of a page."""
-    prompt = [rng.randrange(3, 97) for _ in range(rng.choice((1, 90, 115, 120, 126, 128, 240, 250, 370)))]
-    settings = {"max_tokens": rng.choice((1, 2, 25, 40)), "seed": rng.randrange(99), "ignore_eos": True}
-    return prompt, settings | rng.choice(kinds)
-
-
-def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, request: Asked, priority: int = 0) -> None:
-    prompt, settings = request
-    session.add(lm.text_model.inputs.request(index, prompt, hybridlm.SamplingParams(**settings), priority))
-
-
-def alone(lm: hybridlm.LM, requests: list[Asked]) -> list[Completion]:
-    """Every request in a session with no other, under its number."""
-    preemptions, completions = lm.stats["preemptions"], []
-    for index, request in enumerate(requests):
-        with lm.session(speculate=None) as session:
-            submit(lm, session, index, request)
-            while session.busy:
-                completions += [event.completion for event in session.step() if event.completion is not None]
-    assert lm.stats["preemptions"] == preemptions
-    return completions
-
-
-def traffic(
-    lm: hybridlm.LM, requests: list[Asked], rng: random.Random, arrivals: float = 0.3, **options: Any
-) -> tuple[dict[int, Completion], int]:
-    """Let requests join at random steps, cancel some; return completions and the number of preemptions."""
-    preemptions, completions = lm.stats["preemptions"], dict[int, Completion]()
-    events: dict[int, list[int]] = {}
-    with lm.session(**options) as session:
-        waiting = list(enumerate(requests))
-        while waiting or session.busy:
-            while waiting and rng.random() < arrivals:
-                index, request = waiting.pop(0)
-                submit(lm, session, index, request, priority=rng.choice((0, 0, 0, 1)))
-            if session._alive and rng.random() < 0.02:
-                session.cancel(rng.choice(list(session._alive)))
-            for event in session.step():
-                events.setdefault(event.index, []).extend([] if event.token is None else [event.token])
-                if event.completion is not None:
-                    completions[event.index] = event.completion
-            session.check_integrity()
-    for index, completion in completions.items():
-        assert events.get(index, []) == completion.token_ids, "each token is an event, once"
-    return completions, lm.stats["preemptions"] - preemptions
-
-
-def compare(completions: dict[int, Completion], want: list[Completion]) -> None:
-    assert sorted(completions) == list(range(len(want)))
-    for index, expected in enumerate(want):
-        got = completions[index]
-        if got.finish_reason == "cancelled":
-            assert got.token_ids == expected.token_ids[: len(got.token_ids)]
-            continue
-        assert (got.token_ids, got.finish_reason, got.text) == (
-            expected.token_ids, expected.finish_reason, expected.text,
-        ), index  # fmt: skip
-        if expected.logprobs is not None:
-            np.testing.assert_allclose(got.logprobs or [], expected.logprobs, atol=1e-4)
-            assert len(got.top_logprobs or ()) == len(expected.top_logprobs or ())
-
-
-def run(lm: hybridlm.LM, seed: int, count: int = 20, kinds: tuple[dict[str, Any], ...] = FEW, **options: Any) -> int:
-    """Compare random traffic with solo runs; return the number of preemptions."""
-    rng = random.Random(seed)
-    requests = [request_of(rng, kinds) for _ in range(count)]
-    completions, preempted = traffic(lm, requests, rng, **options)
-    compare(completions, alone(lm, requests))
-    return preempted
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", (0, 2, 7))
 def test_random_traffic_equals_solo_runs(lm: hybridlm.LM, seed: int) -> None:
@@ -133,26 +43,6 @@ def test_random_traffic_equals_solo_runs(lm: hybridlm.LM, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8, 30))
 def test_more_random_traffic_equals_solo_runs(lm: hybridlm.LM, seed: int) -> None:
     run(lm, seed, count=30, kinds=MANY)
-
-
-PLAIN: dict[str, Any] = {"ignore_eos": True}
-
-
-def prompt(count: int, first: int = 3) -> list[int]:
-    return [3 + (first + 7 * i * i) % 90 for i in range(count)]
-
-
-class Known:
-    """Drafts two right tokens and a wrong one of completions that are known."""
-
-    def __init__(self, completions: list[Completion]):
-        self._texts = [completion.prompt_token_ids + completion.token_ids for completion in completions]
-
-    def propose(self, token_ids: Any, k: int) -> list[int]:
-        """Return the next tokens of the text that begins with these."""
-        count = len(token_ids)
-        right = next(text[count : count + 2] for text in self._texts if text[:count] == list(token_ids))
-        return [*right, 3][:k]
 
 
 @pytest.mark.slow
@@ -297,6 +187,21 @@ def test_on_a_mesh_a_sequence_of_the_same_device_is_preempted(lm: hybridlm.LM) -
     completions, preempted = traffic(split, requests, random.Random(3))
     compare(completions, alone(split, requests))
     assert preempted >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)], ids=str)
+def test_random_traffic_on_a_mesh_equals_solo_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
+) -> None:
+    """Drafts, shared pages, cancels and preemptions in few pages of each device; rows of experts are exchanged."""
+    monkeypatch.setattr(Speculation, "always", True)
+    directory = write_random_checkpoint("sparse_base" if axes[2] > 1 else "dense_base", tmp_path)
+    settings = SETTINGS | {"lanes": 4 * axes[0], "cache": PAGES * KV_BLOCK * axes[0]}
+    meshed = hybridlm.load(directory, mesh=hybridlm.mesh(*axes), prefix_cache="2MB", **settings)
+    preempted = sum(run(meshed, seed, count=14 * axes[0], drafts=seed % 2 == 0) for seed in range(4))
+    stats = meshed.stats
+    assert preempted >= 4 and stats["prefix_hits"] >= 4 and 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Prefill steps fit their sequences at least cost; completions equal prompts alone."""
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,6 @@ import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, PrefillStep, cheapest_step
 from hybridlm.programs.shapes import Shape
-
-
-def first_lanes(order: Sequence[int], lanes: int) -> Sequence[int]:
-    """Return the indices that fit one device."""
-    return order[:lanes]
 
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
@@ -36,7 +30,7 @@ def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: st
     for tokens in range(1, widths[0] + 1):
         remaining, cost = tokens, 0
         while remaining > 0:
-            (first,), lanes, width = cheapest_step([remaining], first_lanes, [1, 2], widths, platform)
+            (first,), lanes, width = cheapest_step([remaining], [0], [1, 2], widths, platform)
             assert first == 0 and lanes == 1
             remaining, cost = remaining - width, cost + width + step_cost
         assert cost == cost_alone(tokens, widths, step_cost)
@@ -58,17 +52,15 @@ def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: st
     ids=str,
 )
 def test_a_step_has_the_prompts_that_fill_it(counts: list[int], chosen: list[int], lanes: int, width: int) -> None:
-    assert cheapest_step(counts, first_lanes, [1, 2, 4], (128, 32, 8), "cpu") == PrefillStep(chosen, lanes, width)
+    assert cheapest_step(counts, [0] * len(counts), [1, 2, 4], (128, 32, 8), "cpu") == PrefillStep(chosen, lanes, width)
 
 
 def test_a_step_fits_every_device() -> None:
     """Two devices with two lanes each: the first prompt has one device for itself."""
-
-    def fitting(order: Sequence[int], lanes: int) -> list[int]:
-        return [0, *[index for index in order if index][: lanes // 2]]
-
-    step = cheapest_step([128] * 4, fitting, [2, 4], (128, 32, 8), "cpu")
+    step = cheapest_step([128] * 4, [0, 1, 1, 1], [2, 4], (128, 32, 8), "cpu", parts=2)
     assert step == PrefillStep([0, 1], 2, 128)
+    step = cheapest_step([128] * 5, [1, 0, 1, 0, 1], [2, 4], (128, 32, 8), "cpu", parts=2)
+    assert step == PrefillStep([0, 1, 2, 3], 4, 128)
 
 
 @given(
@@ -80,7 +72,7 @@ def test_prompts_end_and_full_steps_are_preferred(counts: list[int], sizes: list
     """The first prompt is in every step, so that every prompt ends."""
     remainders, places = list(counts), 0
     while remainders:
-        step = cheapest_step(remainders, first_lanes, sizes, widths, "cpu")
+        step = cheapest_step(remainders, [0] * len(remainders), sizes, widths, "cpu")
         assert 0 in step.chosen and len(step.chosen) <= step.lanes
         smaller = [size for size in sizes if len(step.chosen) <= size < step.lanes]
         assert not smaller, "a smaller step has these prompts, too"

@@ -207,7 +207,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
     """
     start = time.process_time()
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
-    shapes = engine.generating(64, 1), engine.generating(8, 256), engine.shape("verify", 64, 5)
+    shapes = engine.shape("generate", 64, 1), engine.shape("generate", 8, 256), engine.shape("verify", 64, 5)
     planned = [engine.planned(shape) for shape in shapes]
     assert time.process_time() - start < 60
     assert [step.bound.lanes for step in planned] == [64, 8, 64]
@@ -225,7 +225,7 @@ def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_run
     assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
-    for shape in (engine.generating(64, 1, mtp_drafts=4), engine.shape("verify", 64, 5, mtp_drafts=4)):
+    for shape in (engine.shape("generate", 64, 1, mtp_drafts=4), engine.shape("verify", 64, 5, mtp_drafts=4)):
         step = engine.planned(shape)
         assert Claim.NON_INTERFERENCE in ids(step)
         assert (Claim.ACCEPTED in ids(step)) == (shape.step == "verify")

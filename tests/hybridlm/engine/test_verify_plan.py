@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from paged_shapes import paged
 from published import PUBLISHED
 
 from hybridlm.engine.abstract import abstract_engine
@@ -84,5 +85,5 @@ def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.M
     monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
     options = EngineConfig(lanes=shape.lanes, context=256, dtype="float32", chunk=8)
     engine = abstract_engine(config, options)
-    assert engine.planned(engine.paged(shape)).plan.size > 0
+    assert engine.planned(paged(engine, shape)).plan.size > 0
     assert len(proofs) == 1

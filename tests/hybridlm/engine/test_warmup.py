@@ -58,7 +58,7 @@ def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     """The HLO has the operations and types of the jitted step with donated state."""
-    shape = lm.engine.generating(1, 1)
+    shape = lm.engine.shape("generate", 1, 1)
     step, _ = lm.engine.programs.step(shape)
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
     names, expected = (operations(compiled) for compiled in (lm.engine.program(shape).compiled, plain))

@@ -245,7 +245,7 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)
     text_lm.generate([PROMPT], structured_outputs={"json": OBJECT}, repetition_penalty=1.5, **ask)
     assert settled_shapes(text_lm) == shapes
-    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in shapes
+    assert text_lm.engine.shape("generate", 1, 1, changes=64, masked=True) in shapes
 
 
 @pytest.mark.slow

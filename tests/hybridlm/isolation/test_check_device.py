@@ -197,7 +197,7 @@ def test_a_failed_step_leaves_its_program(records: Records) -> None:
     engine = layer_engine(LAYERS, 2, 256, "off", tiny=True)
     failed: Future[Any] = Future()
     failed.set_exception(RuntimeError("XLA"))
-    step = LayerStep(engine, engine.generating(2, 1), 256, failed)
+    step = LayerStep(engine, engine.shape("generate", 2, 1), 256, failed)
     keep_failed(records, {"2 x 1": step, "4 x 1": ValueError("no engine")})
     (file,) = (records.evidence / "programs").glob("*after_optimizations*.gz")
     assert file.name.startswith("kernels-2_x_1") and b"ENTRY" in gzip.decompress(file.read_bytes())
@@ -206,7 +206,7 @@ def test_a_failed_step_leaves_its_program(records: Records) -> None:
 @pytest.mark.slow
 def test_steps_with_faults_leave_certificates_and_programs(records: Records) -> None:
     lm = golden_model("sparse_base", "off")
-    shapes = lm.engine.generating(4, 1), lm.engine.generating(lm.engine.prefill_lanes, 7)
+    shapes = lm.engine.shape("generate", 4, 1), lm.engine.shape("generate", lm.engine.prefill_lanes, 7)
     for shape in shapes:
         lm.engine.program(shape)
     program = lm.engine.program(shapes[0])

@@ -44,7 +44,7 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(root: path
     """A narrow row is computed as two; two rows of a convolution are no copy."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
     for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_lanes, 32)):
-        report = lm.engine.program(lm.engine.generating(count, tokens)).audit
+        report = lm.engine.program(lm.engine.shape("generate", count, tokens)).audit
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 

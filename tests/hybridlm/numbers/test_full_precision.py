@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import pytest
+from paged_shapes import paged
 
 import hybridlm
 from hybridlm.engine.abstract import abstract_engine
@@ -39,7 +40,7 @@ def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
 
 
 def check(engine: Engine, shape: Shape) -> None:
-    shape = engine.paged(shape)
+    shape = paged(engine, shape)
     step, _ = engine.programs.step(shape)
     count, rounded = products(ir.trace(step, *engine.example_arguments(shape)))
     matrices = sum(param.ndim == 2 for param in engine.params)

@@ -361,7 +361,7 @@ def test_a_step_is_certified_for_shared_pages(cold: hybridlm.LM) -> None:
     lm = hybridlm.load(cold.path, prefix_cache="4MB", **CERTIFIED)
     prompts = [FIRST, SECOND]
     assert [alone(lm, prompt, 4) for prompt in prompts] == [alone(cold, prompt, 4) for prompt in prompts]
-    certificate = lm.engine.program(lm.engine.generating(1, 1)).certificate.report()
+    certificate = lm.engine.program(lm.engine.shape("generate", 1, 1)).certificate.report()
     assert "Pages that several lanes name are read only" in " ".join(certificate.split())
     assert lm.stats["prefix_hits"] == 1
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from paged_shapes import paged
 
 import hybridlm
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
@@ -26,12 +27,12 @@ SHAPES = [
 
 
 def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:
-    return lm.engine.example_arguments(lm.engine.paged(shape))[2]
+    return lm.engine.example_arguments(paged(lm.engine, shape))[2]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_key_follows_from_the_present_parts(text_lm: hybridlm.LM, shape: Shape) -> None:
-    shape = text_lm.engine.paged(shape)
+    shape = paged(text_lm.engine, shape)
     parts = shape.rows, shape.pages, shape.top, shape.processor, shape.mtp_drafts
     assert Shape.of(inputs_of(text_lm, shape), *parts) == shape
 

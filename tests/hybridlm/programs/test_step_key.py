@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 from flax import nnx
+from paged_shapes import paged
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -31,7 +32,7 @@ SHAPE = Shape("generate", 3, 1, 3)
 def key(lm: hybridlm.LM, **other: Any) -> str | None:
     """The key of a decoding step, with other parts."""
     shape = other.pop("shape", SHAPE)
-    shape = lm.engine.paged(shape) if isinstance(shape, Shape) else shape
+    shape = paged(lm.engine, shape) if isinstance(shape, Shape) else shape
     parts: dict[str, Any] = {
         "shape": shape,
         "args": lm.engine.example_arguments(shape),
@@ -55,14 +56,15 @@ def test_key_is_found_without_tracing_and_is_the_same_again(
 
 CHILD = """
 import sys
-sys.path[:0] = ["tests/reference/checkpoints"]
+sys.path[:0] = ["tests/reference/checkpoints", "tests/reference/scenes"]
 import hybridlm
+from paged_shapes import paged
 from text_checkpoint import SETTINGS
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1, 3)
-shape = lm.engine.paged(shape)
+shape = paged(lm.engine, shape)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
 print(step_key(shape, args, name, "error", ONE_DEVICE))
 """
@@ -150,7 +152,7 @@ def test_another_machine_or_version_is_another_key(
     lambda: jax.default_prng_impl("rbg"),
 ])  # fmt: skip
 def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
-    original, args = key(text_lm), text_lm.engine.example_arguments(text_lm.engine.paged(SHAPE))
+    original, args = key(text_lm), text_lm.engine.example_arguments(paged(text_lm.engine, SHAPE))
     with setting():
         assert key(text_lm, args=args) not in (None, original)
     assert key(text_lm) == original

@@ -30,7 +30,9 @@ def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.
 
 def check_scratch(packed: hybridlm.LM, plain: hybridlm.LM) -> None:
     """Asserts that no copy of a dequantised matrix is in memory."""
-    certificate, expected = (lm.engine.program(lm.engine.generating(2, 1, top=0)).certificate for lm in (packed, plain))
+    certificate, expected = (
+        lm.engine.program(lm.engine.shape("generate", 2, 1, top=0)).certificate for lm in (packed, plain)
+    )
     assert certificate.holds and expected.holds and any("packed" in item.about for item in certificate.assumed)
     assert certificate.memory.temp <= 1.1 * expected.memory.temp
 

@@ -124,8 +124,8 @@ def test_only_allowed_tokens_follow(text_lm: hybridlm.LM) -> None:
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
-    assert text_lm.engine.generating(1, 1) in shapes
-    for shape in (text_lm.engine.generating(1, 1), text_lm.engine.generating(1, 1, changes=64)):
+    assert text_lm.engine.shape("generate", 1, 1) in shapes
+    for shape in (text_lm.engine.shape("generate", 1, 1), text_lm.engine.shape("generate", 1, 1, changes=64)):
         inputs = text_lm.engine.example_arguments(shape)[2]
         assert (inputs.changes is not None) == bool(shape.changes)
 
@@ -138,7 +138,7 @@ def test_the_number_of_changes_has_few_values() -> None:
 def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
     assert isinstance(programs, Programs) and isinstance(engine, Engine)
-    shape = text_lm.engine.generating(2, 1, changes=64)
+    shape = text_lm.engine.shape("generate", 2, 1, changes=64)
     programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(
         "hybridlm.steps.generate.changed_logits",

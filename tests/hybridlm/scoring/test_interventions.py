@@ -271,7 +271,7 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     for edit in edits.values():
         edit.value[2] = np.nan
     edits[array].value[1] = np.nan
-    (edited,) = lm.engine.program(lm.engine.paged(EditShape(3, 3)))(rows, np.arange(3, dtype=np.int32), edits)
+    (edited,) = lm.engine.program(EditShape(3, 3, lm.engine.pages(3)))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, edited)):
         expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(pool) if p == path))

@@ -107,7 +107,7 @@ def test_scores_keep_their_bits_in_any_order_and_company(two_widths: hybridlm.LM
 def test_scores_of_two_widths_are_those_of_one(two_widths: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ragged(9)
     scores = two_widths.score(texts)
-    assert two_widths.engine.scoring(3, 20) in two_widths.engine.programs.shapes
+    assert two_widths.engine.shape("score", 3, 20, top=0) in two_widths.engine.programs.shapes
     monkeypatch.setattr(two_widths.engine, "widths", (5,))
     for score, other in zip(scores, two_widths.score(texts), strict=True):
         np.testing.assert_allclose(score.logprobs[1:], other.logprobs[1:], atol=1e-4)

@@ -75,7 +75,7 @@ def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, ker
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(directory / "config.json", EngineConfig(lanes=2, context=256, chunk=4, kernels=kernels))
-    shape = engine.generating(2, tokens)
+    shape = engine.shape("generate", 2, tokens)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
 

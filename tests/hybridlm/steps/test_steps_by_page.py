@@ -30,7 +30,7 @@ MODELS = [
     ("next_dense_layers", True), ("falcon_base", False), ("sparse_base", True), ("lfm2_moe_base", False),
     ("kimi_base", False), ("ling_base", False), ("jamba_base", False), ("nemotron_latent", False),
     ("granite_experts", False), ("bamba_base", False), ("olmo_base", False),
-    ("minimax_base", False), ("ling_lightning", True),
+    ("minimax_base", False), ("indexed_base", False), ("ling_lightning", True),
 ]  # fmt: skip
 """A model of each family with attention, and whether it has its MTP head."""
 STEPS = [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]

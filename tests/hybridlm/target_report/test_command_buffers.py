@@ -18,7 +18,7 @@ def test_a_decode_step_does_not_ask_the_host(kernels: str, tmp_path: Path, monke
     monkeypatch.setitem(programs.OPTIONS, "gpu", {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)})
     options = EngineConfig(lanes=2, context=512, chunk=8, dtype="bfloat16", kernels=kernels)
     engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")
-    step = engine.program(engine.generating(2, 1))
+    step = engine.program(engine.shape("generate", 2, 1))
     assert not step.certificate.faults
     kinds = set(thunks_outside_graphs(tmp_path))
     assert "CommandBuffer" in kinds and not kinds & ASKING_THE_HOST

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from jax_settings import jax_settings
+from paged_shapes import paged
 
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.config import EngineConfig
@@ -93,7 +94,7 @@ def steps_on_a_mesh(
     config.write_text(json.dumps(fields | {"vocab_size": 96}))  # 97 rows cannot be split
     options = EngineConfig(**SIZES | sizes)
     small = target_engine(read_target(f"{target}:4"), options, config=config, mesh=mesh)
-    return report_on(small, [small.paged(shape) for shape in shapes]).steps
+    return report_on(small, [paged(small, shape) for shape in shapes]).steps
 
 
 @pytest.mark.target_tpu
@@ -106,7 +107,7 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     small = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (step,) = report_on(small, [small.generating(64, 1)]).steps
+    (step,) = report_on(small, [small.shape("generate", 64, 1)]).steps
     assert step.faults == () and step.certificate is not None and step.certificate.not_audited is None
     assert step.floor_moved is not None and step.floor_moved < step.moved < 2.2 * step.floor_moved
 
@@ -121,11 +122,11 @@ def test_other_gpus(target: str) -> None:
 def test_registers_of_a_steps_kernels() -> None:
     """A stored report has them too; a kernel above the limit of spills is a fault of the step."""
     dense = engine("dense_interval", "nvidia-h100", kernels="auto")
-    (step,) = report_on(dense, [dense.generating(4, 1)]).steps
+    (step,) = report_on(dense, [dense.shape("generate", 4, 1)]).steps
     names = {kernel.name for kernel in step.resources}
     assert names >= {"recurrent_step_kernel", "conv_step_kernel"} and step.faults == ()
     assert all(0 < kernel.registers <= 255 and kernel.threads % 32 == 0 for kernel in step.resources)
-    (stored,) = report_on(dense, [dense.generating(4, 1)]).steps
+    (stored,) = report_on(dense, [dense.shape("generate", 4, 1)]).steps
     assert stored.reused and stored.resources == step.resources
     spilled = tuple(replace(kernel, spilled=129) for kernel in step.resources[:1])
     spilling = replace(step, resources=spilled)
@@ -145,7 +146,7 @@ def test_other_tpus(target: str) -> None:
 
 def one_decode_step(target: str) -> None:
     dense = engine("dense_interval", target)
-    (step,) = report_on(dense, [dense.generating(4, 1)]).steps
+    (step,) = report_on(dense, [dense.shape("generate", 4, 1)]).steps
     assert not step.faults and step.certificate is not None and step.certificate.not_audited is None
     assert step.certificate.versions.device == read_target(target).device_kind
 
@@ -168,7 +169,11 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
         packed = target_engine(
             read_target("nvidia-h100"), EngineConfig(kernels="auto", **of), config=config, recipe=recipe
         )
-        steps = [packed.generating(16, 1), packed.generating(packed.prefill_lanes, 256), packed.scoring(16, 64)]
+        steps = [
+            packed.shape("generate", 16, 1),
+            packed.shape("generate", packed.prefill_lanes, 256),
+            packed.shape("score", 16, 64, top=0),
+        ]
         reports[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(reports[None], reports["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None
@@ -297,7 +302,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = dense.program(dense.generating(4, 1))
+        step = dense.program(dense.shape("generate", 4, 1))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 

@@ -304,7 +304,7 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     base = engine("sparse_base", target)
-    for shape in (DECODE, base.generating(4, 8), KEEP):
+    for shape in (DECODE, base.shape("generate", 4, 8), KEEP):
         step, _ = base.programs.step(shape)
         program = jax.make_jaxpr(step)(*base.example_arguments(shape))
         written = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "scatter"]

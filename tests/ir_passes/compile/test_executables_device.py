@@ -7,7 +7,7 @@ from audited_steps import right_steps
 
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.versions import current_versions
-from ir_passes.jaxpr.mesh import device_of
+from ir_passes.jaxpr.placement import device_of
 
 STEP = right_steps()["gather, compute, scatter"]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, Unspecified, prove_isolation
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 from ir_passes.contract.prefix import is_entry, spread
 
 N = 3

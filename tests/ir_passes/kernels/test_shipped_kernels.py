@@ -153,8 +153,8 @@ DECLARED = {
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
 
-TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.megablox"]
-"""Kernels with their declaration in the error; not for packed tokens and pools."""
+TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.ragged_paged_attention", "tpu.megablox"]
+"""Kernels with their declaration in the error."""
 
 
 FAULTS = {ViolationKind.OPAQUE, ViolationKind.UNINITIALIZED, ViolationKind.BOUNDS}
@@ -201,6 +201,40 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
     of_next = lambda q, k, v, lengths, table: step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
     with pytest.raises(IsolationError):
         prove_isolation(of_next, args, declared)
+
+
+RAGGED: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "tokens": lambda q, pool, lengths, table, begins, number: (q[::-1], pool, lengths, table, begins, number),
+    "pages": lambda q, pool, lengths, table, begins, number: (q, pool, lengths, jnp.roll(table, 1, 0), begins, number),
+    "lengths": lambda q, pool, lengths, table, begins, number: (q, pool, lengths[::-1], table, begins, number),
+    "number": lambda q, pool, lengths, table, begins, number: (q, pool, lengths, table, begins, lengths[:1]),
+    "begins": lambda q, pool, lengths, table, begins, number: (
+        q, pool, lengths, table, jnp.minimum(begins + 1, 16), number
+    ),
+    "ends": lambda q, pool, lengths, table, begins, number: (
+        q, pool, lengths, table, jnp.concatenate([begins[1:], begins[-1:]]), number
+    ),
+}  # fmt: skip
+"""Arguments of ragged paged attention of other lanes."""
+
+
+@pytest.mark.parametrize("changed", RAGGED)
+def test_a_declared_kernel_for_packed_tokens_refuses_arguments_of_other_lanes(changed: str) -> None:
+    step, args, contract = USES["tpu.ragged_paged_attention"]()
+    declared = replace(contract, opaque={"ragged_paged_attention_kernel": declaration_of(step, args, contract)})
+    assert prove_isolation(step, args, declared).assumed
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda *args: step(*RAGGED[changed](*args)), args, declared)
+
+
+def declaration_of(step: Any, args: Any, contract: LaneContract) -> Any:
+    """The typed declaration of the one unreadable kernel."""
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, contract)
+    code = re.search(r"opaque=({.*})\)", error.value.violations[0].remedy)
+    assert code is not None
+    (declaration,) = eval(code[1], dict(vars(ir_passes))).values()
+    return declaration
 
 
 def test_a_neighbours_pages_are_seen() -> None:

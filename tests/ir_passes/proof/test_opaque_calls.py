@@ -14,7 +14,18 @@ from mutants.kernels import declared
 from mutants.kernels.declared import put, take
 from zoo import rows
 
-from ir_passes import IsolationError, Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotMap, ViolationKind
+from ir_passes import (
+    IsolationError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    ViolationKind,
+)
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof.lane_proof import prove_isolation
 
@@ -92,6 +103,59 @@ def test_a_kernel_does_not_read_the_null_row_by_a_map_of_second_rows() -> None:
     assert prove_isolation(lambda p, s, t: (take(p, s), p), (*operands, operands[1] + N), con)
     messages = faults(lambda p, s, t: (take(p, t), p), (*operands, operands[1] + N), con)
     assert "a lane that has no row in args[2] reads the null row of args[0]" in messages
+
+
+TOKENS = 7
+CU = Packed(role="cu_seqlens")
+SUMMED = Opaque((Packed(), CU, Lane()), (Packed(), Lane()))
+PACKED = LaneContract((Packed(), CU, Lane()), (Packed(), Lane()), opaque={"summed": SUMMED})
+
+
+def summed(x: Any, cu: Any, rows: Any) -> Any:
+    """Add the row of its lane to each token, and the tokens of each lane to its row."""
+    ids = np.searchsorted(cu[1:], np.arange(TOKENS), side="right")
+    sums = np.stack([x[ids == lane].sum(0) for lane in range(N)])
+    return x + np.pad(rows, ((0, 1), (0, 0)))[ids], rows + sums
+
+
+def call(x: Any, cu: Any, rows: Any) -> Any:
+    return jax.pure_callback(summed, (x, rows), x, cu, rows)
+
+
+def draw_packed(rng: np.random.Generator) -> tuple[Any, ...]:
+    lengths = 1 + np.bincount(rng.integers(0, N + 1, TOKENS - N), minlength=N + 1)[:N]
+    cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return rng.normal(size=(TOKENS, D)).astype(np.float32), cu, rng.normal(size=(N, D)).astype(np.float32)
+
+
+OF_OTHERS = {
+    "tokens": lambda x, cu, rows: (jnp.roll(x, 1, 0), cu, rows),
+    "rows": lambda x, cu, rows: (x, cu, rows[::-1]),
+    "places": lambda x, cu, rows: (x, jnp.minimum(cu + 1, TOKENS), rows),
+    "lengths": lambda x, cu, rows: (x, jnp.pad(jnp.diff(cu), (1, 0)), rows),
+    "numbers": lambda x, cu, rows: (x, jnp.arange(N + 1, dtype=jnp.int32), rows),
+    "rows of tokens": lambda x, cu, rows: (x, cu, x[:N]),
+}
+"""Operands of a call for packed tokens that belong to other lanes."""
+
+
+def test_a_declared_call_for_packed_tokens_keeps_lanes_apart() -> None:
+    proof = prove_isolation(call, draw_packed(np.random.default_rng(0)), PACKED)
+    assert Assumption.OPAQUE in [statement.id for statement in proof.assumed]
+    assert not leaks(call, PACKED, draw_packed)
+
+
+@pytest.mark.parametrize("changed", OF_OTHERS)
+def test_a_declared_call_for_packed_tokens_refuses_operands_of_other_lanes(changed: str) -> None:
+    step = lambda *args: call(*OF_OTHERS[changed](*args))
+    assert faults(step, draw_packed(np.random.default_rng(0)), PACKED)
+    assert leaks(step, PACKED, draw_packed, seeds=range(16), first=True)
+
+
+def test_the_declaration_of_a_call_for_packed_tokens_can_be_typed() -> None:
+    undeclared = LaneContract(PACKED.inputs, PACKED.outputs)
+    message = faults(call, draw_packed(np.random.default_rng(0)), undeclared)
+    assert "opaque={'summed': Opaque((Packed(), Packed(role='cu_seqlens'), Lane()), (Packed(), Lane()))}" in message
 
 
 def test_that_idle_lanes_keep_their_rows_is_assumed() -> None:

@@ -25,7 +25,7 @@ from ir_passes import (
     compile_step,
     prove_isolation,
 )
-from ir_passes.contract.entries import ContractFault
+from ir_passes.contract.faults import ContractFault
 
 DATA = P("data")
 

@@ -17,9 +17,10 @@ from ir_passes.host.row_ledger import Expected, LaneWork, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, MOVES
 from ir_passes.sanitizer.interpreter import Interpreter
+from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.sanitize import sanitize
 from ir_passes.sanitizer.tags import UNKNOWN, Tags, along, computed
-from ir_passes.sanitizer.verdict import Judge, LabelFault, SanitizerError
+from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 N, WIDTH = 3, 2
 INSTALLED = {primitive.name: primitive for primitive in primitives()}
@@ -35,7 +36,7 @@ SLOW = "igamma igamma_grad_a igammac philox2x32 philox4x32 polygamma threefry2x3
 
 def watched() -> Interpreter:
     nothing = jnp.zeros((N, 4), jnp.int32)
-    return Interpreter(N, Judge(Expected(nothing, nothing), {}, frozenset()))
+    return Interpreter(Judge(Expected(nothing, nothing), {}, frozenset()))
 
 
 def equation_of(name: str) -> ir.ClosedJaxpr:

@@ -108,7 +108,7 @@ def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nea
     ({"model_type": "gigachat3_5", "architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
     ({"architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
     ({"model_type": "alice_ai", "architectures": ["AliceAIForCausalLM"]}, "Block Attention Residuals"),
-    ({"model_type": "qwen4_exp_text"}, "attention over indexed positions"),
+    ({"model_type": "glm5_next_text"}, "attention over indexed positions"),
 ], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
 def test_missing_parts_of_known_families_are_named(fields: dict[str, Any], part: str) -> None:
     assert part in refused(fields) and "this is not implemented; supported are" in refused(fields)

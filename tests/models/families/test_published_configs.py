@@ -66,6 +66,19 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         77_266_944,
         24_576,
     ),
+    "Qwen3.8-Flash-Next": (
+        [
+            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
+            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 48*128*128*4 B = 3,145,728 B",
+            "1 x NgramEmbedding tokens: tap*4 B = 2*4 B = 8 B",
+            "1 x NgramEmbedding ngram_conv: tap*channel*2 B = 9*10240*2 B = 184,320 B",
+            "12 x IndexedAttention key: kv_head*key*2 B = 2*256*2 B = 1,024 B per token",
+            "12 x IndexedAttention value: kv_head*value*2 B = 2*256*2 B = 1,024 B per token",
+            "12 x IndexedAttention index: kv_head*key*2 B = 1*128*2 B = 256 B per token",
+        ],
+        115_642_376,
+        27_648,
+    ),
     "Qwen3.5-27B": (
         [
             "48 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
@@ -212,7 +225,7 @@ def test_state_of_a_sequence(name: str) -> None:
     assert sorted(result.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("Qwen")])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith(("Qwen3-", "Qwen3.5"))])
 def test_layers_of_qwen(name: str) -> None:
     config = read(name)
     assert config.eps == 1e-6 and config.tied == name.endswith("0.8B")

@@ -36,10 +36,7 @@ def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
         return jax.lax.psum(local, "expert")
 
     split = jax.shard_map(
-        share,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), place, PartitionSpec()),
-        out_specs=PartitionSpec(None, "model"),
+        share, mesh=mesh, in_specs=(PartitionSpec(), place, PartitionSpec()), out_specs=PartitionSpec(None, "model")
     )
     assert "ffi_call" in str(jax.make_jaxpr(split)(x, weight, expert))
     result, expected = jax.jit(split)(x, weight, expert), experts_product(x, weight, expert, devices=HERE)

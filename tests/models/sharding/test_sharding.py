@@ -40,29 +40,13 @@ from models.sharding.sharded_dim import shard_outputs
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_base": {},
-    "lfm2_moe_base": {},
-    "lfm3_base": {},
-    "lara_base": {},
-    "mamba2_base": {},
-    "nemotron_dense": NEMOTRON,
-    "nemotron_latent": NEMOTRON,
-    "granite_experts": {},
-    "bamba_one_group": {},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "ling_query_rank": {},
-    "ling_lightning": {"num_attention_heads": 8},
-    "minimax_base": {},
-    "olmo_base": {},
-    "olmo_grouped": {},
-    "zamba2_base": {},
-    "zamba2_blocks": {},
-}
+    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_base": {}, "lfm2_moe_base": {}, "lfm3_base": {},
+    "indexed_base": {},
+    "lara_base": {}, "mamba2_base": {}, "nemotron_dense": NEMOTRON, "nemotron_latent": NEMOTRON,
+    "granite_experts": {}, "bamba_one_group": {}, "falcon_base": {}, "kimi_base": {}, "ling_base": {},
+    "ling_query_rank": {}, "ling_lightning": {"num_attention_heads": 8}, "minimax_base": {}, "olmo_base": {},
+    "olmo_grouped": {}, "zamba2_base": {}, "zamba2_blocks": {},
+}  # fmt: skip
 MESHES: list[tuple[str, Axes]] = [
     *((name, (2, 2, 2)) for name in CASES),
     # fewer groups of heads than devices: of two, of one; one norm over all heads
@@ -78,6 +62,7 @@ MESHES: list[tuple[str, Axes]] = [
             "lara_base",
             "ling_lightning",
             "minimax_base",
+            "indexed_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

@@ -11,37 +11,21 @@ from safetensors import torch as safetensors_torch
 from tiny_variants import Variant, mtp_shapes
 
 _STEM = {
-    "qwen3_next": "Qwen3Next",
-    "qwen3_5": "Qwen3_5",
-    "qwen3_5_moe": "Qwen3_5Moe",
-    "lfm2": "Lfm2",
-    "lfm2_moe": "Lfm2Moe",
-    "lfm3": "Lfm3",
-    "lara_mini": "LaraMini",
-    "kimi_linear": "KimiLinear",
-    "bailing_hybrid": "BailingHybrid",
-    "minimax": "MiniMax",
-    "olmo_hybrid": "OlmoHybrid",
-    "mamba": "Mamba",
-    "falcon_mamba": "FalconMamba",
-    "jamba": "Jamba",
-    "mamba2": "Mamba2",
-    "nemotron_h": "NemotronH",
-    "granitemoehybrid": "GraniteMoeHybrid",
-    "bamba": "Bamba",
-    "falcon_h1": "FalconH1",
-    "zamba2": "Zamba2",
-}
+    "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "lara_mini": "LaraMini", "kimi_linear": "KimiLinear",
+    "qwen4_exp": "Qwen4Exp",
+    "bailing_hybrid": "BailingHybrid", "minimax": "MiniMax", "olmo_hybrid": "OlmoHybrid", "mamba": "Mamba",
+    "falcon_mamba": "FalconMamba", "jamba": "Jamba", "mamba2": "Mamba2", "nemotron_h": "NemotronH",
+    "granitemoehybrid": "GraniteMoeHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1", "zamba2": "Zamba2",
+}  # fmt: skip
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Tables of lightning attention, which transformers saves."""
+HASHES = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+"""Integers of hashed n-grams, which transformers saves."""
 _VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "patch_size": 4,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
     "num_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:
@@ -66,7 +50,7 @@ def _new_model(variant: Variant) -> Any:
     text = dict(variant.text) | ({"full_attention_interval": variant.interval} if variant.interval else {})
     implementation = {"attn_implementation": "eager", "experts_implementation": "eager"}
     if not variant.multimodal:
-        kind = "TextConfig" if variant.family.startswith("qwen3_5") else "Config"
+        kind = "TextConfig" if variant.family.startswith(("qwen3_5", "qwen4")) else "Config"
         config = getattr(transformers, stem + kind)(**text)
         return getattr(transformers, stem + "ForCausalLM")._from_config(config, **implementation)
     vocab = variant.text["vocab_size"]
@@ -116,7 +100,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
             weight.copy_(value)
         stored = model.state_dict()
         for name, buffer in model.named_buffers():
-            if name in stored and not name.endswith(DECAYS):
+            if name in stored and not name.endswith((*DECAYS, *HASHES)):
                 buffer.copy_(normal(buffer.shape, 0.1))
 
 
@@ -134,7 +118,7 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
         tensors = _fuse_experts(tensors)
     if variant.stored == "bfloat16":
         # As in some releases, these stay in float32.
-        kept = ("A_log", "linear_attn.norm.weight", *DECAYS)
+        kept = ("A_log", "linear_attn.norm.weight", *DECAYS, *HASHES)
         tensors = {name: v if name.endswith(kept) else v.to(torch.bfloat16) for name, v in tensors.items()}
     names = sorted(tensors)
     if variant.shards == 1:

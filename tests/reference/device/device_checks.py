@@ -71,10 +71,10 @@ def used_rows(lm: hybridlm.LM) -> dict[str, Any]:
 def _shapes(lm: hybridlm.LM) -> list[Shape]:
     engine = lm.engine
     return [
-        engine.generating(engine.lanes, 1),
+        engine.shape("generate", engine.lanes, 1),
         engine.shape("verify", engine.lanes, engine.draft_tokens + 1),
-        engine.generating(engine.prefill_lanes, engine.chunk),
-        engine.scoring(engine.prefill_lanes, engine.chunk),
+        engine.shape("generate", engine.prefill_lanes, engine.chunk),
+        engine.shape("score", engine.prefill_lanes, engine.chunk, top=0),
     ]
 
 

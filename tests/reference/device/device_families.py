@@ -47,7 +47,7 @@ GREEDY = 6
 def check_families(records: Records, rehearse: bool, share: tuple[int, int] = (0, 1)) -> None:
     """Run a share of part 3: the families of number `share[0]` modulo `share[1]`."""
     names = list(REHEARSED if rehearse else FAMILIES)[share[0] :: share[1]]
-    modes = ("off", "interpret") if rehearse else ("off", "auto")
+    modes = ("interpret",) if rehearse else ("off", "auto")
     records.plan([f"{name}, {mode}" for name in names for mode in modes])
     with np.load(NUMBERS) as file:
         numbers = dict(file)

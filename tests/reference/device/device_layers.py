@@ -82,7 +82,7 @@ def check_layers(records: Records, rehearse: bool, short: bool = False) -> None:
             engine = layer_engine(LAYERS, lanes, context, mode, rehearse)
             params = random_parameters(engine) if params is None else params
             engine.params = params
-            shape = engine.generating(lanes, tokens)
+            shape = engine.shape("generate", lanes, tokens)
             compiled[name] = LayerStep(engine, shape, visible, threads.submit(engine.program, shape))
         except Exception as error:
             compiled[name] = error

@@ -21,9 +21,9 @@ STEPS = (
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
-    "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
-    "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base",
-    "falcon_base", "olmo_base", "zamba2_base", "lfm3_base", "lara_base", "minimax_base",
+    "next_dense_layers", "dense_interval", "sparse_base", "indexed_base", "lfm2_base", "lfm2_moe_base", "kimi_base",
+    "ling_base", "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts",
+    "bamba_base", "falcon_base", "olmo_base", "zamba2_base", "lfm3_base", "lara_base", "minimax_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 
@@ -57,7 +57,7 @@ def certified(checkpoint: str) -> Row:
             [lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES, lm.engine.pages(LANES))]
         )
     )
-    verdicts.append(verdict([single.program(single.generating(1, 1)).certificate]))
+    verdicts.append(verdict([single.program(single.shape("generate", 1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 

@@ -155,7 +155,7 @@ def compiled(name: str, devices: Devices) -> None:
             path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16", chunk=CHUNK, mesh=mesh(*devices))
         )
     steps = ((LANES, 1, row.decode), (PROMPTS, CHUNK, row.prompts))
-    for shape, expected in ((engine.generating(lanes, tokens), sent) for lanes, tokens, sent in steps):
+    for shape, expected in ((engine.shape("generate", lanes, tokens), sent) for lanes, tokens, sent in steps):
         program = engine.program(shape)
         actual = without_sources(program.certificate.collectives)
         assert actual == expected, f"{name}, {shape}: expected {expected}, the certificate has {actual}"

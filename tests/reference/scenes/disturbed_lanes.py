@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paged_shapes import paged
 from perturbation import Influence, influence, rows_of
 from verify_scene import own_table
 
@@ -31,7 +32,7 @@ LENGTHS = "args[2].batch.lengths"
 @functools.cache
 def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
     """Return a step, its contract, and the engine's program on copies of rows."""
-    shape = lm.engine.paged(shape)
+    shape = paged(lm.engine, shape)
     step, contract = lm.engine.programs.step(shape)
     compiled = lm.engine.program(shape)
 
@@ -43,7 +44,7 @@ def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
 
 def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     """Return different lanes with random state; every fourth lane has the same state."""
-    shape = lm.engine.paged(shape)
+    shape = paged(lm.engine, shape)
     rng = np.random.default_rng(0)
     vocab, lanes, tokens = lm.config.vocab_size, shape.lanes, shape.tokens
 

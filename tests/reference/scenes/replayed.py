@@ -77,7 +77,7 @@ class Replayed:
 
     def _replay(self, texts: list[list[int]]) -> None:
         engine = self.lm.engine
-        rows, shape = engine.new_rows(engine.rows), engine.generating(engine.lanes, 1)
+        rows, shape = engine.new_rows(engine.rows), engine.shape("generate", engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
         table = own_table(engine.lanes, engine.context) if engine.blocks else [None] * engine.lanes
         for place in range(max(map(len, texts))):

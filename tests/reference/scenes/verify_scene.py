@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from paged_caches import by_lane, of_lanes
+from paged_shapes import paged
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
@@ -117,7 +118,7 @@ class Steps:
         owners: Sequence[Any],
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Any, Rows]:
-        shape = self.lm.engine.paged(shape)
+        shape = paged(self.lm.engine, shape)
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
         table = own_table(shape.lanes, self.lm.context) if shape.pages else None

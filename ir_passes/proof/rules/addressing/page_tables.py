@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable
 from ir_passes.proof.owners import Mixed, PoolRows
+from ir_passes.proof.rules.addressing.slot_maps import entry_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Value
 from ir_passes.proof.violations import ViolationKind
@@ -141,12 +142,9 @@ def page_fault(
     path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
     entry, pages = table.entry, table.path
     assert isinstance(entry, PageTable)
-    if pool.group not in entry.names:
-        message = f"pages of {path} are picked by {pages}, which is the page table of {', '.join(entry.names)}"
-        return site.mixed(message, f"use the page table of group {pool.group!r}", ViolationKind.WRONG_ROW)
-    if entry.role == ("read" if write else "write"):
-        message = f"{path} is {'written' if write else 'read'} by {pages}, which is declared for the opposite"
-        return site.mixed(message, "use the table with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    fault = entry_fault(site, pool, fact, write)
+    if fault is not None:
+        return fault
     if entry.local is not None:
         count = site.prover.devices.get(entry.local)
         if count is None or split != pool.split or pool.split != ((entry.local,) if count > 1 else ()):
@@ -170,13 +168,6 @@ def page_fault(
     if length < entry.size * indices:
         message = f"{pages} holds pages in [0, {entry.size}) of {entry.page_size} rows, {path} has {length} of them"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many pages as the page table has")
-    if "last" in fact.alternatives and write:
-        message = f"a padding token writes to a page of the last lane in {path}"
-        remedy = (
-            "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the table by "
-            ".at[segment, page].get(mode='fill', fill_value=size)"
-        )
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     may_be_past = "past" in fact.alternatives
     if may_be_past and (length > entry.size * indices or not drops):
         message = f"rows of {path} are picked by {pages} or by a row past its last page"

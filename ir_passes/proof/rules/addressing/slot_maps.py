@@ -2,12 +2,33 @@
 
 import math
 
-from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.contract import BoundContract, PageTable, SlotMap
 from ir_passes.proof.owners import LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import DeviceOffset, PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
+
+
+def entry_fault(site: Site, pool: PoolRows, fact: SlotEntry | PageEntry, write: bool) -> Mixed | None:
+    """Return the fault of an access in its group, its role or its padding."""
+    path, bound_input = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
+    entry, rows = bound_input.entry, bound_input.path
+    assert isinstance(entry, SlotMap | PageTable)
+    kind = "slot map" if isinstance(entry, SlotMap) else "page table"
+    if pool.group not in entry.names:
+        message = f"rows of {path} are picked by {rows}, which is the {kind} of {', '.join(entry.names)}"
+        return site.mixed(message, f"use the {kind} of group {pool.group!r}", ViolationKind.WRONG_ROW)
+    if entry.role == ("read" if write else "write"):
+        message = f"{path} is {'written' if write else 'read'} by {rows}, which is declared for the opposite"
+        return site.mixed(message, f"use the {kind} with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    if "last" in fact.alternatives and write:
+        remedy = (
+            f"send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the {kind} by "
+            ".at[segment].get(mode='fill', fill_value=size)"
+        )
+        return site.mixed(f"a padding token writes to a lane's row in {path}", remedy, ViolationKind.WRONG_ROW)
+    return None
 
 
 def map_fault(
@@ -23,12 +44,9 @@ def map_fault(
     rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
     slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
-    if pool.group not in entry.names:
-        message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
-        return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
-    if entry.role == ("read" if write else "write"):
-        message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
-        return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
+    fault = entry_fault(site, pool, fact, write)
+    if fault is not None:
+        return fault
     local, split = _local(site, fact), pool.split
     if local is not None and split != ((local,) if site.prover.devices.get(local, 0) > 1 else ()):
         message = f"{slots} counts rows within a device along {local!r}, and {path} is not split over it here"
@@ -61,13 +79,6 @@ def map_fault(
     if not write and not fact.non_null and is_optional_map(site.prover.bound, fact.leaf, pool.group):
         message = f"a lane that has no row in {slots} reads the null row of {path}, which any lane may have written"
         remedy = f"read by where({slots} > 0, {slots}, {entry.size}) with mode='fill', or declare it with role='write'"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if "last" in fact.alternatives and write:
-        message = f"a padding token writes to the row of the last lane in {path}"
-        remedy = (
-            "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the slot map by "
-            ".at[segment].get(mode='fill', fill_value=size)"
-        )
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     if fact.alternatives - {"null", "last"} and not drops:
         message = f"a row of {path} that may lie outside of it is clamped to its first or last row"

@@ -8,14 +8,18 @@ A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
 
 from dataclasses import replace
+from itertools import product
 
+from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.index_sums import (
+    axes_of,
     conditions_of,
     difference,
     entry_of,
     in_lane,
+    is_never_negative,
     lane_number,
     lanes_in,
     single,
@@ -38,6 +42,41 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
             if axis is not None and _has_all_lanes(site, lane[0]) and is_past and in_lane(place, lane, conditions):
                 return OwnTokens(lane[0].layout, LaneRows(axis))
     return None
+
+
+def limited(site: Site) -> OwnTokens | None:
+    """Return the fact about a limited place that stays in the lane of its token.
+
+    A maximum is at least the first token if an operand is, and at most the last one if both are.
+    """
+    layouts = site.prover.bound.layouts
+    for layout, of_token, axis in product(layouts, layouts, range(len(site.shape))):
+        ends = (single(OffsetEntry(layout, first, axis, of_token=of_token), -first) for first in (0, 1))
+        if _within(site, site.eqn, *ends) == (True, True):
+            return OwnTokens(layout, LaneRows(axis, packed=of_token))
+    return None
+
+
+def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
+    place, shape = sum_of(site.prover.read(site.env, atom)), ir.shape_of(atom)
+    if place is None or place.below is not None or len(shape) not in (0, len(site.shape)):
+        return None
+    return place if all(shape and shape[axis] == site.shape[axis] for axis in axes_of(place)) else None
+
+
+def _within(site: Site, eqn: ir.JaxprEqn, first: IndexSum, last: IndexSum) -> tuple[bool, bool]:
+    """Return whether a maximum or minimum is at least the first, and at most the last token."""
+    bounds = []
+    for atom in eqn.invars:
+        place, maker = _place(site, atom), site.maker(atom)
+        if place is not None:
+            bounds.append((is_never_negative(difference(place, first)), is_never_negative(difference(last, place))))
+        elif maker is not None and maker.primitive.name in ("max", "min"):
+            bounds.append(_within(site, maker, first, last))
+        else:
+            bounds.append((False, False))
+    begins, stops = zip(*bounds, strict=True)
+    return (any(begins), all(stops)) if eqn.primitive.name == "max" else (all(begins), any(stops))
 
 
 def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
@@ -92,9 +131,10 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
         return result
     fact, size, lanes = index.fact, access.sizes[axis], site.prover.bound.lanes
     if isinstance(fact, OwnTokens) and fact.layout == owner.packed and size == 1:
-        is_dropped = access.drops and access.full[axis] == tokens and fact.rows.axis < len(access.index_axes)
-        rows = replace(fact.rows, axis=access.index_axes[fact.rows.axis]) if is_dropped else None
-        return result if rows is None or lanes == 1 else result.replace(owner=rows, fact=None)
+        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == tokens
+        if not is_inside or fact.rows.axis >= len(access.index_axes) or lanes == 1:
+            return result
+        return result.replace(owner=replace(fact.rows, axis=access.index_axes[fact.rows.axis]), fact=None)
     if not isinstance(fact, IndexSum) or not isinstance(result.owner, Mixed):
         return result
     limits = access.full[axis] - size + (size == 1), fact.below
@@ -134,7 +174,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
         if isinstance(fact, TokenOf):
             if fact.base == "start" and owner == OneLane(fact.lane) and access.full[dim] >= tokens and access.scalar:
                 return rows
-        elif access.drops and fact.rows.axis < len(access.index_axes):
+        elif access.drops and not fact.rows.packed and fact.rows.axis < len(access.index_axes):
             if owner == replace(fact.rows, axis=access.index_axes[fact.rows.axis]):
                 return rows
     return None

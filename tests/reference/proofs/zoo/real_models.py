@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from certificate_table import GOLDEN, NAMES
+from paged_shapes import paged
 from zoo.program import LANES, SLOTS, Program
 
 from hybridlm.checkpoint.directory import read_config
@@ -53,7 +54,7 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
     """
     shapes = all_shapes(engine(name), drafts=True)
     with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
-    with_logprobs = [engine(name).paged(shape) for shape in with_logprobs]
+    with_logprobs = [paged(engine(name), shape) for shape in with_logprobs]
     return [*(shape for shape in shapes if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import Finder
 from jax import Array, lax
+from paged_shapes import paged
 from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
@@ -198,7 +199,7 @@ class Faulty:
         """Return signs of the mutant in the scenes; the mutant "" is the unchanged step."""
         mutant = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
-        self._steps._programs[self._steps.lm.engine.paged(shape)] = lambda *args: self._program(mutant, *args)
+        self._steps._programs[paged(self._steps.lm.engine, shape)] = lambda *args: self._program(mutant, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
     def _difference(self, wanted: Wanted) -> str:
@@ -219,7 +220,7 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = steps.lm.engine.paged(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
+    shape = paged(steps.lm.engine, Shape("verify", steps.lanes, steps.tokens, steps.lanes))
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:

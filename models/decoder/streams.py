@@ -1,0 +1,74 @@
+"""Several residual streams with a learned mix in front of each layer (gated hyper-connections, as in Qwen4-Exp)."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32
+
+from models.layers.initial import matrix
+from models.layers.norms import grouped_rms_norm
+from models.ops.float32 import silu
+from models.ops.linear import linear
+from models.sharding.devices import Devices
+
+
+@dataclass(frozen=True)
+class StreamsConfig:
+    """Residual streams of a decoder.
+
+    Attributes:
+        count: of streams (`hc_count`).
+        rank: of the projection to the gates of all streams (`hc_lowrank`).
+    """
+
+    count: int
+    rank: int
+
+
+class StreamMixer(nnx.Module):
+    """Mean of the normed streams, each value with a gate: `mean_i sigmoid(up(silu(down(n) / count)))_i n_i`.
+
+    `offset`, `eps`: of the norm of each stream.
+    """
+
+    def __init__(self, c: StreamsConfig, hidden: int, eps: float, offset: float, devices: Devices, rngs: nnx.Rngs):
+        self.count, self.eps, self.offset, self.devices = c.count, eps, offset, devices
+        self.weight = nnx.Param(jnp.full((c.count * hidden,), 1.0 - offset, jnp.float32))
+        self.down = matrix(rngs, c.rank, c.count * hidden)
+        self.up = matrix(rngs, c.count * hidden, c.rank)
+
+    def normed(self, x: Float32[Array, "*rows streams"]) -> Float32[Array, "*rows streams"]:
+        return grouped_rms_norm(x, self.weight[...] + self.offset, self.count, self.eps, self.devices, 1)
+
+    def mixed(self, normed: Float32[Array, "*rows streams"]) -> Float32[Array, "*rows hidden"]:
+        low = silu(linear(normed, self.down[...], self.devices) / self.count)
+        weighted = jax.nn.sigmoid(linear(low, self.up[...], self.devices)) * normed
+        return jnp.mean(weighted.reshape((*normed.shape[:-1], self.count, -1)), axis=-2)
+
+    def __call__(self, x: Float32[Array, "*rows streams"]) -> Float32[Array, "*rows hidden"]:
+        return self.mixed(self.normed(x))
+
+
+class StreamConnection(StreamMixer):
+    """Input of a layer from the streams, and the weight of its output in each stream."""
+
+    def __init__(self, c: StreamsConfig, hidden: int, eps: float, offset: float, devices: Devices, rngs: nnx.Rngs):
+        super().__init__(c, hidden, eps, offset, devices, rngs)
+        self.inject = matrix(rngs, c.count, c.count * hidden)
+
+    def split(
+        self, x: Float32[Array, "lane token streams"]
+    ) -> tuple[Float32[Array, "lane token hidden"], Float32[Array, "lane token stream"]]:
+        normed = self.normed(x)
+        weights = 2.0 * jax.nn.sigmoid(linear(normed, self.inject[...], self.devices) / self.count)
+        return self.mixed(normed), weights
+
+
+def over_streams(
+    y: Float32[Array, "lane token hidden"], weights: Float32[Array, "lane token stream"]
+) -> Float32[Array, "lane token streams"]:
+    """Return a layer's output times the weight of each stream."""
+    return (y[:, :, None] * weights[..., None]).reshape((*y.shape[:2], -1))

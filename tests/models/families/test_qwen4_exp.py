@@ -1,0 +1,126 @@
+"""config.json and tensors of Qwen4-Exp: layers, spellings, parts of the n-gram tables, refusals."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from published import QWEN4_EXP
+from tiny_variants import variant
+
+from hybridlm.programs.kept_state import _small_model
+from models import DecoderConfig, Devices, family_of
+from models.config.reader import ConfigError
+from models.decoder.streams import StreamsConfig
+from models.layers.rope import Rope
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.indexed_attention import IndexedAttentionConfig
+from models.mixers.ngram_embedding import NgramEmbeddingConfig
+
+TINY: dict[str, Any] = {"model_type": "qwen4_exp_text", **variant("indexed_base").text}
+
+
+def read(config: dict[str, Any]) -> DecoderConfig:
+    return family_of(config).read_config(config)
+
+
+def test_published_layers() -> None:
+    config = read(QWEN4_EXP)
+    assert (config.num_layers, config.streams, config.unknown_keys) == (48, StreamsConfig(4, 320), ())
+    attention = AttentionConfig(24, 2, 256, Rope(64, 1e7), QkNorm(1e-6, 1.0), output_gate=True)
+    indexed = IndexedAttentionConfig(attention, 4, 128, 4, 512, 1e-6)
+    delta_net = GatedDeltaNetConfig(16, 48, 128, 128, 4, 1e-6, gate="sigmoid")
+    assert [i for i, layer in enumerate(config.layers) if layer[-2] == indexed] == list(range(3, 48, 4))
+    assert {layer[-2] for layer in config.layers} == {indexed, delta_net}
+    ngrams = {i: layer[0] for i, layer in enumerate(config.layers) if isinstance(layer[0], NgramEmbeddingConfig)}
+    assert list(ngrams) == [1] and (ngrams[1].kernel, ngrams[1].dilated, ngrams[1].end) == (4, 10, 248_044)
+
+
+def test_parameters_of_the_published_model() -> None:
+    """Readers of its GGUF files report 176.9 billion parameters, 51.2 of them n-grams, without vision and MTP."""
+    sizes = {weight.path: math.prod(weight.shape) for weight in family_of(QWEN4_EXP).weights(read(QWEN4_EXP))}
+    assert round(sum(sizes.values()) / 1e9, 1) == 176.9
+    assert round(sizes["layers", 1, "branches", 0, "inner", "table"] / 1e9, 1) == 51.2
+
+
+def test_measurements_of_verification_have_small_tables() -> None:
+    """A table of the published size has 205 GB in float32."""
+    small = _small_model(read(QWEN4_EXP), Devices())
+    rows = [
+        branch.inner.config.rows for layer in small.layers for branch in layer.branches if branch.inner.reads_tokens
+    ]
+    assert rows == [64 * 16] and len(small.layers) == 3
+
+
+def test_spellings_are_one_model() -> None:
+    base = read(TINY)
+    full = [kind.replace("indexed", "full") for kind in TINY["layer_types"]]
+    assert read(TINY | {"layer_types": full}) == base
+    assert read({"model_type": "qwen4_exp", "text_config": TINY, "image_token_id": 1}).layers == base.layers
+    period = {name: value for name, value in TINY.items() if name not in ("layer_types", "ple_layer_ids")}
+    kinds = [type(layer[0]) for layer in read(period | {"num_hidden_layers": 4, "full_attention_interval": 2}).layers]
+    assert kinds == [GatedDeltaNetConfig, IndexedAttentionConfig] * 2
+    # Repeated and unsorted numbers of layers; each layer has tables of other sizes.
+    assert read(TINY | {"ple_layer_ids": [3, 1, 3]}) == base
+    tables = [layer[0].tables for layer in base.layers if isinstance(layer[0], NgramEmbeddingConfig)]
+    assert len({*tables[0], *tables[1]}) == 16
+
+
+def test_tables_in_parts_and_whole() -> None:
+    (weight,) = [weight for weight in family_of(TINY).weights(read(TINY)) if weight.path[-1] == "table"][:1]
+    assert weight.shape == (552, 4)
+    parts, whole = (option.shapes for option in weight.options)
+    name = "model.layers.0.ple.ple_embedding.ngram_embedding"
+    # As torch.chunk divides 552 rows by five.
+    assert parts == {f"{name}.shard_{i}.weight": (rows, 4) for i, rows in enumerate([111, 111, 111, 111, 108])}
+    assert whole == {f"{name}.weight": (552, 4)}
+
+
+def test_numbers_of_the_hash_follow_from_the_config() -> None:
+    """Tensors that files store next to the tables."""
+    family, config = family_of(TINY), read(TINY)
+    numbers, name = family.constants(config), "model.layers.2.ple.ple_embedding"
+    assert len(numbers) == 6 and numbers[f"{name}.layer_multipliers"].dtype == np.int64
+    assert numbers[f"{name}.ngram_heads_vocab_sizes"].tolist() == [89, 97, 101, 103, 107, 109, 113, 127]
+    assert numbers[f"{name}.ngram_heads_offsets"].tolist() == [0, 89, 186, 287, 390, 497, 606, 719]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
+        ({"output_gate_type": "tanh"}, "output_gate_type: expected one of 'silu', 'sigmoid'"),
+        ({"attention_bias": True}, "attention_bias: expected one of False"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types: expected a list of 3 items"),
+        ({"hc_count": 1}, "hc_count: expected a whole number of at least 2"),
+        ({"hc_lowrank": 0}, "hc_lowrank: expected a whole number of at least 1"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads: expected one of 1"),
+        ({"indexer_kv_heads": None}, "indexer_kv_heads: expected 1, found None"),
+        ({"indexer_n_heads": None}, "indexer_n_heads: expected a whole number of at least 1, found None"),
+        ({"indexer_compress_ratio": 3}, "indexer_compress_ratio: expected a divisor of 128, the positions of a page"),
+        ({"indexer_budget": 7}, "indexer_budget: expected a multiple of indexer_compress_ratio (4)"),
+        ({"indexer_head_dim": 2}, "indexer_head_dim: expected at least the 4 rotated dimensions of a head"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8)"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads: expected a multiple of linear_num_key_heads (2)"),
+        ({"ple_layer_ids": [2]}, "ple_layer_ids: expected layers of linear_attention"),
+        ({"ple_layer_ids": [0]}, "ple_layer_ids: expected numbers of layers, 1 to 3"),
+        ({"ple_layer_ids": [4]}, "ple_layer_ids: expected numbers of layers, 1 to 3"),
+        ({"ple_embed_dim": 20}, "ple_embed_dim: expected a multiple of the 8 tables of a layer"),
+        ({"ngram_size": 1}, "ngram_size: expected a whole number of at least 2"),
+        ({"ngram_size": 9}, "ngram_size: expected at most 8"),
+        ({"heads_per_ngram": 257}, "heads_per_ngram: expected at most 256"),
+        ({"ngram_vocab_size_base": 1 << 28}, "ngram_vocab_size_base: expected at most 134217728"),
+        (
+            {"ngram_vocab_size_base": 1 << 27, "heads_per_ngram": 16},
+            "ngram_vocab_size_base: expected tables with fewer than 2147483648 rows in a layer",
+        ),
+        ({"split_ngram_parts": 0}, "split_ngram_parts: expected a whole number of at least 1"),
+        ({"eos_token_id": None}, "eos_token_id: expected a token below vocab_size (331), which separates n-grams"),
+        ({"eos_token_id": 331}, "eos_token_id: expected a token below vocab_size (331), which separates n-grams"),
+    ],
+)
+def test_unsupported_fields_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(TINY | change)

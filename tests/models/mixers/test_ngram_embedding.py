@@ -1,0 +1,176 @@
+"""N-gram embeddings on residual streams: chunks, single tokens, accepted drafts, equations in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from filled import filled, random_values
+from flax import nnx
+
+from models.decoder.decoder import Decoder, DecoderConfig, lane_info
+from models.decoder.streams import StreamsConfig
+from models.layers.mlp import MlpConfig
+from models.layers.rope import Rope
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.indexed_attention import IndexedAttentionConfig
+from models.mixers.ngram_embedding import NgramEmbeddingConfig
+from models.state.shapes import Hooks
+
+HIDDEN, STREAMS, END = 6, 3, 2
+NGRAMS = NgramEmbeddingConfig(8, STREAMS, 3, (3_000_001, 5_000_003, 7_000_001), (11, 13, 17, 19), 64, 2, END, 1e-6)
+INDEXED = IndexedAttentionConfig(AttentionConfig(2, 2, 4, Rope(4, 1e4), QkNorm(1e-6, 1.0)), 4, 4, 2, 2, 1e-6)
+LAYERS = ((NGRAMS, INDEXED, MlpConfig(6)), (MlpConfig(6),), (NGRAMS, INDEXED))
+LENGTHS = np.array([9, 3, 1, 0], np.int32)
+
+
+def model(layers: Any = LAYERS) -> Decoder:
+    config = DecoderConfig(
+        "qwen4_exp", 13, HIDDEN, 64, layers, 1e-6, 1.0, False, (END,), "float32", (), streams=StreamsConfig(STREAMS, 4)
+    )
+    return filled(lambda: Decoder(config, nnx.Rngs(0)), random_values(0))
+
+
+def tokens(count: int) -> np.ndarray:
+    """Random ids, some of them the end of a text."""
+    return np.random.default_rng(1).integers(0, 6, (len(LENGTHS), count)).astype(np.int32)
+
+
+@jax.jit
+def run(decoder: Decoder, ids: jax.Array, lengths: jax.Array, positions: jax.Array, state: Any) -> Any:
+    return decoder(ids, lengths, positions, state, 1)
+
+
+@jax.jit
+def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: jax.Array, state: Any) -> Any:
+    lengths = jnp.full(len(ids), ids.shape[1], jnp.int32)
+    hidden, pending = decoder(ids, lengths, positions, state, 1, verifying=True)
+    return hidden, decoder.commit(pending, ids, accepted, positions, state, 1)
+
+
+def poisoned(decoder: Decoder) -> Any:
+    """A state of NaN, and of token ids that no vocabulary has."""
+
+    def filled_with(leaf: Any) -> Any:
+        return jnp.full_like(leaf, jnp.nan if leaf.dtype == jnp.float32 else 7_777_777)
+
+    return jax.tree.map(filled_with, decoder.init_state(4, 16, jnp.float32))
+
+
+def in_lanes(cache: Any) -> np.ndarray:
+    """Return the pages of each lane, [lane, page, ..]."""
+    return np.asarray(cache)[1:].reshape((4, -1, *cache.shape[1:]))
+
+
+def test_chunks_equal_single_tokens() -> None:
+    """Lanes of different lengths; the idle lane keeps its rows bit for bit."""
+    decoder, ids, zeros = model(), tokens(9), np.zeros(4, np.int32)
+    ids[np.arange(9)[None] >= LENGTHS[:, None]] = 7_777_777
+    state = poisoned(decoder)
+    hidden, new = jax.device_get(run(decoder, ids, LENGTHS, zeros, state))
+    outputs, last = [], state
+    for i in range(9):
+        positions = np.full(4, i, np.int32)
+        out, last = run(decoder, ids[:, i : i + 1], np.clip(LENGTHS - i, 0, 1), positions, last)
+        outputs.append(np.asarray(out)[:, 0])
+    for lane, length in enumerate(LENGTHS):
+        np.testing.assert_allclose(hidden[lane, :length], np.stack(outputs, 1)[lane, :length], atol=2e-5)
+    leaves = map(jax.tree.leaves, (new, last, state, decoder.state_arrays()))
+    for a, b, old, array in zip(*leaves, strict=True):
+        a, b, old = (in_lanes(leaf) if array.grows else np.asarray(leaf) for leaf in (a, b, old))
+        np.testing.assert_allclose(a[:3], b[:3], atol=2e-5)
+        assert a[3].tobytes() == old[3].tobytes() == b[3].tobytes()
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_state_after_accepted_drafts(accepted: int) -> None:
+    decoder, ids, zeros = model(), tokens(9), np.zeros(4, np.int32)
+    _, begun = run(decoder, ids[:, :5], np.full(4, 5, np.int32), zeros, decoder.init_state(4, 16, jnp.float32))
+    drafts, positions, count = ids[:, 5:], np.full(4, 5, np.int32), np.full(4, accepted, np.int32)
+    hidden, state = verified(decoder, drafts, count, positions, begun)
+    ordinary, expected = run(decoder, drafts, count, positions, begun)
+    np.testing.assert_allclose(hidden[:, :accepted], ordinary[:, :accepted], atol=2e-5)
+    for a, b, array in zip(*map(jax.tree.leaves, (state, expected, decoder.state_arrays())), strict=True):
+        # Rejected tokens are in a cache, and overwritten before a read.
+        a, b = (in_lanes(leaf)[:, 0, :, : 5 + accepted] if array.grows else leaf for leaf in (a, b))
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_equations() -> None:
+    """One layer of n-grams and an MLP: every sum of each token in float64."""
+    decoder, ids = model(((NGRAMS, MlpConfig(6)),)), tokens(9)[:1]
+    ids[0] = [3, 4, 5, END, 3, 4, 5, 3, 4]
+    state = decoder.init_state(1, 16, jnp.float32)
+    hidden, new = jax.device_get(run(decoder, ids, np.array([9], np.int32), np.zeros(1, np.int32), state))
+    of = lambda parameter: np.asarray(parameter[...], np.float64)
+
+    def normed(x: np.ndarray, weight: Any) -> np.ndarray:
+        x = x.reshape(len(x), STREAMS, HIDDEN)
+        return (x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)).reshape(len(x), -1) * (1 + of(weight))
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    def mixed(x: np.ndarray, mixer: Any) -> tuple[np.ndarray, np.ndarray]:
+        n = normed(x, mixer.weight)
+        low = n @ of(mixer.down).T / STREAMS
+        gates = sigmoid(low * sigmoid(low) @ of(mixer.up).T)
+        return (gates * n).reshape(len(x), STREAMS, HIDDEN).mean(1), n
+
+    x = np.tile(of(decoder.embed_tokens)[ids[0]], (1, STREAMS))
+    ngrams, mlp = (branch.inner for branch in decoder.layers[0].branches)
+    history, embedded = [END, END, *ids[0].tolist()], []
+    for t in range(9):
+        window, ended = [], False
+        for back in range(3):
+            ended = ended or (back > 0 and history[t + 2 - back] == END)
+            window.append(END if ended else history[t + 2 - back])
+        rows = []
+        for head, table in enumerate(NGRAMS.tables):
+            number = 0
+            for token, factor in list(zip(window, NGRAMS.factors, strict=True))[: 2 + head // 2]:
+                number ^= token * factor
+            rows.append(of(ngrams.table)[sum(NGRAMS.tables[:head]) + number % table])
+        embedded.append(np.concatenate(rows))
+    e = np.stack(embedded)
+    key, query = normed(e @ of(ngrams.key_proj).T, ngrams.key_norm), normed(x, ngrams.query_norm)
+    score = (key * query).reshape(9, STREAMS, HIDDEN).sum(-1) / np.sqrt(HIDDEN)
+    gate = sigmoid(np.sign(score) * np.sqrt(np.maximum(np.abs(score), 1e-6)))
+    value = (gate[..., None] * (e @ of(ngrams.value_proj).T)[:, None]).reshape(9, -1)
+    inputs = np.concatenate([np.zeros((6, STREAMS * HIDDEN)), normed(value, ngrams.conv_norm)])
+    conv = sum(inputs[3 * j : 3 * j + 9] * of(ngrams.conv1d)[:, 0, j] for j in range(3))
+    x = x + value + conv * sigmoid(conv)
+    connection = decoder.layers[0].branches[1].connection
+    inner, n = mixed(x, connection)
+    up, gate = inner @ of(mlp.up_proj).T, inner @ of(mlp.gate_proj).T
+    out = (up * gate * sigmoid(gate)) @ of(mlp.down_proj).T
+    weights = 2 * sigmoid(n @ of(connection.inject).T / STREAMS)
+    x = x + (weights[..., None] * out[:, None]).reshape(9, -1)
+    np.testing.assert_allclose(hidden[0], mixed(x, decoder.norm)[0], atol=2e-5)
+    np.testing.assert_allclose(new[0][0].ngram_conv[0], inputs[-6:], atol=2e-5)
+    assert new[0][0].tokens.tolist() == [[3, 4]]
+
+
+class Residuals(Hooks):
+    """Stored residual streams."""
+
+    def __init__(self) -> None:
+        self.streams: list[np.ndarray] = []
+
+    def residual(self, x: jax.Array, index: int) -> jax.Array:
+        self.streams.append(np.asarray(x).reshape((*x.shape[:2], STREAMS, HIDDEN)))
+        return x
+
+
+def test_streams_begin_equal_and_differ_behind_the_layers() -> None:
+    decoder, hooks = model(), Residuals()
+    state, zeros = decoder.init_state(4, 16, jnp.float32), jnp.zeros(4, jnp.int32)
+    ids = jnp.asarray(tokens(9))
+    hidden, _ = decoder.run(ids, lane_info(ids, zeros + 9, zeros, 1)._replace(hooks=hooks), state)
+    assert hidden.shape == (4, 9, HIDDEN) and decoder.config.residual_size == HIDDEN * STREAMS
+    first, *later = hooks.streams
+    assert len(later) == len(LAYERS) and (first == first[:, :, :1]).all()
+    assert all(
+        np.abs(streams[:, :, i] - streams[:, :, j]).max() > 0.1 for streams in later for i, j in ((0, 1), (1, 2))
+    )

@@ -112,11 +112,11 @@ class Figures(NamedTuple):
 
 def few_rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
     """Compile a step of few layers twice; return the row of all layers, marked, and the faults."""
-    text, found = fields["text_config"], []
+    text, steps = fields["text_config"], []
     for layers in (FEW_LAYERS, 2 * FEW_LAYERS):
         part = text | {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}
-        found.append(figures_of(job, fields | {"text_config": part})[::2])
-    (first, faults), (second, further) = found
+        steps.append(figures_of(job, fields | {"text_config": part})[::2])
+    (first, faults), (second, further) = steps
     times = text["num_hidden_layers"] // FEW_LAYERS - 1
     return {job.table: [[*job.key, *first.and_further(second, times).cells("~")]]}, (*faults, *further)
 

@@ -27,6 +27,10 @@ SETTINGS_AFTERWARDS = frozenset({"tpu"})
 """Platforms where XLA sets e.g. kernel windows after it dumps the buffer assignment."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
+DUMPS = {"xla_dump_hlo_as_proto": True}
+"""XLA's options for the dump."""
+PTX = {"xla_dump_emitter_re": ".*ptx.*"}
+"""Also for GPUs: with jax 0.12 XLA dumps no PTX without it."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,11 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
         compiled = lowered.compile(compiler_options=options)
         assignment = hlo.given_assignment(compiled)
         return CompiledProgram(compiled, None, None if assignment else "the executable gives out no buffer assignment")
-    options = options or {}
+    options = {**(options or {}), **DUMPS, **({} if platform == "tpu" else PTX)}
     dump_folder = options.get(FOLDER)
     with nullcontext(dump_folder) if dump_folder else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
         with kernel_limits(lowered):
-            compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
+            compiled = lowered.compile(compiler_options={**options, FOLDER: folder})
         try:
             module = hlo.only_module(compiled)
         except HloError:

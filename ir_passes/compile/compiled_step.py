@@ -68,9 +68,19 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of Pallas kernels for an absent GPU; raises TargetError without ptxas."""
+        """Threads, registers and spills of Pallas kernels for an absent GPU.
+
+        Raises:
+            TargetError: no ptxas, or XLA dumped no PTX.
+        """
         if self.target is None or self.target.is_local or self.target.platform != "gpu":
             return ()
+        names = sorted({kernel.op_name for kernel in self.kernels.kernels if kernel.shapes})
+        if names and not self._kernel_programs:
+            raise TargetError(
+                f"XLA dumped no PTX of {', '.join(names)}: their registers and spills are unknown. Install a "
+                "version of jax that hybridlm's tests know"
+            )
         return kernel_resources(self._kernel_programs, self.target.name)
 
     def __repr__(self) -> str:

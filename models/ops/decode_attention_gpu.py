@@ -76,7 +76,8 @@ def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int
     Shared memory holds queries, weights and float32 values as three bfloat16 numbers each, and every stage's keys and
     values.
     """
-    limit = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+    # With 32 positions, 64 rows of 256 spill 228 bytes of registers on an H200.
+    limit = 64 if size <= 128 else 32 if size <= 256 and rows < MAX_ROWS else MIN_ROWS
     for block, stages in [(limit, 2), (max(MIN_ROWS, limit // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
         loaded = stages * block * (size + value_size) * itemsize + (6 * block * value_size if itemsize == 4 else 0)
         if 6 * rows * (size + block) + loaded + SHARED_SPARE <= shared_memory():

@@ -22,7 +22,7 @@ from hybridlm.target_report import StepReport, report_on, target_engine
 from ir_passes.compile import stages as compiling
 from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.contract.contract import BoundContract
-from ir_passes.targets import read_target
+from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.audit import audit_executable
 from ir_passes.xla_audit.dataflow import LiveValues, live_values
 from ir_passes.xla_audit.findings import FindingKind
@@ -131,6 +131,11 @@ def test_registers_of_a_steps_kernels() -> None:
     spilled = tuple(replace(kernel, spilled=129) for kernel in step.resources[:1])
     spilling = replace(step, resources=spilled)
     assert spilling.spilling == spilled and [*spilling.faults] == [*spilled[0].faults()] != []
+    program = dense.program(dense.generating(4, 1))
+    program.__dict__.pop("kernel_resources", None)
+    program._kernel_programs = ()
+    with pytest.raises(TargetError, match="dumped no PTX of .*recurrent_step_kernel"):
+        program.kernel_resources  # noqa: B018
 
 
 @pytest.mark.target_tpu

@@ -182,6 +182,25 @@ def test_kernels_keep_the_limits_of_each_card(name: str, target: str) -> None:
     assert [fault for kernel in kernels for fault in kernel.faults()] == []
 
 
+@pytest.mark.parametrize("target", CARDS)
+def test_prompts_of_wide_heads_keep_the_limits_of_each_card(target: str) -> None:
+    """8 x 256 tokens of Qwen3.5-35B-A3B: 64 rows of 256 fill the registers."""
+    lanes, tokens, heads, kv_heads, size = 8, 256, 16, 2, 256
+    rows, pages = paged(lanes, kv_heads, 4096, size)
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    shapes = array(lanes, tokens, heads, size), rows, rows, array(lanes, tokens, dtype=I32)
+    shapes += array(lanes, tokens, dtype=jnp.bool_), pages
+    types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place) for leaf in shapes]
+    run = lambda query, key, value, index, valid, pages: attend(
+        query, KVCache(key, value), index, valid, 32, devices=Devices(platform="gpu", kernels="auto"), pages=pages
+    )
+    with machine.tracing():
+        lowered = jax.jit(run).lower(*types)
+    (kernel,) = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
+    assert kernel.faults() == ()
+
+
 def wide_kernel(x: Any, weight: Any, out: Any) -> None:
     """Multiply 256 rows and columns, with three turns loaded ahead."""
 

@@ -28,7 +28,8 @@ def keep_program(
     """
     with tempfile.TemporaryDirectory(prefix="hybridlm-dump-") as folder:
         try:
-            lowered.compile(compiler_options={**(options or {}), "xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+            dumps = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_emitter_re": ".*ptx.*"}
+            lowered.compile(compiler_options={**(options or {}), **dumps})
         except jax.errors.JaxRuntimeError as error:
             records.write_evidence("programs", f"{name}-error.txt", str(error).encode())
             records.write_evidence("programs", f"{name}-before-xla.txt", lowered.as_text().encode())

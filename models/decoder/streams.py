@@ -1,4 +1,4 @@
-"""Several residual streams with a learned mix in front of each layer (gated hyper-connections, as in Qwen4-Exp)."""
+"""Several residual streams, mixed in front of each layer (gated hyper-connections of Qwen4-Exp)."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class StreamMixer(nnx.Module):
 
 
 class StreamConnection(StreamMixer):
-    """Input of a layer from the streams, and the weight of its output in each stream."""
+    """A layer's input from the streams, and its output's weight in each stream."""
 
     def __init__(self, c: StreamsConfig, hidden: int, eps: float, offset: float, devices: Devices, rngs: nnx.Rngs):
         super().__init__(c, hidden, eps, offset, devices, rngs)

@@ -52,7 +52,7 @@ def _split_mix(seed: int, index: int) -> int:
 
 
 def previous_tokens(history: Int32[Array, "lane all"], taps: int, end: int) -> list[Int32[Array, "lane token"]]:
-    """Return for 0, 1, .. `taps` tokens back each token's predecessor; `end` where a text ended in between.
+    """Return each token and its predecessors at distances 1 to `taps`; `end` across an end.
 
     Args:
         history: `taps` tokens in front, and the tokens.
@@ -60,10 +60,11 @@ def previous_tokens(history: Int32[Array, "lane all"], taps: int, end: int) -> l
     """
     tokens = history[:, taps:]
     shifted, ended = [tokens], jnp.zeros(tokens.shape, jnp.bool_)
-    for back in range(1, taps + 1):
-        before = history[:, taps - back : taps - back + tokens.shape[1]]
-        ended = ended | (before == end)
-        shifted.append(jnp.where(ended, end, before))
+    for distance in range(1, taps + 1):
+        start = taps - distance
+        predecessor = history[:, start : start + tokens.shape[1]]
+        ended = ended | (predecessor == end)
+        shifted.append(jnp.where(ended, end, predecessor))
     return shifted
 
 
@@ -118,6 +119,6 @@ def _rest(digits: Sequence[UInt32[Array, "lane token"]], divisors: Sequence[int]
 def next_window(
     history: Int32[Array, "lane all"], taps: int, lengths: Int32[Array, "lane"]
 ) -> Int32[Array, "lane tap"]:
-    """Return each lane's last tokens, those in front for a lane of length 0."""
+    """Return each lane's last tokens; of a lane of length 0 those in front."""
     last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None]
     return jnp.take_along_axis(history, last, axis=1, mode="fill")

@@ -73,8 +73,8 @@ def best_blocks(
     if scores.shape[2] <= count:
         return mask
     scores = jnp.where(mask, lax.stop_gradient(scores), -jnp.inf)
-    least = lax.top_k(scores, count)[0][:, :, -1:]
-    better, equal = scores > least, scores == least
+    threshold = lax.top_k(scores, count)[0][:, :, -1:]
+    better, equal = scores > threshold, scores == threshold
     free = count - jnp.sum(better, axis=-1, keepdims=True, dtype=jnp.int32)
     first = jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= free
     return mask & (better | (equal & first))
@@ -132,20 +132,20 @@ class IndexedAttention(Attention):
         blocks: Int32[Array, ""] | int,
         pages: Pages,
     ) -> Float32[Array, "lane token run"]:
-        """Return the scores of every block in the first `blocks` pages; of later and incomplete ones any number."""
+        """Return the scores of complete blocks in the first `blocks` pages; others are arbitrary."""
         c = self.indexer
         lanes, tokens, runs = *query.shape[:2], KV_BLOCK // c.block
 
         def page(number: Array, scores: Array) -> Array:
-            here = lax.dynamic_slice_in_dim(pages, number, 1, axis=1)
-            keys = take_pages(pool, here)[:, 0, :, : c.index_size].astype(jnp.float32)
+            table = lax.dynamic_slice_in_dim(pages, number, 1, axis=1)
+            keys = take_pages(pool, table)[:, 0, :, : c.index_size].astype(jnp.float32)
             means = jnp.mean(keys.reshape((lanes, runs, c.block, c.index_size)), axis=2)
             first = number * KV_BLOCK + c.block * jnp.arange(runs, dtype=jnp.int32)[None]
             first = jnp.broadcast_to(first, (lanes, runs))
             means = self._turned(self.index_k_norm(means)[:, :, None], first)[:, :, 0]
             products = full_einsum("nthd,nbd->nthb", query, means)
-            found = jnp.sum(jnp.maximum(products, 0.0), axis=2) * c.index_size**-0.5
-            return lax.dynamic_update_slice_in_dim(scores, found, number * runs, axis=2)
+            sums = jnp.sum(jnp.maximum(products, 0.0), axis=2) * c.index_size**-0.5
+            return lax.dynamic_update_slice_in_dim(scores, sums, number * runs, axis=2)
 
         start = jnp.zeros((lanes, tokens, pages.shape[1] * runs), jnp.float32)
         return lax.fori_loop(0, blocks, page, varying_like(start, query, pool, pages))

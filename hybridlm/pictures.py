@@ -136,7 +136,7 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
 
 def _matrices(mixer: Recurrent) -> list[str]:
     arrays = mixer.state_arrays()._asdict()
-    return [name for name, array in arrays.items() if array.role == "recurrent" and len(array.sizes) == 3]
+    return [name for name, array in arrays.items() if array and array.role == "recurrent" and len(array.sizes) == 3]
 
 
 @partial(jax.jit, static_argnums=(3, 4))

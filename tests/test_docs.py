@@ -69,8 +69,8 @@ def test_every_file_of_the_structure_exists(root: Path) -> None:
 
 
 def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
-    """Each table row of docs/accelerators.md ends with existing tests or mutants."""
-    text = (root / "docs" / "accelerators.md").read_text()
+    """Each table row of docs/tables/audit-rules.md ends with existing tests or mutants."""
+    text = (root / "docs" / "tables" / "audit-rules.md").read_text()
     _, _, table = text.partition("| platform | rule | found when broken, by |\n|---|---|---|\n")
     rows = [line.split(" | ")[-1] for line in table.partition("\n\n")[0].splitlines()]
     named = [re.findall(r"`(test_\w+\.py): (\w+)`", row) for row in rows]

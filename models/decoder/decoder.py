@@ -19,7 +19,8 @@ from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
-from models.layers.norms import RMSNorm
+from models.layers.norms import NormConfig
+from models.layers.source_mix import SourceMix
 from models.ops.layout import materialize
 from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
@@ -27,7 +28,7 @@ from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
 from models.state.pages import Pages
 from models.state.rows import Slots
-from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, Stream, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
 
@@ -85,15 +86,40 @@ class NormedResidual:
 
 
 @dataclass(frozen=True)
+class BlockResidual:
+    """A branch on a stream of sources (Block Attention Residuals, arXiv:2603.15031).
+
+    Sources are the embedding and, for each block of layers, the sum of its outputs. The input is a mix of all
+    (`SourceMix`), the output is added to the last.
+
+    Attributes:
+        inner: the layer.
+        begins: the first branch of a block, with an output that is a new source.
+        mixes: False for the first branch of the model, which reads the embedding.
+    """
+
+    inner: BranchConfig
+    begins: bool
+    mixes: bool
+
+    def shard(self, devices: Devices) -> "BlockResidual":
+        return replace(self, inner=self.inner.shard(devices))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        """Build the inner layer; `Branch` has the mix."""
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Config of a decoder.
 
     Attributes:
         family: Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings, eps, tied: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm` or
-            `NormedResidual`.
-        norm_offset: 1 if checkpoints store norm weights minus one.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`,
+            `NormedResidual` or, in all layers, `BlockResidual`.
+        norm_offset, norm_gate: of all norms, as `offset` and `gate` of `NormConfig`.
         eos_token_ids: tokens that end a completion.
         dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
@@ -119,7 +145,18 @@ class DecoderConfig:
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
     placeholders: tuple[int, ...] = ()
+    norm_gate: float | None = None
     devices: Devices = SINGLE_DEVICE
+
+    @property
+    def norm(self) -> NormConfig:
+        """Options of the norms of branches and of the last norm."""
+        return NormConfig(self.eps, self.norm_offset, self.norm_gate)
+
+    @property
+    def mixes_sources(self) -> bool:
+        """Whether the stream has sources, the embedding and a sum per block (`BlockResidual`)."""
+        return any(isinstance(branch, BlockResidual) for layer in self.layers for branch in layer)
 
     @property
     def num_layers(self) -> int:
@@ -148,30 +185,43 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`."""
+    """Residual branch `x + inner(norm(x))`, or as in its config's wrapper; no norm for `norms_input`."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
         self.inner = inner.build(config.hidden_size, rngs)
         post = inner if isinstance(inner, PostNorm) else None
         in_front = not self.inner.norms_input if post is None else post.in_front
-        norm = partial(RMSNorm, config.hidden_size, config.eps, config.norm_offset)
+        norm = partial(config.norm.build, config.hidden_size, rngs, config.devices)
         self.norm = norm() if in_front else None
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
         self.normed = inner if isinstance(inner, NormedResidual) else None
         self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
+        self.block = inner if isinstance(inner, BlockResidual) else None
+        mixes = self.block is not None and self.block.mixes
+        self.mix = SourceMix(config.hidden_size, config.eps, rngs) if mixes else None
 
-    def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
+    def __call__(self, x: Stream, info: LaneInfo, state: Any) -> tuple[Stream, Any]:
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            inputs = x if self.norm is None else self.norm(x)
+            inputs = x
+            if self.block is not None:
+                inputs = x[:, :, -1] if self.mix is None else self.mix(x)
+            inputs = inputs if self.norm is None else self.norm(inputs)
             y, state = self.inner(inputs, info, state)
             y = all_reduce(y, self.summed_over)
             if self.post_norm is not None:
                 y = self.post_norm(y)
             if self.normed is not None:
                 x = self._rounded(inputs, self.normed.stream)
-            return x + self._rounded(y, self.multiplier), state
+            y = self._rounded(y, self.multiplier)
+            return (x + y if self.block is None else self._joined(x, y)), state
+
+    def _joined(self, x: Stream, y: Activations) -> Stream:
+        """Append `y` to the sources of a stream, or add it to the last."""
+        assert self.block is not None
+        parts = (x, y[:, :, None]) if self.block.begins else (x[:, :, :-1], x[:, :, -1:] + y[:, :, None])
+        return jnp.concatenate(parts, axis=2)
 
     def _rounded(self, x: Activations, factor: float) -> Activations:
         """Scale, rounded before an addition in every program: XLA may fuse both, or not."""
@@ -185,7 +235,7 @@ class Layer(nnx.Module):
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
-    def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
+    def __call__(self, x: Stream, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Stream, tuple]:
         """Return stream and state behind the layer; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
@@ -221,7 +271,7 @@ def lane_info(
     return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots, pages=pages)
 
 
-def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+def _rematerialised(layer: Layer, x: Stream, info: LaneInfo, state: tuple) -> tuple[Stream, tuple]:
     """Run a layer with `jax.checkpoint`; a gradient changes no bits of it."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
@@ -241,7 +291,8 @@ class Decoder(Stateful):
         inner_layers = Decoder.stateful(self)  # a subclass adds its layers later
         self.reads_embedding = any(layer.reads_embedding for layer in inner_layers)
         _share_blocks(inner_layers)
-        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.norm = config.norm.build(config.hidden_size, rngs, config.devices)
+        self.mix = SourceMix(config.hidden_size, config.eps, rngs) if config.mixes_sources else None
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
@@ -326,22 +377,36 @@ class Decoder(Stateful):
     def run(
         self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
     ) -> tuple[Activations, tuple]:
-        """Run the layers on embeddings `x`."""
+        """Run the layers on embeddings `x`.
+
+        With `BlockResidual`, hooks get the sum of the current block's outputs, and at the end the mix of all sources.
+        """
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
         if self.reads_embedding:
             info = info._replace(embedded=x)
+        stream = x if self.mix is None else x[:, :, None]
         with one_pass():
             for number, (layer, old) in enumerate(zip(self.layers, state, strict=True)):
                 # With hooks no two layers are equal, so no body is shared; this also keeps differentiated functions,
                 # which have hooks, free of calls.
                 lanes, inline = info if hooks is None else info._replace(layer=number), hooks is not None
-                x, new = _rematerialised(layer, x, lanes, old) if remat else layer(x, lanes, old, inline)
+                operands = stream, lanes, old
+                stream, new = _rematerialised(layer, *operands) if remat else layer(*operands, inline)
                 states.append(new)
-                if hooks is not None:
-                    x = hooks.residual(x, number + 1)
-        return self.norm(x), tuple(states)
+                if hooks is not None and (self.mix is None or number + 1 < self.config.num_layers):
+                    stream = self._hooked(stream, hooks, number + 1)
+        if self.mix is not None:
+            stream = self.mix(stream)
+            stream = stream if hooks is None else hooks.residual(stream, self.config.num_layers)
+        return self.norm(stream), tuple(states)
+
+    def _hooked(self, stream: Stream, hooks: Hooks, index: int) -> Stream:
+        """Return the stream with the result of the hook, which has the last source of several."""
+        if self.mix is None:
+            return hooks.residual(stream, index)
+        return jnp.concatenate([stream[:, :, :-1], hooks.residual(stream[:, :, -1], index)[:, :, None]], axis=2)
 
     def commit(
         self,

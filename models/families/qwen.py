@@ -144,6 +144,20 @@ def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: 
     return projections
 
 
+def delta_net_weights(
+    c: GatedDeltaNetConfig, hidden: int, path: Path, name: str, projections: Projections
+) -> list[Weight]:
+    """List the parameters of a mixer; `projections` lists its input projections."""
+    return [
+        *projections(c, hidden, path, name),
+        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
+        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+        tensor((*path, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
+    ]
+
+
 def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
     """List every parameter of the decoder; `projections` lists the input projections of a mixer."""
 
@@ -155,15 +169,7 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
         if isinstance(c, MlpConfig):
             return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
         assert isinstance(c, GatedDeltaNetConfig)
-        name = f"{layer}.linear_attn"
-        return [
-            *projections(c, hidden, path, name),
-            tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-            tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
-            tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-            tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-            tensor((*path, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
-        ]
+        return delta_net_weights(c, hidden, path, f"{layer}.linear_attn", projections)
 
     decoder = decoder_weights(config, describe)
     if config.head is None:

@@ -58,6 +58,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ling_query_rank": {},
     "ling_lightning": {"num_attention_heads": 8},
     "minimax_base": {},
+    "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "alice_base": {},
     "olmo_base": {},
     "olmo_grouped": {},
     "zamba2_base": {},
@@ -78,6 +80,8 @@ MESHES: list[tuple[str, Axes]] = [
             "lara_base",
             "ling_lightning",
             "minimax_base",
+            "gigachat_base",
+            "alice_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

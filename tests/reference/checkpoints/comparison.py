@@ -18,6 +18,8 @@ TOLERANCES = {
     "bailing_hybrid": 3e-4,
     "minimax": 1e-4,
     "olmo_hybrid": 3e-4,
+    "gigachat3_5": 1e-3,
+    "alice_ai": QWEN_TOLERANCE,
     "mamba": 5e-5,
     "falcon_mamba": 5e-5,
     "jamba": 3e-4,

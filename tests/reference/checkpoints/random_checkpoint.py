@@ -34,6 +34,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lara_base": {},
     "minimax_base": {},
     "ling_lightning": {"num_attention_heads": 8},
+    "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "alice_base": {"linear_num_key_heads": 8, "linear_num_value_heads": 8},
 }
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

@@ -34,7 +34,7 @@ def test_sigmoid_gate_and_weights_minus_one() -> None:
     check_lengths(layer(2, gate="sigmoid", gate_factor=1.6, norm_offset=1.0), HIDDEN, (1, 9), TOLERANCE, STATE)
     plain, other = layer(2), layer(2, gate="sigmoid", gate_factor=1.6, norm_offset=1.0)
     rng = np.random.default_rng(0)
-    mixed, gate = rng.normal(size=(1, 3, 4, 6)).astype(np.float32), rng.normal(size=(1, 3, 24)).astype(np.float32)
+    mixed, gate = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((1, 3, 4, 6), (1, 3, 24)))
     for mixer in (plain, other):
         mixer.out_proj = nnx.Param(jnp.eye(24, dtype=jnp.float32))
     lengths = jnp.array([3], jnp.int32)

@@ -29,6 +29,7 @@ from hybridlm.requests.validation import check_count
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
 from models import KV_BLOCK, kv_blocks
+from models.decoder.decoder import lane_info
 from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
 from models.state.pages import cache_positions
@@ -301,16 +302,9 @@ def _device_step(
     def chunk(layers: Any, inputs: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
         (tokens, targets, *embeddings), length, position = inputs
         hooks = HiddenStates()
-        hidden, layers = model(
-            tokens,
-            jnp.broadcast_to(length, (settings.lanes,)),
-            jnp.broadcast_to(position, (settings.lanes,)),
-            layers,
-            settings.blocks,
-            hooks=hooks,
-            embeddings=embeddings[0] if embeddings else None,
-            remat=True,
-        )
+        lengths, positions = (jnp.broadcast_to(number, (settings.lanes,)) for number in (length, position))
+        info = lane_info(tokens, lengths, positions, settings.blocks)._replace(hooks=hooks)
+        hidden, layers = model.run(tokens, info, layers, embeddings[0] if embeddings else None, remat=True)
         logprobs, logits = token_logits(model, hidden, targets, settings.keep_logits)
         return layers, (logprobs, logits, tuple(hooks.found))
 

@@ -9,22 +9,19 @@ from pathlib import Path
 SIBLINGS = ("ir_passes", "models")
 
 
-class ForeignPackageError(ImportError):
-    """Another package hides or overwrites a package of hybridlm with the same name."""
-
-    def __init__(self, name: str, path: str | None, expected: str, reason: str):
-        super().__init__(
-            f"hybridlm needs its own top-level package {name!r} and found another one.\n"
-            f"  found:    {path or 'nothing'}\n  expected: {expected}\n  reason:   {reason}\n"
-            f"Any one of these helps: rename the file or folder that was found; start Python or Jupyter from another "
-            f"directory; reinstall hybridlm in a fresh environment (python -m venv).",
-            name=name,
-            path=path,
-        )
+def _foreign(name: str, path: str | None, expected: str, reason: str) -> ImportError:
+    return ImportError(
+        f"hybridlm needs its own top-level package {name!r} and found another one.\n"
+        f"  found:    {path or 'nothing'}\n  expected: {expected}\n  reason:   {reason}\n"
+        f"Any one of these helps: rename the file or folder that was found; start Python or Jupyter from another "
+        f"directory; reinstall hybridlm in a fresh environment (python -m venv).",
+        name=name,
+        path=path,
+    )
 
 
 def require_siblings() -> None:
-    """Import ``ir_passes`` and ``models``; raise ForeignPackageError for other distributions.
+    """Import ``ir_passes`` and ``models``; raise ImportError for other distributions.
 
     The path is checked without executing the package; ``DISTRIBUTION`` detects overwritten files.
     """
@@ -37,10 +34,10 @@ def require_siblings() -> None:
         if spec and not (path and os.path.exists(path)):
             path = next(iter(spec.submodule_search_locations or []), path)
         if path is None or os.path.dirname(os.path.realpath(path)) != os.path.dirname(expected):
-            raise ForeignPackageError(name, path, expected, _reason(name, path, expected, loaded is not None))
+            raise _foreign(name, path, expected, _reason(name, path, expected, loaded is not None))
         if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
             reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
-            raise ForeignPackageError(name, path, expected, reason)
+            raise _foreign(name, path, expected, reason)
 
 
 def _reason(name: str, path: str | None, expected: str, loaded: bool) -> str:

@@ -28,8 +28,8 @@ import numpy as np
 import hybridlm
 from hybridlm import demo
 from hybridlm.engine import admission
+from hybridlm.engine.cache_size import KV_BLOCK
 from hybridlm.engine.speculation import Speculation
-from models import KV_BLOCK
 
 NEAR_TIE = 5e-3
 SAMPLES = 10

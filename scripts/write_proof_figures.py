@@ -93,7 +93,9 @@ def public_functions() -> list[str]:
         for step in STEPS:
             is_proved = proved(step.run, step.args, step.contract)
             source = "JAX" if "." in step.name else "packed engines"
-            refused = "refused, leaks" if step.leaks else f"refused, clean: {NOT_PROVED.get(step.name, '')}"
+            alarm = NOT_PROVED.get(step.name)
+            reason = "" if alarm is None else f"{alarm.reason}; `{alarm.respelling}` is proved"
+            refused = "refused, leaks" if step.leaks else f"refused, clean: {reason}"
             key = (source, entries_of(step.contract), "proved" if is_proved else refused)
             names.setdefault(key, []).append(f"`{step.name}`")
     rows = [f"| {' '.join(group)} | {' | '.join(key)} |" for key, group in names.items()]

@@ -84,8 +84,10 @@ def root() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze imported objects, so that the garbage collector runs rarely while steps are traced."""
-    gc.collect()
+    """Freeze imported objects, so that the garbage collector runs rarely while steps are traced.
+
+    What is garbage by then stays: looking for it takes 0.8 s of each process (2026-11-29).
+    """
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
     gc.enable()

@@ -43,17 +43,6 @@ def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[
     ]
 
 
-class LateToken(NamedTuple):
-    """The first token of a request that arrives while all other lanes decode.
-
-    Attributes:
-        seconds, steps: from its submission on.
-    """
-
-    seconds: float
-    steps: int
-
-
 class OwnMixedSide:
     """The sessions of a loaded model.
 
@@ -84,8 +73,11 @@ class OwnMixedSide:
         self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)
         return seconds
 
-    def late_token(self, requests: Sequence[MixedRequest]) -> LateToken:
-        """Measure a greedy request with a median prompt, while all other lanes decode."""
+    def late_token(self, requests: Sequence[MixedRequest]) -> tuple[float, int]:
+        """Return seconds and steps to the first token of a request while all other lanes decode.
+
+        The request is greedy, with a median prompt.
+        """
         count = min(self._lm.engine.lanes - 1, len(requests))
         late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
         with self._lm.session() as session:
@@ -96,7 +88,7 @@ class OwnMixedSide:
             index = session.submit(late, max_tokens=1, ignore_eos=True)
             while all(event.index != index for event in session.step()):
                 steps += 1
-            return LateToken(time.perf_counter() - start, steps + 1)
+            return time.perf_counter() - start, steps + 1
 
 
 PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")

@@ -13,7 +13,7 @@ from hybridlm.checkpoint.opened import (
     open_checkpoint,
     stored_dtype,
 )
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
 from hybridlm.checkpoint.shards import ParameterPath, Shards, dotted
 from hybridlm.checkpoint.weights import LoadedWeights, load_parameters, packed_parameters
 from hybridlm.errors import CheckpointError

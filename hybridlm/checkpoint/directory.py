@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import ArrayFile, SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
 from hybridlm.checkpoint.tensor_file import TensorFile
-from hybridlm.checkpoint.torch_file import TorchFile
+from hybridlm.checkpoint.torch_file import open_torch
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from hybridlm.quantised import (
@@ -145,7 +145,7 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
         notes = ()
         if (directory / INDEX).exists():
             notes = (f"{INDEX} is not used: {SINGLE} is there too",)
-        file = SafetensorsFile(directory / SINGLE)
+        file = open_safetensors(directory / SINGLE)
         return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
     if (directory / INDEX).exists():
         files, unindexed, absent = _open_shards(directory, config)
@@ -154,7 +154,7 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
         )
         return _grouped(directory, config, files, notes, unindexed)
     if (directory / TORCH).exists():
-        file = TorchFile(directory / TORCH)
+        file = open_torch(directory / TORCH)
         return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), ())
     raise CheckpointError(directory, *_no_weights(directory))
 
@@ -199,12 +199,12 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
-) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
+) -> tuple[Mapping[str, ArrayFile], Mapping[str, ArrayFile], list[str]]:
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
     faults: list[str] = []
-    shards: dict[str, SafetensorsFile | None] = {}
+    shards: dict[str, ArrayFile | None] = {}
     for name, file_name in weight_map.items():
         if isinstance(file_name, str) and file_name in shards:
             continue
@@ -212,7 +212,7 @@ def _open_shards(
             faults.append(f"{name}: expected a safetensors file inside the directory, the index says {file_name!r}")
         else:
             shards[file_name] = _open_shard(directory, file_name, faults)
-    files: dict[str, SafetensorsFile] = {}
+    files: dict[str, ArrayFile] = {}
     skips = _skips(config)
     absent: list[str] = []
     for name, file_name in weight_map.items():
@@ -242,9 +242,9 @@ def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
     return lambda name: family.skips(name) or family.skips(family.canonical(name))
 
 
-def _open_shard(directory: Path, file_name: str, faults: list[str]) -> SafetensorsFile | None:
+def _open_shard(directory: Path, file_name: str, faults: list[str]) -> ArrayFile | None:
     try:
-        return SafetensorsFile(directory / file_name)
+        return open_safetensors(directory / file_name)
     except CheckpointError as error:
         faults.extend(f"{file_name}: {fault}" for fault in error.faults)
         return None

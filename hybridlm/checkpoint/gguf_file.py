@@ -15,7 +15,7 @@ from hybridlm.quantised.shapes import TensorInfo
 
 
 class GgufFile(MappedFile):
-    """A GGUF file with the interface of `SafetensorsFile`.
+    """A GGUF file with the interface of `ArrayFile`.
 
     Attributes:
         tensors: by Hugging Face name; the dtype is a type of blocks ("Q4_K") or "F32", "F16" or "BF16".

@@ -47,9 +47,21 @@ READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name
 
 
 class ArrayFile(MappedFile):
-    """A mapped file of plain arrays, with the dtypes of safetensors."""
+    """A mapped file of plain arrays, with the dtypes of safetensors.
 
-    metadata: Mapping[str, str] = MappingProxyType({})
+    Attributes:
+        tensors: in the order of the data.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, TensorInfo],
+        data_start: int = 0,
+        metadata: Mapping[str, str] = MappingProxyType({}),
+    ):
+        super().__init__(path, tensors, data_start)
+        self.metadata = metadata
 
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of a tensor in bfloat16, float16 or float32."""
@@ -69,24 +81,17 @@ class ArrayFile(MappedFile):
         return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
 
 
-class SafetensorsFile(ArrayFile):
-    """One safetensors file with a checked header; arrays are views of the mapped file.
-
-    Attributes:
-        tensors: in the order of the data.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file; raises CheckpointError with every fault of the header."""
-        path = Path(path)
-        if not path.is_file():
-            raise CheckpointError(path, "expected a safetensors file, found no regular file")
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = _read_header(path, file.read(8), file.read, size)
-        data_start = 8 + len(header)
-        tensors, self.metadata = _parse_header(path, header, size - data_start)
-        super().__init__(path, tensors, data_start)
+def open_safetensors(path: str | os.PathLike[str]) -> ArrayFile:
+    """Open a safetensors file; raises CheckpointError with every fault of the header."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(path, "expected a safetensors file, found no regular file")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = _read_header(path, file.read(8), file.read, size)
+    data_start = 8 + len(header)
+    tensors, metadata = _parse_header(path, header, size - data_start)
+    return ArrayFile(path, tensors, data_start, metadata)
 
 
 def unreadable(dtype: str) -> str:

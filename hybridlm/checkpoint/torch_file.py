@@ -31,22 +31,19 @@ ADVICE = (
 )
 
 
-class TorchFile(ArrayFile):
-    """A `pytorch_model.bin` with a checked table of tensors."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file; raises CheckpointError for anything but a plain state dict."""
-        path = Path(path)
-        if not path.is_file():
-            raise CheckpointError(path, "expected a file, found no regular file")
-        try:
-            with _LimitedReads(path) as file:
-                tensors = _read_tensors(file)
-        except StateDictError as error:
-            raise CheckpointError(path, f"data.pkl: {error}", ADVICE) from error
-        except _ZIP_ERRORS as error:
-            raise CheckpointError(path, f"not a zip archive of torch: {str(error) or repr(error)}", ADVICE) from error
-        super().__init__(path, tensors)
+def open_torch(path: str | os.PathLike[str]) -> ArrayFile:
+    """Open a `pytorch_model.bin`; raises CheckpointError for anything but a plain state dict."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(path, "expected a file, found no regular file")
+    try:
+        with _LimitedReads(path) as file:
+            tensors = _read_tensors(file)
+    except StateDictError as error:
+        raise CheckpointError(path, f"data.pkl: {error}", ADVICE) from error
+    except _ZIP_ERRORS as error:
+        raise CheckpointError(path, f"not a zip archive of torch: {str(error) or repr(error)}", ADVICE) from error
+    return ArrayFile(path, tensors)
 
 
 class _LimitedReads(io.FileIO):

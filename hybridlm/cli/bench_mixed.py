@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.llama_cpp import LlamaServerSide
-from hybridlm.bench.mixed import LateToken, MixedRequest, OwnMixedSide, mixed_requests
+from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
@@ -92,7 +92,8 @@ def bench_mixed(
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": lanes, "sampled": mixed.sampled}
         figures |= {"context": context, "tokens": tokens, "seconds": seconds, "shares": shares}
-        write_json(out, figures | {"late": {name: token._asdict() for name, token in late.items()}})
+        firsts = {name: {"seconds": waited, "steps": steps} for name, (waited, steps) in late.items()}
+        write_json(out, figures | {"late": firsts})
     if left_out:
         raise typer.Exit(EXIT_SIDES_FAILED)
 
@@ -122,7 +123,7 @@ def _print(
     lanes: int,
     timings: Sequence[Timing],
     own_sides: Sequence[OwnMixedSide],
-    late: Mapping[str, LateToken],
+    late: Mapping[str, tuple[float, int]],
 ) -> None:
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
     console = console_for_table()
@@ -143,7 +144,7 @@ def _print(
         "hybridlm is faster by",
     )
     shares = {
-        side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}", f"{late[side.name].seconds:.2f} s")
+        side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}", f"{late[side.name][0]:.2f} s")
         for side in own_sides
         if side.decode is not None
     }

@@ -20,6 +20,7 @@ from hybridlm.progress import counting_progress
 from hybridlm.target_report import StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes import Certificate
 from ir_passes.compile.planned_step import PlannedStep
+from ir_passes.jaxpr.collectives import bytes_sent, exchanged
 from ir_passes.targets import read_target
 
 Cells = tuple[str | Text, ...]
@@ -96,11 +97,12 @@ class VerifyReport:
     def _exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
         if not self._over_mesh:
             return ()
-        self.exchanged[str(shape)] = step.exchanged
+        self.exchanged[str(shape)] = exchanged(step.collectives)
         count = sum(collective.times or 0 for collective in step.collectives)
-        if step.sent is None:
+        sent = bytes_sent(step.collectives)
+        if sent is None:
             return f"at least {count}", "as loops decide"
-        return str(count), format_bytes(step.sent)
+        return str(count), format_bytes(sent)
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:

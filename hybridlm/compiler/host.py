@@ -1,19 +1,15 @@
 """Host records of a step: the holder of each row, and its expected contents."""
 
 from ir_passes.host.local_slots import bind_local
-from ir_passes.host.packed_tokens import LayoutError, LayoutFault, check_packed, segment_ids
+from ir_passes.host.packed_tokens import check_packed, segment_ids
 from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.page_tables import check_page_tables, written_places
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, LedgerFault, RowLedger
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, RowLedger
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted
 
 __all__ = [
     "Expected",
     "Label",
-    "LayoutError",
-    "LayoutFault",
-    "LedgerError",
-    "LedgerFault",
     "Page",
     "PageOwner",
     "RowLedger",

@@ -1,7 +1,7 @@
-"""Rewrites of a step's jaxpr: passes, their base class, and the proving pipeline."""
+"""Rewrites of a step's jaxpr: passes, and their runs with proofs."""
 
-from ir_passes.rewrites import DEFAULT_PASSES, DropDead, Rebatch, WriteInPlace
+from ir_passes.rewrites import DEFAULT_PASSES, drop_dead, rebatch, write_in_place
 from ir_passes.rewrites.graph import Graph, Pass
-from ir_passes.rewrites.pipeline import PassPipeline
+from ir_passes.rewrites.pipeline import run_passes
 
-__all__ = ["DEFAULT_PASSES", "DropDead", "Graph", "Pass", "PassPipeline", "Rebatch", "WriteInPlace"]
+__all__ = ["DEFAULT_PASSES", "Graph", "Pass", "drop_dead", "rebatch", "run_passes", "write_in_place"]

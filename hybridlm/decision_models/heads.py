@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.checkpoint.cast import finite_tensor
 from hybridlm.checkpoint.directory import open_directory
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import open_safetensors
 from hybridlm.decision_models.questions import KINDS, DecisionQuestion
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import is_positive
@@ -87,7 +87,7 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np
     """Return the float32 tensors of a head's file; raises CheckpointError for others."""
     if not path.is_file():
         raise CheckpointError(path, "expected the head of the decision model, found no file")
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     shapes = {name: info.shape for name, info in file.tensors.items()}
     if shapes != expected:
         raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(shapes.items())[:5])}")

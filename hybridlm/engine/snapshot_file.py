@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile
+from hybridlm.checkpoint import ArrayFile, CheckpointError, open_safetensors
 from hybridlm.checkpoint.safetensors import NAMES, Types, write_safetensors
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replacing
@@ -59,7 +59,7 @@ def load_snapshot(
     """
     engine.placement.require_one_process("load_prefix")
     try:
-        file = SafetensorsFile(path)
+        file = open_safetensors(path)
     except CheckpointError as error:
         raise SnapshotError(f"no saved state can be read: {error}") from error
     if set(file.metadata) != {"format", "label", "token_ids", "sha256"} or file.metadata["format"] != FORMAT:
@@ -155,12 +155,12 @@ def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, 
         )
 
 
-def _bytes(file: SafetensorsFile, name: str) -> bytes:
+def _bytes(file: ArrayFile, name: str) -> bytes:
     info = file.tensors[name]
     return file.read_bytes(name, 0, info.end - info.begin)
 
 
-def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
+def _read(path: Path, file: ArrayFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
     types = _types(layout, position)
     expected = {name: (NAMES[dtype], shape) for name, (shape, dtype) in types.items()}
     stored = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}

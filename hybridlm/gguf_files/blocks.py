@@ -18,12 +18,8 @@ Codes = Shaped[np.ndarray, "block column"]
 Scales = Float32[np.ndarray, "block group"]
 
 
-class Unpacked(NamedTuple):
-    """Codes of columns (4-bit numbers or signed integers), scales and optional zeros of groups."""
-
-    codes: Codes
-    scale: Scales
-    zero: Scales | None = None
+Parts = tuple[Codes, Scales] | tuple[Codes, Scales, Scales]
+"""Codes of columns (4-bit numbers or signed integers), scales and perhaps zeros of groups."""
 
 
 class BlockType(NamedTuple):
@@ -31,14 +27,14 @@ class BlockType(NamedTuple):
 
     Attributes:
         group: columns of a scale.
-        parts: bytes of blocks -> codes and scales.
+        parts: bytes of blocks -> codes, scales and perhaps zeros.
     """
 
     kind: Kind
     group: int
     scale_dtype: str
     has_zero: bool
-    parts: Callable[[Raw], Unpacked]
+    parts: Callable[[Raw], Parts]
 
     def form(self, columns: int) -> PackedForm:
         zero = "float32" if self.has_zero else None
@@ -72,26 +68,26 @@ def _scales_and_zeros(raw: Raw) -> tuple[Scales, Scales]:
     return _half(raw[:, :2]) * scale.astype(np.float32), _half(raw[:, 2:4]) * zero.astype(np.float32)
 
 
-def _q5_k(raw: Raw) -> Unpacked:
+def _q5_k(raw: Raw) -> Parts:
     codes = _nibbles(raw[:, 48:], 32) | _bits(raw[:, 16:48], 32, range(8), 1) << 4
-    return Unpacked(codes.astype(np.int8), *_scales_and_zeros(raw))
+    return codes.astype(np.int8), *_scales_and_zeros(raw)
 
 
-def _q6_k(raw: Raw) -> Unpacked:
+def _q6_k(raw: Raw) -> Parts:
     codes = _nibbles(raw[:, :128], 64) | _bits(raw[:, 128:192], 32, (0, 2, 4, 6), 3) << 4
-    return Unpacked(_signed(codes, 32), _half(raw[:, 208:]) * raw[:, 192:208].view(np.int8).astype(np.float32))
+    return _signed(codes, 32), _half(raw[:, 208:]) * raw[:, 192:208].view(np.int8).astype(np.float32)
 
 
-def _q3_k(raw: Raw) -> Unpacked:
+def _q3_k(raw: Raw) -> Parts:
     codes = _bits(raw[:, 32:96], 32, (0, 2, 4, 6), 3) | _bits(raw[:, :32], 32, range(8), 1) << 2
     scale = _nibbles(raw[:, 96:104], 8) | _bits(raw[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
-    return Unpacked(_signed(codes, 4), _half(raw[:, 108:]) * _signed(scale, 32).astype(np.float32))
+    return _signed(codes, 4), _half(raw[:, 108:]) * _signed(scale, 32).astype(np.float32)
 
 
-def _q2_k(raw: Raw) -> Unpacked:
+def _q2_k(raw: Raw) -> Parts:
     scale = _half(raw[:, 80:82]) * (raw[:, :16] & 15).astype(np.float32)
     zero = _half(raw[:, 82:]) * (raw[:, :16] >> 4).astype(np.float32)
-    return Unpacked(_bits(raw[:, 16:80], 32, (0, 2, 4, 6), 3), scale, zero)
+    return _bits(raw[:, 16:80], 32, (0, 2, 4, 6), 3), scale, zero
 
 
 def _q5_0(raw: Raw, start: int = 2) -> Codes:
@@ -102,38 +98,38 @@ def _q5_0(raw: Raw, start: int = 2) -> Codes:
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
-def _iq4_xs(raw: Raw) -> Unpacked:
+def _iq4_xs(raw: Raw) -> Parts:
     high = np.ascontiguousarray(raw[:, 2:4]).view(np.uint16)
     scale = _nibbles(raw[:, 4:8], 1) | _bits(high, 1, range(0, 16, 2), 3) << 4
-    return Unpacked(_IQ4[_nibbles(raw[:, 8:], 16)], _half(raw[:, :2]) * _signed(scale, 32).astype(np.float32))
+    return _IQ4[_nibbles(raw[:, 8:], 16)], _half(raw[:, :2]) * _signed(scale, 32).astype(np.float32)
 
 
-def _mxfp4(raw: Raw) -> Unpacked:
+def _mxfp4(raw: Raw) -> Parts:
     # 2^(code - 127), also for the largest code, which is NaN elsewhere.
-    return Unpacked(_nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127))
+    return _nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127)
 
 
 PACKED_TYPES: Mapping[str, BlockType] = {
-    "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
-    "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: Unpacked(_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
+    "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: (raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
+    "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: (_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
     "Q4_1": BlockType(
         "int4", 32, "float16", True,
-        lambda raw: Unpacked(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4])),
+        lambda raw: (_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4])),
     ),
-    "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
+    "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: (_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
     "Q5_1": BlockType(
         "int8", 32, "float16", True,
-        lambda raw: Unpacked(_q5_0(raw, 4).astype(np.int8), _half(raw[:, :2]), -_half(raw[:, 2:4])),
+        lambda raw: (_q5_0(raw, 4).astype(np.int8), _half(raw[:, :2]), -_half(raw[:, 2:4])),
     ),
     "Q2_K": BlockType("int4", 16, "float32", True, _q2_k),
     "Q3_K": BlockType("int8", 16, "float32", False, _q3_k),
     "Q4_K": BlockType(
-        "int4", 32, "float32", True, lambda raw: Unpacked(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
+        "int4", 32, "float32", True, lambda raw: (_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
     ),
     "Q5_K": BlockType("int8", 32, "float32", True, _q5_k),
     "Q6_K": BlockType("int8", 16, "float32", False, _q6_k),
     "IQ4_NL": BlockType(
-        "int8", 32, "float16", False, lambda raw: Unpacked(_IQ4[_nibbles(raw[:, 2:], 16)], _half(raw[:, :2]))
+        "int8", 32, "float16", False, lambda raw: (_IQ4[_nibbles(raw[:, 2:], 16)], _half(raw[:, :2]))
     ),
     "IQ4_XS": BlockType("int8", 32, "float32", False, _iq4_xs),
     "MXFP4": BlockType("e2m1", 32, "float32", False, _mxfp4),

@@ -15,7 +15,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files.blocks import PACKED_TYPES
 from hybridlm.gguf_files.config import MAX_EXPERTS, decoder_layers
 from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader
-from hybridlm.quantised.packed import PackedArrays, PackedForm, codes_dtype, pairs
+from hybridlm.quantised.packed import PackedArrays, PackedForm, codes_dtype, packed_arrays, pairs
 from hybridlm.quantised.shapes import TensorInfo
 from models.ops.quantised_codes import TWO_IN_A_BYTE
 
@@ -107,8 +107,8 @@ class NamedTensor(NamedTuple):
             part = slice(start, start + step)
             with np.errstate(all="ignore"):
                 blocks = kind.parts(raw.reshape(rows, -1)[part].reshape(-1, size))
-            for target, numbers in ((codes, blocks.codes), (scale, blocks.scale), (zero, blocks.zero)):
-                if target is not None and numbers is not None:
+            for target, numbers in zip((codes, scale, zero), blocks, strict=False):
+                if target is not None:
                     target[part] = numbers.reshape(target[part].shape)
         if not np.isfinite(scale).all() or (zero is not None and not np.isfinite(zero).all()):
             raise self._not_finite(where)
@@ -118,7 +118,7 @@ class NamedTensor(NamedTuple):
             of_groups = self.heads._replace(size=self.heads.size // group)
             scale = _by_key_head(scale, of_groups)
             zero = None if zero is None else _by_key_head(zero, of_groups)
-        return PackedArrays(form, pairs(codes) if form.kind in TWO_IN_A_BYTE else codes, scale, None, zero)
+        return packed_arrays(pairs(codes) if form.kind in TWO_IN_A_BYTE else codes, scale, zero=zero)
 
     def _not_finite(self, where: Any) -> CheckpointError:
         return CheckpointError(where, f"{self.name}: a scale is not finite", "The file is damaged: get it again.")

@@ -5,7 +5,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +15,12 @@ from hybridlm.files.parts import Origin, Parts
 from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import Answer, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import OpenAIRequest, read_request
-from hybridlm.score_files.csv_rows import CsvRows
+from hybridlm.score_files.csv_rows import open_csv
 from hybridlm.score_files.formats import check_output, ending_of
-from hybridlm.score_files.jsonl import JsonLines
+from hybridlm.score_files.jsonl import json_row
+from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import InputRow, Mark, TextObjects, TextSource
+from hybridlm.score_files.rows import InputRow, Mark, RowReader, TextSource
 from hybridlm.score_files.task import RowTask, Task, total
 from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session
@@ -51,50 +52,48 @@ class BatchFileReport:
     prefix_tokens_saved: int = 0
 
 
-class BatchObjects(TextObjects):
-    """Reader of requests: objects of JSON lines, or rows of CSV with JSON bodies."""
-
-    id_name = "custom_id"
-
-    def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the CSV columns to read, True for JSON; raises ValueError."""
-        columns = {"custom_id": False, "method": False, "url": False, "body": True}
-        if faults := [name for name in columns if names.count(name) != 1]:
-            raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")
-        return columns
-
-    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        custom_id = value.get("custom_id")
-        return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, size)
+def _columns(names: Sequence[str]) -> dict[str, bool]:
+    """Return the CSV columns to read, True for JSON; raises ValueError."""
+    columns = {"custom_id": False, "method": False, "url": False, "body": True}
+    if faults := [name for name in columns if names.count(name) != 1]:
+        raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")
+    return columns
 
 
-class BatchLines(JsonLines):
-    """JSON lines of requests; a pipe is copied to a temporary file."""
+def _row(number: int, value: dict[str, Any], size: int) -> InputRow:
+    custom_id = value.get("custom_id")
+    return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, size)
 
-    def __init__(self, path: Path):
-        self._copy: Any = None
-        if not stat.S_ISREG(path.stat().st_mode):
-            with path.open("rb") as pipe:
-                self._copy = tempfile.NamedTemporaryFile(suffix=ending_of(path))  # noqa: SIM115  # closed by `close`
-                shutil.copyfileobj(pipe, self._copy)
-            self._copy.flush()
-            path = Path(self._copy.name)
-        super().__init__(path, BatchObjects())
 
-    def close(self) -> None:
-        if self._copy is not None:
-            self._copy.close()
-
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
-
-    def _row(self, number: int, line: bytes) -> InputRow:
-        return super()._row(number, line) if line.strip() else InputRow(number, None, "", None, 0)
+READER = RowReader(_columns, _row, "custom_id")
+"""Reader of requests: objects of JSON lines, or rows of CSV with JSON bodies."""
 
 
 def open_batch(path: Path, *fields: Any) -> TextSource:
+    """Open a file of requests; blank lines are no rows, a pipe is copied to a temporary file."""
     del fields
-    return CsvRows(path, BatchObjects()) if ending_of(path).startswith(".csv") else BatchLines(path)
+    if ending_of(path).startswith(".csv"):
+        return open_csv(path, READER)
+    if stat.S_ISREG(path.stat().st_mode):
+        return _open_lines(path)
+    with path.open("rb") as pipe:
+        copy = tempfile.NamedTemporaryFile(suffix=ending_of(path))  # noqa: SIM115  # closed by `close`
+        shutil.copyfileobj(pipe, copy)
+    copy.flush()
+    return replace(_open_lines(Path(copy.name)), close=copy.close)
+
+
+def _open_lines(path: Path) -> TextSource:
+    source = open_text_lines(path, _line, READER.id_name)
+
+    def rows(start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        return ((row, mark) for row, mark in source.rows(start) if row.item is not None or row.fault is not None)
+
+    return replace(source, rows=rows)
+
+
+def _line(number: int, line: bytes) -> InputRow:
+    return json_row(READER, number, line) if line.strip() else InputRow(number, None, "", None, 0)
 
 
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:

@@ -41,7 +41,7 @@ from ir_passes.compile.proving import warn
 from ir_passes.compile.stored import ExecutableStore, StoredStep
 from ir_passes.contract.statements import MeasuredClaim, Note, Statement
 from ir_passes.jaxpr import jax_private
-from ir_passes.rewrites import DropDead
+from ir_passes.rewrites import drop_dead
 from ir_passes.xla_audit.hlo import HloError
 from models import BUILT_IN, DecoderConfig, family_named
 from models.state.state import Role
@@ -55,7 +55,7 @@ COPIED: tuple[Role, ...] = ("conv", "hidden")
 the previous step's hidden state, which the MTP head reads after this step has written its own. On CPUs XLA writes both
 in place (tests/reference/pages/certificate_table.py)."""
 
-PASSES = (DropDead(),)
+PASSES = (drop_dead,)
 """The model's steps already have the form that the other rewrites produce."""
 GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 """Commands of a CUDA graph: XLA's own, and loops and branches, which otherwise wait for the host."""

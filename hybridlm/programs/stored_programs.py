@@ -18,7 +18,8 @@ from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.score import Scored
 from hybridlm.steps.structure import Structure
 from ir_passes import CompiledStep
-from ir_passes.compile.stored import Entry, ExecutableStore, NotStorable, StoredStep, describe, restore
+from ir_passes.compile.exported import ExportError
+from ir_passes.compile.stored import Entry, ExecutableStore, StoredStep, describe, restore
 
 _log = logging.getLogger("hybridlm")
 
@@ -89,7 +90,7 @@ class StoredPrograms:
             return None
         try:
             step = restore(entry.description, entry.certificate, entry.program, args, RESULTS, compile_anew)
-        except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
+        except (ExportError, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
             # The last two if a later JAX renames private parts.
             self._store.damaged(key, error)
             return None
@@ -103,7 +104,7 @@ class StoredPrograms:
         seconds = sum(astuple(certificate.seconds))
         try:
             description, program = describe(step, args, RESULTS)
-        except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
+        except (ExportError, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
             _log.info("%s is not kept: %s", shape, error)
             return False
         return self._store.keep(key, Entry(f"{shape}, {self._model}", seconds, description, certificate, program))

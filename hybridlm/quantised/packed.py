@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Shaped
 
 from hybridlm.quantised.codes import awq_integers, packed_integers
 from hybridlm.quantised.formulas import LLM_INT8
@@ -35,15 +35,16 @@ class PackedForm:
     zero: str | None
 
 
-@dataclass(frozen=True)
-class PackedArrays:
-    """Arrays of a packed weight by weight row, as in `QuantisedWeight`."""
+PackedArrays = dict[str, np.ndarray]
+"""Arrays of a packed weight by role, as in `QuantisedWeight`: codes [.., out, stored], scale and zero [.., out, group],
+and whole, the scale of the matrix, float32 [.., out, 1]."""
 
-    form: PackedForm
-    codes: Shaped[np.ndarray, "*expert out stored"]
-    scale: Shaped[np.ndarray, "*expert out group"]
-    matrix_scale: Float32[np.ndarray, "*expert out 1"] | None = None
-    zero: Shaped[np.ndarray, "*expert out group"] | None = None
+
+def packed_arrays(
+    codes: np.ndarray, scale: np.ndarray, whole: np.ndarray | None = None, zero: np.ndarray | None = None
+) -> PackedArrays:
+    arrays = {"codes": codes, "scale": scale, "whole": whole, "zero": zero}
+    return {role: array for role, array in arrays.items() if array is not None}
 
 
 def codes_dtype(kind: Codes) -> np.dtype:
@@ -106,22 +107,21 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
             zero = tensor.gptq_zero_codes(read)
         else:
             codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
-        return PackedArrays(form, pairs(codes), scale, None, np.ascontiguousarray(zero))
+        return packed_arrays(pairs(codes), scale, None, np.ascontiguousarray(zero))
     if tensor.scheme == "nvfp4":
         scale = tensor.scales(read)
         matrix_scale = tensor.whole(read)
         # XLA would multiply by the reciprocal in every step.
         matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
-        matrix_scale = np.broadcast_to(matrix_scale, (*lead, rows, 1))
-        return PackedArrays(form, stored, scale.astype(scale_type), matrix_scale)
+        return packed_arrays(stored, scale.astype(scale_type), np.broadcast_to(matrix_scale, (*lead, rows, 1)))
     if tensor.scheme == "int4-affine":
         scale = np.swapaxes(tensor.scales(read), -1, -2).astype(scale_type)
         # Signed 4-bit codes with an offset of 8 have another first bit.
-        return PackedArrays(form, stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
+        return packed_arrays(stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
     scale = tensor.scales(read)
     if tensor.scheme == "llm-int8":
         factor = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
-        return PackedArrays(form, stored, scale[..., None].astype(scale_type), factor)
+        return packed_arrays(stored, scale[..., None].astype(scale_type), factor)
     if tensor.scheme == "fp8-block":
         height, width = tensor.block
         scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))
@@ -136,18 +136,18 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     scale = np.ascontiguousarray(scale.astype(scale_type))
     if tensor.scheme == "int8":
         zero = None if form.zero is None else np.ascontiguousarray(tensor.by_rows(read(tensor.parts["zero"])))
-        return PackedArrays(form, stored, scale, None, zero)
+        return packed_arrays(stored, scale, None, zero)
     if tensor.scheme != "int-packed":
-        return PackedArrays(form, stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
+        return packed_arrays(stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
     zero = None
     if "zero" in tensor.parts:
         zero = tensor.zero_codes(read)
     stream = np.ascontiguousarray(stored).view(np.uint8)
     if tensor.bits == 4:
-        return PackedArrays(form, stream[..., : columns // 2], scale, None, zero)
+        return packed_arrays(stream[..., : columns // 2], scale, None, zero)
     # Unsigned with an offset of 128 is signed with the first bit turned.
     signed = (stream[..., :columns] ^ 0x80).view(np.int8)
-    return PackedArrays(form, signed, scale, None, None if zero is None else (zero ^ 0x80).view(np.int8))
+    return packed_arrays(signed, scale, None, None if zero is None else (zero ^ 0x80).view(np.int8))
 
 
 def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile, safetensors_header, types_of, write_safetensors
+from hybridlm.checkpoint.safetensors import open_safetensors, safetensors_header, types_of, write_safetensors
 from hybridlm.files.atomic import NO_ROOM, naming, replacing, sync
 from hybridlm.requests.result_html import preformatted, table
 from hybridlm.steps.edit import StateSite
@@ -36,7 +36,7 @@ class StoredArrays(Mapping[Key, np.ndarray]):
         self._path, self._names = path, dict(names)
 
     def __getitem__(self, key: Key) -> np.ndarray:
-        return SafetensorsFile(self._path).read_stored(self._names[key])
+        return open_safetensors(self._path).read_stored(self._names[key])
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._names)
@@ -190,7 +190,7 @@ class Recorder:
             return None
         arrays = {name: array[: self._count] for name, array in self._arrays.items()}
         if self._path is not None and self._partial is not None:
-            partial = SafetensorsFile(self._partial)
+            partial = open_safetensors(self._partial)
             arrays = {name: partial.read_stored(name)[: self._count] for name in self._types}
             if self._count < self._capacity:
                 with naming(self._path, NO_ROOM), whole_file(self._path) as file:

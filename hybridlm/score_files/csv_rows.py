@@ -2,94 +2,96 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hybridlm.files.json_lines import dump
-from hybridlm.score_files.jsonl import JsonScores, json_value
-from hybridlm.score_files.lines import BYTE_ORDER_MARK, MAX_RECORD_BYTES, TextLines, open_lines
+from hybridlm.score_files.jsonl import json_value, lines_of, write_compressed
+from hybridlm.score_files.lines import BYTE_ORDER_MARK, MAX_RECORD_BYTES, content_end, open_lines, read_line
 from hybridlm.score_files.rows import (
+    START,
     Columns,
     IdKinds,
     InputRow,
     Mark,
     OutputRow,
+    RowReader,
+    ScoreTarget,
     SortedParts,
-    TextObjects,
+    TextSource,
     require_one_kind,
 )
 from ir_passes.files.strict_json import parse_json
 
 
-class CsvRows(TextLines):
-    """A CSV file of texts or requests, perhaps .gz; an empty cell is null.
+def open_csv(path: Path, reader: RowReader) -> TextSource:
+    """Open a CSV file of texts or requests, perhaps .gz; an empty cell is null.
 
     Raises:
         ValueError: damaged gzip or CSV, or a missing or duplicate column.
     """
+    end = content_end(path)
+    # Python's limit, for all readers of the process, is 131,072 characters.
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
+    names, first = next(_records(path, end, START), ([], START))
+    try:
+        columns = reader.columns(names)
+    except ValueError as error:
+        commas = "" if len(names) > 1 else " (cells are separated by commas, names are in the first row)"
+        raise ValueError(f"{path}: {error}{commas}") from None
 
-    unit = "row"
-
-    def __init__(self, path: Path, reader: TextObjects):
-        super().__init__(path)
-        self._most = MAX_RECORD_BYTES + 1
-        self._reader, self.id_name = reader, reader.id_name
-        # Python's limit, for all readers of the process, is 131,072 characters.
-        csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
-        self._names, self._start = next(self._records(Mark(0, 0)), ([], Mark(0, 0)))
-        try:
-            self._columns = reader.columns(self._names)
-        except ValueError as error:
-            commas = "" if len(self._names) > 1 else " (cells are separated by commas, names are in the first row)"
-            raise ValueError(f"{path}: {error}{commas}") from None
-
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield rows from `start` on; a wrong cell gives a fault."""
-        offset = max(start.offset, self._start.offset)
-        for cells, mark in self._records(Mark(start.row, offset)):
-            yield self._cells(mark.row - 1, cells, mark.offset - offset), mark
-            offset = mark.offset
-
-    def _records(self, start: Mark) -> Iterator[tuple[list[str], Mark]]:
-        """Yield records and the marks behind them; raises ValueError for wrong quotes."""
-        number, begin = start
-        offset = begin
-
-        def lines() -> Iterator[str]:
-            nonlocal offset
-            while offset < self._end:
-                line = self._read_line(file, number, offset)
-                offset += len(line)
-                if offset - begin > MAX_RECORD_BYTES:
-                    raise csv.Error(f"it has more than {MAX_RECORD_BYTES:,} bytes, or a quote is not closed")
-                line = line.removeprefix(BYTE_ORDER_MARK) if begin == 0 else line
-                yield line.decode("utf-8", "surrogateescape")
-
-        with open_lines(self.path) as file:
-            file.seek(offset)
+    def rows(start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        offset = max(start.offset, first.offset)
+        for cells, mark in _records(path, end, Mark(start.row, offset)):
+            number, size, offset = mark.row - 1, mark.offset - offset, mark.offset
             try:
-                for cells in csv.reader(lines(), strict=True):
-                    yield cells, Mark(number + 1, offset)
-                    number, begin = number + 1, offset
-            except csv.Error as error:
-                raise ValueError(
-                    f"{self.path}: {self.unit} {number}: expected cells with commas between them, in double quotes if "
-                    f"they have commas, quotes or line ends, but {error}; write the file by a CSV library, or as .jsonl"
-                ) from error
+                value = _values(names, columns, cells)
+            except ValueError as error:
+                yield InputRow(number, None, "", None, size, str(error)), mark
+            else:
+                yield reader.row(number, value, size), mark
 
-    def _cells(self, number: int, cells: Sequence[str], size: int) -> InputRow:
+    return TextSource(path, "row", rows, reader.id_name)
+
+
+def _records(path: Path, end: int, start: Mark) -> Iterator[tuple[list[str], Mark]]:
+    """Yield records and the marks behind them; raises ValueError for wrong quotes."""
+    number, begin = start
+    offset = begin
+
+    def lines() -> Iterator[str]:
+        nonlocal offset
+        while offset < end:
+            line = read_line(file, MAX_RECORD_BYTES + 1, f"{path}: row {number}", offset)
+            offset += len(line)
+            if offset - begin > MAX_RECORD_BYTES:
+                raise csv.Error(f"it has more than {MAX_RECORD_BYTES:,} bytes, or a quote is not closed")
+            line = line.removeprefix(BYTE_ORDER_MARK) if begin == 0 else line
+            yield line.decode("utf-8", "surrogateescape")
+
+    with open_lines(path) as file:
+        file.seek(offset)
         try:
-            if len(cells) != len(self._names):
-                raise ValueError(
-                    f"expected {len(self._names)} cells ({', '.join(self._names)}), got {len(cells)}; write a cell for "
-                    "each column, and double quotes around a cell with commas"
-                )
-            named = dict(zip(self._names, cells, strict=True))
-            value = {name: _value(name, named[name], is_json) for name, is_json in self._columns.items()}
-        except ValueError as error:
-            return InputRow(number, None, "", None, size, str(error))
-        return self._reader.row(number, value, size)
+            for cells in csv.reader(lines(), strict=True):
+                yield cells, Mark(number + 1, offset)
+                number, begin = number + 1, offset
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}: row {number}: expected cells with commas between them, in double quotes if they have "
+                f"commas, quotes or line ends, but {error}; write the file by a CSV library, or as .jsonl"
+            ) from error
+
+
+def _values(names: Sequence[str], columns: Mapping[str, bool], cells: Sequence[str]) -> dict[str, Any]:
+    if len(cells) != len(names):
+        raise ValueError(
+            f"expected {len(names)} cells ({', '.join(names)}), got {len(cells)}; write a cell for each column, and "
+            "double quotes around a cell with commas"
+        )
+    named = dict(zip(names, cells, strict=True))
+    return {name: _value(name, named[name], is_json) for name, is_json in columns.items()}
 
 
 def _value(name: str, cell: str, is_json: bool) -> Any:
@@ -107,34 +109,29 @@ def _value(name: str, cell: str, is_json: bool) -> Any:
         ) from None
 
 
-class CsvScores(JsonScores):
-    """Columns id, fields and error; lists are JSON, a missing value is an empty cell.
+def csv_target(ids: IdKinds, columns: Columns, gzipped: bool = False) -> ScoreTarget:
+    """Return the format with columns id, fields and error.
 
-    A part has one JSON string per record, because records can have several lines.
+    Lists are JSON, a missing value is an empty cell. A part has one JSON string per record, because records can have
+    several lines.
     """
+    require_one_kind(ids, "CSV")
+    names = list(dict.fromkeys(["id", *columns, "error"]))
 
-    several = False
-
-    def __init__(self, ids: IdKinds, columns: Columns, gzipped: bool = False):
-        require_one_kind(ids, "CSV")
-        super().__init__(ids, columns, gzipped)
-        self._names = list(dict.fromkeys(["id", *columns, "error"]))
-
-    def part(self, rows: list[OutputRow]) -> bytes:
+    def part(rows: list[OutputRow]) -> bytes:
         each: list[dict[str, Any]] = [{"error": row.error, **(row.fields or {}), "id": row.id} for row in rows]
-        cells = ([_cell(json_value(row.get(name), self._columns.get(name))) for name in self._names] for row in each)
+        cells = ([_cell(json_value(row.get(name), columns.get(name))) for name in names] for row in each)
         return "".join(dump(_record(record)) + "\n" for record in cells).encode("ascii")
 
-    def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        yield _record(self._names).encode()
-        for line in super().lines(parts):
+    def lines(parts: Iterable[SortedParts]) -> Iterator[bytes]:
+        yield _record(names).encode()
+        for line in lines_of(parts):
             yield parse_json(line).encode()
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        if self._gzipped:
-            super().join(parts, file)
-        else:
-            file.writelines(self.lines(parts))
+    def join(parts: Iterable[SortedParts], file: BinaryIO) -> None:
+        file.writelines(lines(parts))
+
+    return ScoreTarget(part, partial(write_compressed, lines=lines) if gzipped else join)
 
 
 def _cell(value: Any) -> str:

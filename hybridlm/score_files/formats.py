@@ -9,8 +9,11 @@ from pathlib import Path
 
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
+from hybridlm.score_files.csv_rows import csv_target, open_csv
+from hybridlm.score_files.jsonl import json_target, open_json_lines
+from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextObjects, TextSource
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource, text_reader
 
 LINES = (".jsonl", ".jsonl.gz")
 TABLES = (*LINES, ".csv", ".csv.gz", ".parquet")
@@ -67,34 +70,25 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
     ending = check_source(path, request is not None)
     if ending == ".parquet":
         # pyarrow is an extra, which nothing else may import.
-        from hybridlm.score_files.parquet import ParquetRows
+        from hybridlm.score_files.parquet import open_parquet
 
-        return ParquetRows(path, fields)
+        return open_parquet(path, fields)
     if ending in LINES:
-        from hybridlm.score_files.jsonl import JsonLines
-
-        return JsonLines(path, TextObjects(fields, request))
+        return open_json_lines(path, text_reader(fields, request))
     if ending.startswith(".csv"):
-        from hybridlm.score_files.csv_rows import CsvRows
-
-        return CsvRows(path, TextObjects(fields))
-    from hybridlm.score_files.lines import TextLines
-
+        return open_csv(path, text_reader(fields))
     if names := [name for name in fields if name is not None]:
         raise ValueError(f"{path}: lines of text have no field {names[0]!r}; give .jsonl, .csv or .parquet")
-    return TextLines(path)
+    return open_text_lines(path)
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
     ending = ending_of(path)
     if ending == ".parquet":
-        from hybridlm.score_files.parquet import ParquetScores
+        from hybridlm.score_files.parquet import parquet_target
 
-        return ParquetScores
-    from hybridlm.score_files.csv_rows import CsvScores
-    from hybridlm.score_files.jsonl import JsonScores
-
-    return partial(CsvScores if ending.startswith(".csv") else JsonScores, gzipped=ending.endswith(".gz"))
+        return parquet_target
+    return partial(csv_target if ending.startswith(".csv") else json_target, gzipped=ending.endswith(".gz"))
 
 
 def format_version(path: Path) -> str:

@@ -3,72 +3,86 @@
 import gzip
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
-from hybridlm.score_files.lines import TextLines
-from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, OutputRow, SortedParts, TextObjects
+from hybridlm.score_files.lines import open_text_lines
+from hybridlm.score_files.rows import (
+    Columns,
+    IdKinds,
+    InputRow,
+    Kind,
+    Lists,
+    OutputRow,
+    RowReader,
+    ScoreTarget,
+    SortedParts,
+    TextSource,
+)
 
 
-class JsonLines(TextLines):
-    def __init__(self, path: Path, reader: TextObjects):
-        super().__init__(path)
-        self._reader, self.id_name = reader, reader.id_name
-
-    def _row(self, number: int, line: bytes) -> InputRow:
-        try:
-            return self._reader.row(number, parse_object(line), len(line))
-        except ValueError as error:
-            return InputRow(number, None, "", None, len(line), str(error))
+def open_json_lines(path: Path, reader: RowReader) -> TextSource:
+    return open_text_lines(path, partial(json_row, reader), reader.id_name)
 
 
-class JsonScores:
-    """One line per row: id and fields, or id and error."""
+def json_row(reader: RowReader, number: int, line: bytes) -> InputRow:
+    try:
+        return reader.row(number, parse_object(line), len(line))
+    except ValueError as error:
+        return InputRow(number, None, "", None, len(line), str(error))
 
-    several = True
 
-    def __init__(self, ids: IdKinds, columns: Columns, gzipped: bool = False):
-        del ids
-        self._columns, self._gzipped = columns, gzipped
+def json_target(ids: IdKinds, columns: Columns, gzipped: bool = False) -> ScoreTarget:
+    """Return the format with one line per row: id and fields, or id and error."""
+    del ids
 
-    def part(self, rows: list[OutputRow]) -> bytes:
+    def part(rows: list[OutputRow]) -> bytes:
         lines = [
-            {"id": row.id, "error": row.error} if row.fields is None else {"id": row.id, **self._object(row.fields)}
+            {"id": row.id, "error": row.error} if row.fields is None else {"id": row.id, **_object(row.fields, columns)}
             for row in rows
         ]
         return "".join(dump(line) + "\n" for line in lines).encode("ascii")
 
-    def _object(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: [self._object(completion) for completion in value]
-            if name == "completions"
-            else json_value(value, self._columns.get(name))
-            for name, value in fields.items()
-        }
+    return ScoreTarget(part, write_compressed if gzipped else _join, several=True)
 
-    def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        for contents, order in parts:
-            lines = (line for content in contents for line in content().splitlines(keepends=True))
-            if order is not None:
-                window = list(lines)
-                lines = (window[place] for place in np.argsort(order))
-            yield from lines
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write all lines; one part, or a compressed sort window, is in memory."""
-        if self._gzipped:
-            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # without name and time
-                compressed.writelines(self.lines(parts))
-            return
-        for contents, order in parts:
-            if order is None:
-                for content in contents:
-                    file.write(content())
-            else:
-                write_in_order(contents, order, file)
+def _object(fields: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    return {
+        name: [_object(completion, columns) for completion in value]
+        if name == "completions"
+        else json_value(value, columns.get(name))
+        for name, value in fields.items()
+    }
+
+
+def lines_of(parts: Iterable[SortedParts]) -> Iterator[bytes]:
+    """Yield the lines of parts in the order of the rows."""
+    for contents, order in parts:
+        lines = (line for content in contents for line in content().splitlines(keepends=True))
+        if order is not None:
+            window = list(lines)
+            lines = (window[place] for place in np.argsort(order))
+        yield from lines
+
+
+def write_compressed(parts: Iterable[SortedParts], file: BinaryIO, lines: Any = lines_of) -> None:
+    """Write compressed lines; one sort window is in memory."""
+    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # without name and time
+        compressed.writelines(lines(parts))
+
+
+def _join(parts: Iterable[SortedParts], file: BinaryIO) -> None:
+    """Write all lines; one part is in memory."""
+    for contents, order in parts:
+        if order is None:
+            for content in contents:
+                file.write(content())
+        else:
+            write_in_order(contents, order, file)
 
 
 def json_value(value: Any, kind: Kind | None) -> Any:

@@ -2,8 +2,9 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -31,53 +32,59 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def content_end(file: BinaryIO) -> int:
+def content_end(path: Path) -> int:
     """Return the offset behind the last byte other than white space or a byte-order mark."""
     offset = end = 0
-    while block := file.read(BLOCK_BYTES):
-        content = block.rstrip()
-        if content and not (offset == 0 and content == BYTE_ORDER_MARK):
-            end = offset + len(content)
-        offset += len(block)
+    with open_lines(path) as file:
+        while block := file.read(BLOCK_BYTES):
+            content = block.rstrip()
+            if content and not (offset == 0 and content == BYTE_ORDER_MARK):
+                end = offset + len(content)
+            offset += len(block)
     return end
 
 
-class TextLines(TextSource):
-    """A file of texts, one per line; blank lines at its end do not count."""
+def read_line(file: BinaryIO, most: int, place: str, offset: int) -> bytes:
+    """Return the next line; raises ValueError for the end, or `most` bytes (-1: any).
 
-    unit = "line"
+    Args:
+        place: file and number of the line, in messages.
+    """
+    line = file.readline(most)
+    if not line:
+        raise ValueError(f"{place}: the file has become shorter while it was read, it ends at byte {offset}")
+    if len(line) == most:
+        raise ValueError(
+            f"{place}: expected less than {most:,} bytes in a line of a compressed or CSV file; split the line, or "
+            "write JSON lines without compression"
+        )
+    return line
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._most = MAX_RECORD_BYTES if path.suffix.lower() == ".gz" else -1
-        with open_lines(path) as file:
-            self._end = content_end(file)
 
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield lines from `start` on, with a fault for another encoding."""
-        number, offset = start
-        with open_lines(self.path) as file:
-            file.seek(offset)
-            while offset < self._end:
-                line = self._read_line(file, number + 1, offset)
-                number, offset = number + 1, offset + len(line)
-                if number == 1:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
-                yield self._row(number, line.rstrip(b"\r\n")), Mark(number, offset)
+def text_row(number: int, line: bytes) -> InputRow:
+    try:
+        return InputRow(number, None, "text", line.decode(), len(line))
+    except UnicodeDecodeError as error:
+        return InputRow(number, None, "", None, len(line), f"expected UTF-8: {error}")
 
-    def _read_line(self, file: BinaryIO, number: int, offset: int) -> bytes:
-        line = file.readline(self._most)
-        if not line:
-            raise ValueError(f"{self.path}: has become shorter while it was read, it ends at byte {offset}")
-        if len(line) == self._most:
-            raise ValueError(
-                f"{self.path}: {self.unit} {number}: expected less than {self._most:,} bytes in a line of a compressed "
-                "or CSV file; split the line, or write JSON lines without compression"
-            )
-        return line
 
-    def _row(self, number: int, line: bytes) -> InputRow:
-        try:
-            return InputRow(number, None, "text", line.decode(), len(line))
-        except UnicodeDecodeError as error:
-            return InputRow(number, None, "", None, len(line), f"expected UTF-8: {error}")
+def open_text_lines(path: Path, row: Callable[[int, bytes], InputRow] = text_row, id_name: str = "id") -> TextSource:
+    """Open a file with a row on each line; blank lines at its end do not count.
+
+    Args:
+        row: (number, line) -> row, by default its text, with a fault for another encoding.
+    """
+    return TextSource(path, "line", partial(_rows, path, content_end(path), row), id_name)
+
+
+def _rows(path: Path, end: int, row: Callable[[int, bytes], InputRow], start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+    number, offset = start
+    most = MAX_RECORD_BYTES if path.suffix.lower() == ".gz" else -1
+    with open_lines(path) as file:
+        file.seek(offset)
+        while offset < end:
+            line = read_line(file, most, f"{path}: line {number + 1}", offset)
+            number, offset = number + 1, offset + len(line)
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            yield row(number, line.rstrip(b"\r\n")), Mark(number, offset)

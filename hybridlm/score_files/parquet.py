@@ -17,6 +17,7 @@ from hybridlm.score_files.rows import (
     Mark,
     OutputRow,
     RowFields,
+    ScoreTarget,
     SortedParts,
     TextSource,
     require_one_kind,
@@ -27,71 +28,72 @@ MAX_GROUP_ROWS = 1 << 16
 MAX_GROUP_BYTES = 1 << 26
 
 
-class ParquetRows(TextSource):
-    unit = "row"
+def open_parquet(path: Path, fields: RowFields = NO_FIELDS) -> TextSource:
+    """Open a file of texts; raises ValueError for a damaged file or other columns."""
+    path.open("rb").close()  # pyarrow's message for a missing file has no name
+    with _open(path) as file:
+        schema, groups = file.schema_arrow, _group_rows(file)
+    try:
+        columns = columns_of(schema, fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
-    def __init__(self, path: Path, fields: RowFields = NO_FIELDS):
-        self.path, self._fields = path, fields
-        path.open("rb").close()  # pyarrow's message for a missing file has no name
-        with self._open() as file:
-            schema = file.schema_arrow
-            self._groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        try:
-            self._columns = columns_of(schema, fields)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+    def rows(start: Mark) -> Iterator[tuple[InputRow, Mark]]:
         number, first = 0, 0
-        while first < len(self._groups) and number + self._groups[first] <= start.row:
-            number, first = number + self._groups[first], first + 1
-        for batch in self._batches(range(first, len(self._groups))):
+        while first < len(groups) and number + groups[first] <= start.row:
+            number, first = number + groups[first], first + 1
+        for batch in _batches(path, groups, first, columns):
             skipped = min(max(0, start.row - number), batch.num_rows)
-            for row in read_rows(batch, number, skipped, self._fields):
+            for row in read_rows(batch, number, skipped, fields):
                 yield row, Mark(row.number + 1, 0)
             number += batch.num_rows
 
-    def _open(self) -> pq.ParquetFile:
-        try:
-            # Without pre_buffer and with a small buffer, only a batch's pages are in memory.
-            return pq.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from error
-
-    def _batches(self, groups: range) -> Iterator[pa.RecordBatch]:
-        with self._open() as file:
-            if list(self._groups) != [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]:
-                raise ValueError(f"{self.path}: has changed while it was read")
-            batches = file.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=self._columns)
-            while True:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                except (pa.ArrowException, OSError) as error:
-                    raise self._unreadable(error) from error
-                yield batch
-
-    def _unreadable(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.path}: expected a Parquet file, but it cannot be read: {error}")
+    return TextSource(path, "row", rows)
 
 
-class ParquetScores:
-    """Columns id, fields and error; missing values are null."""
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        # Without pre_buffer and with a small buffer, only a batch's pages are in memory.
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
 
-    several = False
 
-    def __init__(self, ids: IdKinds, columns: Columns):
-        require_one_kind(ids, "Parquet")
-        self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
+def _group_rows(file: pq.ParquetFile) -> list[int]:
+    return [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
 
-    def part(self, rows: list[OutputRow]) -> bytes:
+
+def _batches(path: Path, groups: list[int], first: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    with _open(path) as file:
+        if groups != _group_rows(file):
+            raise ValueError(f"{path}: has changed while it was read")
+        batches = file.iter_batches(BATCH_ROWS, row_groups=list(range(first, len(groups))), columns=columns)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError) as error:
+                raise _unreadable(path, error) from error
+            yield batch
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: expected a Parquet file, but it cannot be read: {error}")
+
+
+def parquet_target(ids: IdKinds, columns: Columns) -> ScoreTarget:
+    """Return the format with columns id, fields and error; missing values are null."""
+    require_one_kind(ids, "Parquet")
+    schema = schema_of("whole number" in ids, columns)
+
+    def part(rows: list[OutputRow]) -> bytes:
         sink = pa.BufferOutputStream()
-        pq.write_table(table_of(rows, self._schema, self._columns), sink)
+        pq.write_table(table_of(rows, schema, columns), sink)
         return sink.getvalue().to_pybytes()
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        with pq.ParquetWriter(file, self._schema) as writer:
+    def join(parts: Iterable[SortedParts], file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, schema) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):
                 gathered.append(table)
@@ -103,6 +105,8 @@ class ParquetScores:
                     gathered = []
             if gathered:
                 _write_group(writer, gathered)
+
+    return ScoreTarget(part, join)
 
 
 def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:

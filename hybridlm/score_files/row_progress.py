@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -61,13 +61,6 @@ def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-class Amount(NamedTuple):
-    """Rows of a file and their size in bytes of text."""
-
-    rows: int
-    size: int
-
-
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
@@ -82,7 +75,8 @@ class RowProgress:
         self._verb = verb
         self._bar, self._lines, self._count = bar, lines, tokens
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="", rows="", left="")
-        self._done = self._total = self._kept = self._part = Amount(0, 0)
+        self._done_rows = self._total_rows = self._part_rows = 0
+        self._done_size = self._total_size = self._part_size = self._stored_size = 0
         self._start, self._start_tokens = 0.0, 0
         self._first = self._tokens = self._bytes = 0
         self._part_tokens: Tokens = no_tokens
@@ -92,48 +86,49 @@ class RowProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
-    def begin(self, total: Amount, stored: Amount) -> None:
-        """Begin the rows of a file, with rows of an earlier run."""
+    def begin(self, rows: int, size: int, stored_rows: int, stored_size: int) -> None:
+        """Begin the rows of a file, of `size` bytes of text, with rows of an earlier run."""
         self._start, self._start_tokens = time.monotonic(), self._count()
-        self._done, self._kept, self._total = stored, stored, total
+        self._total_rows, self._total_size = rows, size
+        self._done_rows, self._done_size, self._stored_size = stored_rows, stored_size, stored_size
         if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=total.size, completed=stored.size, description=self._verb)
+            self._bar.reset(self._task, total=size, completed=stored_size, description=self._verb)
         self._show()
 
-    def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
+    def begin_part(self, rows: int, size: int, tokens: Tokens = no_tokens) -> None:
         """Begin a part; `tokens()` is 0 while unknown."""
-        self._part, self._part_tokens, self._first = part, tokens, self._count()
+        self._part_rows, self._part_size, self._part_tokens, self._first = rows, size, tokens, self._count()
 
     def end_part(self) -> None:
         with self._lock:
-            self._tokens, self._bytes = self._tokens + self._count() - self._first, self._bytes + self._part.size
-            self._done = Amount(self._done.rows + self._part.rows, self._done.size + self._part.size)
-            self._part = Amount(0, 0)
+            self._tokens, self._bytes = self._tokens + self._count() - self._first, self._bytes + self._part_size
+            self._done_rows, self._done_size = self._done_rows + self._part_rows, self._done_size + self._part_size
+            self._part_rows = self._part_size = 0
             self._show()
 
     def tick(self) -> None:
         with self._lock:
-            if self.done < self._total.size:  # the total is unknown, or the last line has been printed
+            if self.done < self._total_size:  # the total is unknown, or the last line has been printed
                 self._show(line=True)
 
     @property
     def done(self) -> int:
         """Finished bytes of text; within a part an estimate."""
         total = self._part_tokens()
-        size, tokens = (self._part.size, total) if total else (self._bytes, self._tokens)
-        if not self._part.size or not tokens:
-            return self._done.size
+        size, tokens = (self._part_size, total) if total else (self._bytes, self._tokens)
+        if not self._part_size or not tokens:
+            return self._done_size
         estimate = (self._count() - self._first) * size // tokens
-        return self._done.size + min(estimate, self._part.size - 1)
+        return self._done_size + min(estimate, self._part_size - 1)
 
     def _show(self, line: bool = False) -> None:
-        size, total = self.done, self._total
+        size, total = self.done, self._total_size
         seconds, tokens = time.monotonic() - self._start, self._count() - self._start_tokens
-        if self._lines and (line or size >= total.size):
-            text = progress_line(self._verb, size, total.size, seconds, self._kept.size, tokens)
+        if self._lines and (line or size >= total):
+            text = progress_line(self._verb, size, total, seconds, self._stored_size, tokens)
             print(text, file=sys.stderr, flush=True)
-        if self._bar is not None and self._task is not None and total.rows:
-            rows, rest = f"{self._done.rows:,} rows", f"{total.rows - self._done.rows:,} left"
+        if self._bar is not None and self._task is not None and self._total_rows:
+            rows, rest = f"{self._done_rows:,} rows", f"{self._total_rows - self._done_rows:,} left"
             rate = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
             self._bar.update(self._task, completed=size, rate=rate, rows=rows, left=rest)
 

@@ -1,9 +1,10 @@
 """Rows of texts and of scores, and the interfaces of their files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
@@ -96,43 +97,40 @@ class OutputRow(NamedTuple):
     generated: int = 0
 
 
+@dataclass(frozen=True)
 class TextSource:
     """A file of texts.
 
     Attributes:
         unit: "line" or "row", in messages.
+        rows: yields rows from a mark on, and the mark behind each, in bounded memory.
+        close: deletes temporary files.
     """
 
     path: Path
     unit: str
-    id_name = "id"
-
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield rows from a mark on, and the mark behind each, in bounded memory."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Delete temporary files."""
+    rows: Callable[[Mark], Iterator[tuple[InputRow, Mark]]]
+    id_name: str = "id"
+    close: Callable[[], None] = lambda: None
 
 
 SortedParts = tuple[Contents, np.ndarray | None]
 """Parts of consecutive rows, and the row in each place; None in order."""
 
 
-class ScoreTarget(Protocol):
-    """A format of scores: a function of the rows alone.
+@dataclass(frozen=True)
+class ScoreTarget:
+    """A format of scores: functions of the rows alone.
 
     Attributes:
+        part: the content of a part.
+        join: writes the whole output; a few parts of a sort window are in memory.
         several: rows may have several completions.
     """
 
-    several: bool
-
-    def part(self, rows: list[OutputRow]) -> bytes: ...
-
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the whole output; a few parts of a sort window are in memory."""
-        ...
+    part: Callable[[list[OutputRow]], bytes]
+    join: Callable[[Iterable[SortedParts], BinaryIO], None]
+    several: bool = False
 
 
 IdKinds = dict[str, int]
@@ -173,43 +171,57 @@ def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[s
 
 
 @dataclass(frozen=True)
-class TextObjects:
-    """Reader of objects with a text, token ids, a prompt, messages, or a request."""
+class RowReader:
+    """Reader of objects, of JSON lines or the cells of a table.
 
-    fields: RowFields = NO_FIELDS
-    request: tuple[str, ...] | None = None
-    id_name = "id"
+    Attributes:
+        columns: names of a CSV file -> columns to read, True for JSON; raises ValueError.
+        row: (number, object, bytes) -> row.
+    """
 
-    def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the CSV columns to read, True for JSON."""
-        columns = named_columns(names, self.fields)
-        chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
-        return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
+    columns: Callable[[Sequence[str]], dict[str, bool]]
+    row: Callable[[int, dict[str, Any], int], InputRow]
+    id_name: str = "id"
 
-    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        id = None
-        try:
-            id = read_id(value)
-            for name, kind in (
-                (self.fields.chosen, "token ids, a list"),
-                (self.fields.interventions, "interventions, a list of objects"),
-            ):
-                if name is not None and name not in value:
-                    raise ValueError(f"{name}: expected {kind} or null; found no field")
-            key, item = self._item(value)
-        except ValueError as error:
-            return InputRow(number, id, "", None, size, str(error))
-        chosen, interventions = (None if name is None else value.get(name) for name in self.fields)
-        return InputRow(number, id, key, item, size, None, chosen, interventions)
 
-    def _item(self, value: dict[str, Any]) -> tuple[str, Any]:
-        if self.request is not None:
-            return "request", {name: value[name] for name in self.request if name in value}
-        form = form_of(value)
-        if form in ("prompt", "messages"):
-            names = (*FORMS, "completion", *CHAT_FIELDS)
-            return form, {name: value[name] for name in names if value.get(name) is not None}
-        kind, name = (str, "a string") if form == "text" else (list, "a list of token ids")
-        if not isinstance(value[form], kind):
-            raise ValueError(f"{form}: expected {name}, got {type(value[form]).__name__}")
-        return form, value[form]
+def text_reader(fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> RowReader:
+    """Return the reader of a text, token ids, a prompt, messages, or a request."""
+    return RowReader(partial(_text_columns, fields), partial(_text_row, fields, request))
+
+
+def _text_columns(fields: RowFields, names: Sequence[str]) -> dict[str, bool]:
+    columns = named_columns(names, fields)
+    chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
+    return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
+
+
+def _text_row(
+    fields: RowFields, request: tuple[str, ...] | None, number: int, value: dict[str, Any], size: int
+) -> InputRow:
+    id = None
+    try:
+        id = read_id(value)
+        for name, kind in (
+            (fields.chosen, "token ids, a list"),
+            (fields.interventions, "interventions, a list of objects"),
+        ):
+            if name is not None and name not in value:
+                raise ValueError(f"{name}: expected {kind} or null; found no field")
+        key, item = _item(request, value)
+    except ValueError as error:
+        return InputRow(number, id, "", None, size, str(error))
+    chosen, interventions = (None if name is None else value.get(name) for name in fields)
+    return InputRow(number, id, key, item, size, None, chosen, interventions)
+
+
+def _item(request: tuple[str, ...] | None, value: dict[str, Any]) -> tuple[str, Any]:
+    if request is not None:
+        return "request", {name: value[name] for name in request if name in value}
+    form = form_of(value)
+    if form in ("prompt", "messages"):
+        names = (*FORMS, "completion", *CHAT_FIELDS)
+        return form, {name: value[name] for name in names if value.get(name) is not None}
+    kind, name = (str, "a string") if form == "text" else (list, "a list of token ids")
+    if not isinstance(value[form], kind):
+        raise ValueError(f"{form}: expected {name}, got {type(value[form]).__name__}")
+    return form, value[form]

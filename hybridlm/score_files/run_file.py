@@ -10,7 +10,7 @@ from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.score_files.formats import format_version, target_for
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.order import Limits, SortWindow, in_windows, plan
-from hybridlm.score_files.row_progress import Amount, score_progress
+from hybridlm.score_files.row_progress import score_progress
 from hybridlm.score_files.rows import Columns, InputRow, OutputRow, ScoreTarget
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey
 from hybridlm.score_files.task import RowTask, run_rows
@@ -56,8 +56,8 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         windows = surveyed.windows
         windows = windows[len(windows) * index // count : len(windows) * (index + 1) // count]
         try:
-            total = Amount(sum(window.rows for window in windows), sum(window.size for window in windows))
-            bar.begin(total, Amount(earlier_rows, sum(part.size for part in parts.done)))
+            all_rows, all_bytes = sum(window.rows for window in windows), sum(window.size for window in windows)
+            bar.begin(all_rows, all_bytes, earlier_rows, sum(part.size for part in parts.done))
             order, number = list[SortWindow](), 0
             for sort, rows_of_parts in () if parts.joined else plan(source, windows, limits):
                 order.append(sort)
@@ -71,7 +71,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
                     size = sum(row.size for row in rows)
                     begin = task.counts()
                     with parts.finished() as finished, task.during(finished):
-                        bar.begin_part(Amount(len(rows), size), lambda finished=finished: finished.tokens)
+                        bar.begin_part(len(rows), size, lambda finished=finished: finished.tokens)
                         computed = run_rows(task, _checked(target, surveyed, rows), source.unit)
                     if options.strict:
                         _refuse(input, _errors(rows, computed))

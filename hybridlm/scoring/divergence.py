@@ -18,7 +18,7 @@ from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergen
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from ir_passes import Certificate, CompiledStep, compile_step
-from ir_passes.rewrites import DropDead
+from ir_passes.rewrites import drop_dead
 
 
 @dataclass(frozen=True)
@@ -192,5 +192,5 @@ def _program(sides: Sequence[ComparedModel], arguments: tuple[Any, ...]) -> Comp
         if engine.placement.mesh is not None:
             step = sharded(step, types, DIVERGENCE_CONTRACT, engine.placement.mesh)
         certify = engine.programs.certify
-        steps[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=certify)
+        steps[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(drop_dead,), certify=certify)
     return steps[key]

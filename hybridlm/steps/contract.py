@@ -12,7 +12,7 @@ from hybridlm.devices.mesh import DATA
 from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes import Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotMap, rowwise
 from models.ops import decode_attention_cpu, expert_dot, packed_product, quantised_experts, row_product
-from models.ops.kernels import PagedKernel, PoolKernel, pool_target
+from models.ops.kernels import PoolKernel, pool_target
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 from models.state.state import StateArray
 
@@ -70,11 +70,10 @@ def _entries(operands: str) -> tuple[Any, ...]:
     return tuple({"lane": _LANE, "length": _LENGTH, "shared": _SHARED}[operand] for operand in operands.split())
 
 
-def _opaque(call: PoolKernel | PagedKernel, by: Any, pool: Pool) -> Opaque:
+def _opaque(call: PoolKernel, by: Any, pool: Pool) -> Opaque:
     operands = (by, *_entries(call.operands))
     pools = tuple(replace(pool, dims=tuple(dims.split())) for dims in call.pools)
-    fresh, writes = (call.fresh, call.writes) if isinstance(call, PoolKernel) else (None, True)
-    successors = pools if writes else ()
+    fresh, successors = call.fresh, pools if call.writes else ()
     aliases = {len(operands) + number: 1 + number for number in range(len(successors))}
     return Opaque((*operands, *pools), (_LANE, *successors), aliases, fresh=None if fresh is None else 1 + fresh)
 

@@ -17,6 +17,7 @@ from hybridlm.steps.hooks import HiddenRows, ProbeHooks
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows, Step, Structure, with_layers
 from models import Decoder, MtpDecoder
+from models.decoder.decoder import lane_info
 from models.decoder.mtp import MtpState
 from models.sharding.devices import Devices
 from models.state.rows import put_rows, take_rows
@@ -68,7 +69,8 @@ def generate_step(
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         probes = inputs.probes
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices, last)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots, pages=pages)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)._replace(hooks=hooks)
+        hidden, layers = model.run(tokens, info, rows.layers)
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 

@@ -13,6 +13,7 @@ from hybridlm.steps.hooks import HiddenRows, ProbeHooks
 from hybridlm.steps.operands import Chosen, StepInputs
 from hybridlm.steps.structure import Rows, Step, Structure, with_layers
 from models import Decoder
+from models.decoder.decoder import lane_info
 from models.ops.layout import materialize
 
 MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
@@ -53,7 +54,8 @@ def score_step(structure: Structure, top: int) -> Step:
         devices, probes = model.config.devices, inputs.probes
         assert inputs.targets is not None, "a step that scores has targets"
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots, pages=pages)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)._replace(hooks=hooks)
+        hidden, layers = model.run(tokens, info, rows.layers)
         scored = score_tokens(model, hidden, inputs.targets, top, inputs.chosen)
         if hooks is not None:
             scored = scored._replace(hidden_states=hooks.hidden_states)

@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 
+from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import jax_private
 from ir_passes.targets.kernel_limits import kernel_limits, kernel_programs
 from ir_passes.xla_audit import hlo
+from ir_passes.xla_audit.audit import AuditReport
 from ir_passes.xla_audit.hlo import HloError
 
 GIVEN_OUT = frozenset({"cpu"})
@@ -29,18 +31,22 @@ FOLDER = "xla_dump_to"
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """An executable with its buffer assignment.
+    """An executable with its buffer assignment and its audit.
 
     Attributes:
         dump: serialized HloProto; None if the executable exposes its assignment.
-        absent: reason for a missing assignment.
+        not_audited: reason for a missing assignment or audit.
         kernels: PTX of Pallas kernels.
+        report: of the audit; None without one.
+        faults: of the audit, for the certificate.
     """
 
     compiled: jax.stages.Compiled
     dump: bytes | None = None
-    absent: str | None = None
+    not_audited: str | None = None
     kernels: tuple[str, ...] = ()
+    report: AuditReport | None = None
+    faults: tuple[Statement, ...] = ()
 
 
 def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> CompiledProgram:

@@ -20,7 +20,7 @@ from ir_passes.contract.statements import (
     StatementId,
 )
 from ir_passes.files import record
-from ir_passes.jaxpr.collectives import Collective, Exchanging
+from ir_passes.jaxpr.collectives import Collective, bytes_sent, exchanged
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.rewrites.pipeline import PassReport
 from ir_passes.xla_audit.findings import FindingKind
@@ -130,7 +130,7 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Certificate(Exchanging):
+class Certificate:
     """Statements about one executable; equality ignores times, `reused` and `stored`.
 
     Raises:
@@ -208,6 +208,16 @@ class Certificate(Exchanging):
     def is_proof(self) -> bool:
         """True if the step was proved without faults, perhaps without an audit."""
         return bool(self.proved and not self.faults)
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes that each device sends per call; None for a data-dependent loop."""
+        return bytes_sent(self.collectives)
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        """Collectives with their numbers, in execution order."""
+        return exchanged(self.collectives)
 
     @property
     def state(self) -> str:

@@ -9,7 +9,10 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 
 @dataclass(frozen=True)
 class Key:
-    """Fingerprints of a step before XLA; `versions` are without XLA options."""
+    """Fingerprints of a step before XLA; `versions` are without XLA options.
+
+    A directory (`FileStore`) has one file of each key.
+    """
 
     traced: str
     contract: str
@@ -20,18 +23,14 @@ class Key:
     def name(self) -> str:
         return fingerprint(self) + ".json"
 
-
-class CertificateStore(FileStore):
-    """A directory of certificates, one file each."""
-
-    def find(self, key: Key) -> Certificate | None:
-        """Return the trusted proof of a key, or None."""
-        certificate = self.read_record(key.name, Certificate.from_json)
-        if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
+    def find(self, store: FileStore) -> Certificate | None:
+        """Return the trusted proof of this key, or None."""
+        certificate = store.read_record(self.name, Certificate.from_json)
+        if certificate is None or not certificate.is_proof or not certificate.made_by(self.versions):
             return None
         prints = certificate.fingerprints
-        return certificate if Key(prints.traced, prints.contract, prints.rules, key.versions) == key else None
+        return certificate if Key(prints.traced, prints.contract, prints.rules, self.versions) == self else None
 
-    def keep(self, key: Key, certificate: Certificate) -> None:
+    def keep(self, store: FileStore, certificate: Certificate) -> None:
         """Write a certificate atomically; raises OSError or UntrustedError."""
-        self.write_file(key.name, certificate.to_json().encode())
+        store.write_file(self.name, certificate.to_json().encode())

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,46 +19,38 @@ from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
-from ir_passes.rewrites import DropDead, WriteInPlace
-from ir_passes.rewrites.pipeline import PassPipeline
+from ir_passes.rewrites import drop_dead, write_in_place
+from ir_passes.rewrites.pipeline import run_passes
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import HloError
 
-
-class Audit(NamedTuple):
-    """Audit report, or the reason without one, and faults for the certificate."""
-
-    report: AuditReport | None
-    faults: tuple[Statement, ...] = ()
-    absent: str | None = None
-
-
 _COPIES = {FindingKind.NOT_IN_PLACE, FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
 
 
-def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]) -> Audit:
+def audited(
+    program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]
+) -> CompiledProgram:
     """Audit a program; raises HloError for an unreadable program if `certify` is "error"."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
-        return Audit(report, tuple(finding.statement for finding in report.findings))
+        return replace(program, report=report, faults=tuple(finding.statement for finding in report.findings))
     except HloError as error:
         if certify == "error":
             raise
-        return Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
+        return replace(program, not_audited=str(error), faults=(Refusal.NOT_AUDITED.statement(why=error),))
 
 
-def required(result: Audit, certify: Certify) -> Audit:
+def require_audit(program: CompiledProgram, certify: Certify) -> None:
     """Warn of an audit's faults; raise AuditError if `certify` is "error"."""
-    if certify == "error" and result.report is not None:
-        result.report.require()
-    warn(result.faults)
-    return result
+    if certify == "error" and program.report is not None:
+        program.report.require()
+    warn(program.faults)
 
 
-def has_copies(result: Audit) -> bool:
-    return result.report is not None and any(finding.kind in _COPIES for finding in result.report.findings)
+def has_copies(program: CompiledProgram) -> bool:
+    return program.report is not None and any(finding.kind in _COPIES for finding in program.report.findings)
 
 
 def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
@@ -66,16 +58,16 @@ def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
     proved = step.proved
     if not proved.passes:
         return None
-    rewritten = clock.time("rewrite", PassPipeline((WriteInPlace(), DropDead())).run, proved.graph)
-    if rewritten.graph is proved.graph:
+    graph, reports = clock.time("rewrite", run_passes, proved.graph, (write_in_place, drop_dead))
+    if graph is proved.graph:
         return None
     try:
         with paused():
-            proof = clock.time("prove", prove_jaxpr, rewritten.graph.program, proved.graph.bound)
+            proof = clock.time("prove", prove_jaxpr, graph.program, graph.bound)
     except IsolationError:
         return None
-    effects = (*proved.passes, rewritten.reports[0])
-    return replace(step, proved=replace(proved, graph=rewritten.graph, proof=proof, reused=None, passes=effects))
+    effects = (*proved.passes, reports[0])
+    return replace(step, proved=replace(proved, graph=graph, proof=proof, reused=None, passes=effects))
 
 
 def make_certificate(
@@ -83,15 +75,14 @@ def make_certificate(
     name: str,
     versions: Versions,
     scheduled: tuple[Scheduled, ...],
-    compiled: jax.stages.Compiled,
-    audit: Audit,
+    program: CompiledProgram,
     seconds: dict[str, float],
 ) -> Certificate:
     """Make the certificate of an executable.
 
     `scheduled` are its collectives if it was not audited.
     """
-    report = audit.report
+    report = program.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
     proved, bound = step.proved, step.bound
     proof = proved.reused or proved.proof
@@ -119,17 +110,17 @@ def make_certificate(
         proof.proved if proof else (),
         report.audited if report else (),
         (),
-        audit.absent,
+        program.not_audited,
         proof.assumed if proof else (),
         tuple(not_covered),
-        proved.faults + audit.faults,
+        proved.faults + program.faults,
         proof.notes if proof else (),
         proved.passes,
         tuple(map(str, report.copies)) if report else (),
         report.neighbours if report else (),
         pool_verdicts(bound, report),
         schedule,
-        memory_of(compiled, report),
+        memory_of(program.compiled, report),
         Seconds(**seconds),
         proved.reused is not None,
     )

@@ -18,7 +18,6 @@ from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.verifier import Plan
 from ir_passes.targets import Target, TargetError
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
-from ir_passes.xla_audit.audit import AuditReport
 from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
 
@@ -48,14 +47,13 @@ class CompiledStep(Running, Stage):
         calling: Calling,
         program: CompiledProgram,
         certificate: Certificate,
-        report: AuditReport | None,
     ):
         entry = calling.entry(program.compiled) if step.absent_target is None else partial(_refuse, step.absent_target)
         Running.__init__(self, entry, successors_of(step.bound), step.certify)
         Stage.__init__(self, step.trace, step.bound)
         self.jaxpr, self.passes, self.target = step.proved.graph.program, step.proved.passes, step.absent_target
         self.compiled, self._dump, self._kernel_programs = program.compiled, program.dump, program.kernels
-        self.certificate, self.audit, self.calling = certificate, report, calling
+        self.certificate, self.audit, self.calling = certificate, program.report, calling
 
     @cached_property
     def plan(self) -> Plan:

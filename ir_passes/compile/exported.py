@@ -8,7 +8,9 @@ versions and device of its certificate: load only trusted files.
 import hashlib
 import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +40,7 @@ PLATFORMS = {"gpu": "cuda"}
 
 
 class ExportError(ValueError):
-    """A step cannot be exported, or a file has no step for this machine."""
+    """A step cannot be exported or stored, or a file has no step for this machine and these arguments."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,14 @@ class Exported:
             for name, content in zip(MEMBERS, contents, strict=True):
                 archive.writestr(name, content)
 
-    def load(self) -> "LoadedStep":
-        """Load the executable on the first device; raises ExportError for other versions or devices."""
+    def load(self) -> Callable[..., list[jax.Array]]:
+        """Load the executable on the first device, as a function of flat arrays in the signature's order.
+
+        A call consumes pools.
+
+        Raises:
+            ExportError: other versions or devices.
+        """
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
         local_versions, exported_versions = current_versions(None), self.certificate.versions
@@ -109,27 +117,20 @@ class Exported:
         loaded = runtime.load(self.program)
         if runtime.hlo_fingerprint(loaded) != self.certificate.fingerprints.hlo:
             raise ExportError("the executable's HLO is not the one that the certificate names")
-        return LoadedStep(loaded, self)
+        return partial(_execute, loaded, self.signature)
 
 
-class LoadedStep:
-    """A loaded executable over flat arrays in the order of its signature; consumes pools."""
-
-    def __init__(self, loaded: Any, exported: Exported):
-        self._loaded, self.exported = loaded, exported
-
-    def __call__(self, *leaves: Any) -> list[jax.Array]:
-        require_threads("an exported step")
-        expected = self.exported.signature.arguments
-        if len(leaves) != len(expected):
-            raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
-        for leaf, argument in zip(leaves, expected, strict=True):
-            shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
-            if (shape, dtype) != (argument.shape, argument.dtype):
-                raise TypeError(f"{argument.path}: expected {argument.dtype}{argument.shape}, got {dtype}{shape}")
-        results = runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
-        declared = self.exported.signature.results
-        return [named(words, leaf.dtype) for words, leaf in zip(results, declared, strict=True)]
+def _execute(loaded: Any, signature: Signature, *leaves: Any) -> list[jax.Array]:
+    require_threads("an exported step")
+    expected = signature.arguments
+    if len(leaves) != len(expected):
+        raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
+    for leaf, argument in zip(leaves, expected, strict=True):
+        shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
+        if (shape, dtype) != (argument.shape, argument.dtype):
+            raise TypeError(f"{argument.path}: expected {argument.dtype}{argument.shape}, got {dtype}{shape}")
+    results = runtime.execute(loaded, [leaves[i] for i in signature.kept])
+    return [named(words, leaf.dtype) for words, leaf in zip(results, signature.results, strict=True)]
 
 
 def export(

@@ -9,7 +9,7 @@ from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.statements import NotCovered, Statement
-from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
+from ir_passes.jaxpr.collectives import Collective, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.jaxpr.tracing import trace_function
@@ -22,7 +22,7 @@ from ir_passes.targets import Target, as_target
 
 
 @dataclass(frozen=True)
-class PlannedStep(Exchanging):
+class PlannedStep:
     """Statements about a step before XLA.
 
     Attributes:

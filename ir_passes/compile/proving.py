@@ -13,7 +13,7 @@ from ir_passes.proof import lane_proof
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.proof.violations import IsolationError
 from ir_passes.rewrites.graph import Graph, Pass
-from ir_passes.rewrites.pipeline import PassPipeline, PassReport
+from ir_passes.rewrites.pipeline import PassReport, run_passes
 
 Certify = Literal["error", "warn", "off"]
 
@@ -57,23 +57,23 @@ def prove_graph(
     if certify == "off":
         return Proved(graph)
     if stored is not None:
-        rewritten = clock.time("rewrite", PassPipeline(passes).run, graph)
-        if clock.time("prove", fingerprint, rewritten.graph.program) == stored.fingerprints.compiled:
-            return Proved(rewritten.graph, reused=stored, passes=rewritten.reports)
+        rewritten, reports = clock.time("rewrite", run_passes, graph, passes)
+        if clock.time("prove", fingerprint, rewritten.program) == stored.fingerprints.compiled:
+            return Proved(rewritten, reused=stored, passes=reports)
     proofs: list[Proof] = []
 
-    def check(rewritten_graph: Graph) -> None:
-        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, rewritten_graph.program, rewritten_graph.bound))
+    def check(graph: Graph) -> None:
+        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, graph.program, graph.bound))
 
     try:
-        rewritten = clock.time("rewrite", PassPipeline(passes, check).run, graph)
+        rewritten, reports = clock.time("rewrite", run_passes, graph, passes, check)
     except IsolationError as error:
         if certify == "error":
             raise
         faults = tuple(_fault(violation.statement, error) for violation in error.violations)
         warn(faults)
         return Proved(graph, proofs[0] if proofs else None, faults=faults)
-    return Proved(rewritten.graph, proofs[-1], passes=rewritten.reports)
+    return Proved(rewritten, proofs[-1], passes=reports)
 
 
 def warn(faults: Sequence[Statement]) -> None:

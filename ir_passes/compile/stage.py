@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 
-from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.certificate_store import Key
 from ir_passes.compile.proving import Certify, Proved
 from ir_passes.contract.contract import BoundContract
+from ir_passes.files.store import FileStore
 from ir_passes.jaxpr.tracing import Trace
 from ir_passes.targets import Target
 
@@ -23,7 +24,7 @@ class ProvedTrace:
     trace: Trace
     proved: Proved
     key: Key
-    store: CertificateStore | None
+    store: FileStore | None
     certify: Certify
     absent_target: Target | None
 

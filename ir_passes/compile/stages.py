@@ -15,8 +15,8 @@ import jax
 
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
-from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
+from ir_passes.compile.certificate_store import Key
+from ir_passes.compile.certifying import audited, has_copies, make_certificate, require_audit, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.stage import ProvedTrace, Stage
@@ -26,6 +26,7 @@ from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Statement
+from ir_passes.files.store import FileStore
 from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Scheduled, schedule_of
@@ -116,8 +117,8 @@ class TracedStep(Stage):
         arguments = self._trace.args, self._trace.kwargs
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(arguments)))
         is_known = key.versions.compiler != UNKNOWN
-        store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
-        stored = None if store is None or certify == "off" else clock.time("prove", store.find, key)
+        store = FileStore(Path(certificates)) if certificates is not None and is_known else None
+        stored = None if store is None or certify == "off" else clock.time("prove", key.find, store)
         proved = prove_graph(graph, passes, certify, stored, clock)
         return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._absent_target), clock)
 
@@ -194,49 +195,45 @@ class LoweredStep(Stage):
         require_threads("compile")
         options = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "call": call}
         lowered = LoweredStep(self._step, self._calling, self.lowered, Clock(self._clock))
-        program, result = lowered._audited(compiler_options, options)
-        ordered = written_in_place(self._step, lowered._clock) if has_copies(result) else None
+        program = lowered._audited(compiler_options, options)
+        ordered = written_in_place(self._step, lowered._clock) if has_copies(program) else None
         if ordered is not None:
             in_place = ProvedStep(ordered, lowered._clock).lower()
-            rewritten, audit = in_place._audited(compiler_options, options)
-            if not audit.faults:
-                lowered, program, result = in_place, rewritten, audit
-        return lowered._certified(program, required(result, self._step.certify), compiler_options)
+            rewritten = in_place._audited(compiler_options, options)
+            if not rewritten.faults:
+                lowered, program = in_place, rewritten
+        require_audit(program, self._step.certify)
+        return lowered._certified(program, compiler_options)
 
     @cached_property
     def _scheduled(self) -> tuple[Scheduled, ...]:
         return self._clock.time("audit", schedule_of, self._step.proved.graph.program)
 
-    def _audited(
-        self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
-    ) -> tuple[CompiledProgram, Audit]:
+    def _audited(self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]) -> CompiledProgram:
         clock, step, traced = self._clock, self._step, self._step.proved.graph.program
         # A cached program does not show this step as its source, and JAX would load it for absent devices.
         is_certified = step.certify != "off"
         with without_compilation_cache() if is_certified or step.absent_target is not None else nullcontext():
             if not is_certified:
                 compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
-                program = CompiledProgram(compiled, absent="certify is 'off'")
+                program = CompiledProgram(compiled, not_audited="certify is 'off'")
             else:
                 program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
-        if program.absent is not None:
-            return program, Audit(None, absent=program.absent)
+        if program.not_audited is not None:
+            return program
         mesh, bound = mesh_of(traced, (self._trace.args, self._trace.kwargs)), self._calling.compiled_bound(self.bound)
         arguments = {"mesh": mesh, "scheduled": self._scheduled, **options}
-        return program, clock.time("audit", lambda: audited(program, bound, step.certify, arguments))
+        return clock.time("audit", audited, program, bound, step.certify, arguments)
 
-    def _certified(
-        self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
-    ) -> CompiledStep:
+    def _certified(self, program: CompiledProgram, compiler_options: dict[str, Any] | None) -> CompiledStep:
         clock, step = self._clock, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
-        name, executable = self._calling.name, program.compiled
-        certificate = make_certificate(step, name, versions, self._scheduled, executable, result, clock.seconds)
+        certificate = make_certificate(step, self._calling.name, versions, self._scheduled, program, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             try:
-                step.store.keep(step.key, certificate)
+                step.key.keep(step.store, certificate)
             except UntrustedError as error:
                 step.store.warn(error)
             except OSError as error:
                 warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
-        return CompiledStep(step, self._calling, program, certificate, result.report)
+        return CompiledStep(step, self._calling, program, certificate)

@@ -31,6 +31,14 @@ class ContractFault(StatementId):
     TOKENS = "tokens", "A measurement names an array that has no tokens of lanes."
     ACCEPTED = "accepted", "A measurement needs one output that counts accepted tokens."
     NOT_MEASURED = "not-measured", "Dependence is not measured of packed page tables."
+    SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
+    BEGIN = "begin", "cu_seqlens does not begin with 0."
+    FALLS = "falls", "cu_seqlens falls."
+    END = "end", "cu_seqlens goes past the last token."
+    RANGE = "range", "A segment id is no lane."
+    DISAGREE = "disagree", "The segment ids are not those of cu_seqlens."
+    NO_TOKEN = "no-token", "A lane has no token where each must have one."
+    NULL_ROW = "null-row", "A lane without tokens does not stand on the null row."
 
     def error(self, about: str, message: str) -> "ContractError":
         return ContractError(self.fault(about, message))

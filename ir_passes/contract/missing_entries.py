@@ -1,7 +1,9 @@
 """Missing entries of a contract, and a guess of the complete contract as code."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,16 +31,25 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
             faults.append(ContractFault.PREFIX.fault(container, f"no entry for {listed}"))
     if not faults:
         return
-    bound = [array for _, entries, value in arguments for array in _placed(entries, value)]
+    placed = [array for _, entries, value in arguments for array in _placed(entries, value)]
+    sides = placed, [*_placed(outputs, results)]
+    bound = [array for side in sides for array in side]
     lanes = next((shape[axis] for entry, shape, _ in bound if (axis := _lane_axis(entry)) in range(len(shape))), None)
     pools = {(shape, dtype): entry_code(entry) for entry, shape, dtype in bound if isinstance(entry, Pool)}
+    counts = [Counter((shape, dtype) for entry, shape, dtype in side if isinstance(entry, Pool)) for side in sides]
+    # a pool has one successor
+    lacking = counts[1] - counts[0], counts[0] - counts[1]
 
-    def guess(leaf: Any) -> str:
-        shape = np.shape(leaf)
-        return pools.get((shape, dtype_of(leaf)), "Lane()" if lanes and shape[:1] == (lanes,) else "Shared()")
+    def guess(lacking: Counter[Any], leaf: Any) -> str:
+        shape, dtype = np.shape(leaf), dtype_of(leaf)
+        if lacking[shape, dtype] > 0:
+            lacking[shape, dtype] -= 1
+            return pools[shape, dtype]
+        return "Lane()" if lanes and shape[:1] == (lanes,) else "Shared()"
 
-    typed = {path: _typed(entries, value, guess) for path, entries, value in arguments}
-    line = [_tuple([code for path, code in typed.items() if path.startswith("args")]), _typed(outputs, results, guess)]
+    typed = {path: _typed(entries, value, partial(guess, lacking[0])) for path, entries, value in arguments}
+    line = [_tuple([code for path, code in typed.items() if path.startswith("args")])]
+    line.append(_typed(outputs, results, partial(guess, lacking[1])))
     if keywords := [
         f"{path[len('kwargs[') : -1]}: {code}" for path, code in typed.items() if path.startswith("kwargs")
     ]:

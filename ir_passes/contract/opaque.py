@@ -47,6 +47,12 @@ def check_opaque(name: str, declaration: Any) -> None:
             listing = ", ".join(map(repr, roles))
             message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {listing}"
             raise ContractFault.MAPS.error(f"{where}, result {k}", message)
+    packed = [entry for entry in (*declaration.inputs, *declaration.outputs) if isinstance(entry, Packed)]
+    for layout in dict.fromkeys(entry.layout for entry in packed):
+        if not any(entry.layout == layout and entry.role for entry in packed):
+            raise ContractFault.PACKED.error(
+                where, f"packed tokens {layout!r} need an operand Packed(role='cu_seqlens')"
+            )
     _check_aliases(where, declaration)
     fresh = declaration.fresh
     if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
@@ -57,10 +63,15 @@ def check_opaque(name: str, declaration: Any) -> None:
 
 
 def _check_entry(where: str, entry: Any, side: str) -> None:
-    if not isinstance(entry, ENTRIES) or isinstance(entry, Packed):
-        raise ContractFault.ENTRY.error(where, f"expected one of Shared, Lane, Pool, SlotMap, PageTable, got {entry!r}")
+    if not isinstance(entry, ENTRIES):
+        listing = "Shared, Lane, Packed, Pool, SlotMap, PageTable"
+        raise ContractFault.ENTRY.error(where, f"expected one of {listing}, got {entry!r}")
     check_role(where, entry)
-    if isinstance(entry, Lane | Pool) and entry.axis < 0:
+    if isinstance(entry, Packed) and entry.role not in ((None, "cu_seqlens") if side == "operand" else (None,)):
+        raise ContractFault.ROLE.error(
+            where, f"packed tokens have their places by cu_seqlens of an operand, got {entry}"
+        )
+    if isinstance(entry, Lane | Packed | Pool) and entry.axis < 0:
         raise ContractFault.AXIS.error(where, f"axes count from 0, got {entry}")
     if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
         raise ContractFault.ROLE.error(

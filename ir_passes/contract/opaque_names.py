@@ -13,7 +13,6 @@ import numpy as np
 
 from ir_passes.contract.entries import ContractFault, Opaque
 from ir_passes.jaxpr import ir, primitives
-from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 OF_KERNEL = ("jaxpr", "jaxprs", "grid_mapping", "input_output_aliases", "mesh", "meshes", "external_meshes")
@@ -145,39 +144,8 @@ def _without_lengths(eqn: ir.JaxprEqn) -> Hashable:
     """Return the programs of a kernel and its index maps, without array lengths."""
     mapping = eqn.params.get("grid_mapping")
     maps = [blocks.index_map_jaxpr.jaxpr for blocks in getattr(mapping, "block_mappings", ()) or ()]
-    return tuple(_form(body) for body in (*ir.sub_jaxprs(eqn, opaque=True), *maps))
-
-
-def _form(jaxpr: ir.Jaxpr) -> Hashable:
-    names: dict[ir.Var, int] = {}
-
-    def named(atom: ir.Atom) -> Hashable:
-        if isinstance(atom, ir.Literal):
-            return "literal", str(ir.dtype_of(atom)), np.asarray(atom.val).tobytes()
-        return names.setdefault(atom, len(names))
-
-    def parameter(value: Any) -> Hashable:
-        if isinstance(value, ir.ClosedJaxpr):
-            return _form(value.jaxpr), tuple(fingerprint(const) for const in value.consts)
-        if isinstance(value, ir.Jaxpr):
-            return _form(value)
-        if type(value) in (tuple, list) and any(isinstance(item, ir.Jaxpr | ir.ClosedJaxpr) for item in value):
-            return tuple(parameter(item) for item in value)
-        return fingerprint(value)
-
-    inputs = [(named(var), len(ir.shape_of(var)), str(ir.dtype_of(var))) for var in (*jaxpr.constvars, *jaxpr.invars)]
-    eqns = [
-        (
-            eqn.primitive.name,
-            tuple(named(atom) for atom in eqn.invars),
-            tuple(named(var) for var in eqn.outvars),
-            tuple(
-                (key, parameter(value)) for key, value in sorted(computing_params(eqn).items()) if key not in _LENGTHS
-            ),
-        )
-        for eqn in jaxpr.eqns
-    ]
-    return tuple(inputs), tuple(eqns), tuple(named(atom) for atom in jaxpr.outvars)
+    bodies = (*ir.sub_jaxprs(eqn, opaque=True), *maps)
+    return tuple(fingerprint(body, without=_LENGTHS, lengths=False) for body in bodies)
 
 
 def _callback(eqn: ir.JaxprEqn) -> Hashable:

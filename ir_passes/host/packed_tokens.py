@@ -4,25 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ir_passes.contract.entries import ContractError
-from ir_passes.contract.statements import Statement, StatementId
-
-
-class LayoutFault(StatementId):
-    """Faults of packed tokens."""
-
-    SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
-    BEGIN = "begin", "cu_seqlens does not begin with 0."
-    FALLS = "falls", "cu_seqlens falls."
-    END = "end", "cu_seqlens goes past the last token."
-    RANGE = "range", "A segment id is no lane."
-    DISAGREE = "disagree", "The segment ids are not those of cu_seqlens."
-    NO_TOKEN = "no-token", "A lane has no token where each must have one."
-    NULL_ROW = "null-row", "A lane without tokens does not stand on the null row."
-
-
-class LayoutError(ContractError):
-    """A layout of packed tokens violates the contract; has every `LayoutFault`."""
+from ir_passes.contract.entries import ContractError, ContractFault
+from ir_passes.contract.statements import Statement
 
 
 def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
@@ -55,35 +38,35 @@ def check_packed(
         all_lanes: every lane has a token, as for one pool row per lane.
 
     Raises:
-        LayoutError: all faults.
+        ContractError: all faults.
     """
     faults: list[Statement] = []
     counts = np.zeros(lanes, np.int64)
     if cu_seqlens is not None:
         cu = np.asarray(cu_seqlens)
         if cu.shape != (lanes + 1,):
-            faults.append(LayoutFault.SHAPE.fault("cu_seqlens", f"expected int32[{lanes + 1}], got shape {cu.shape}"))
+            faults.append(ContractFault.SHAPE.fault("cu_seqlens", f"expected int32[{lanes + 1}], got shape {cu.shape}"))
         else:
             if cu[0] != 0:
-                faults.append(LayoutFault.BEGIN.fault("cu_seqlens", f"begins with {cu[0]}, expected 0"))
+                faults.append(ContractFault.BEGIN.fault("cu_seqlens", f"begins with {cu[0]}, expected 0"))
             fallen = np.flatnonzero(np.diff(cu) < 0).tolist()
             faults += [
-                LayoutFault.FALLS.fault("cu_seqlens", f"falls from {cu[lane]} to {cu[lane + 1]} at lane {lane}")
+                ContractFault.FALLS.fault("cu_seqlens", f"falls from {cu[lane]} to {cu[lane + 1]} at lane {lane}")
                 for lane in fallen
             ]
             if cu[-1] > tokens:
                 faults.append(
-                    LayoutFault.END.fault("cu_seqlens", f"ends with {cu[-1]}, expected at most {tokens} tokens")
+                    ContractFault.END.fault("cu_seqlens", f"ends with {cu[-1]}, expected at most {tokens} tokens")
                 )
             counts = np.diff(cu)
     if ids is not None:
         ids = np.asarray(ids)
         if ids.shape != (tokens,):
-            faults.append(LayoutFault.SHAPE.fault("segment ids", f"expected int32[{tokens}], got shape {ids.shape}"))
+            faults.append(ContractFault.SHAPE.fault("segment ids", f"expected int32[{tokens}], got shape {ids.shape}"))
         else:
             wrong = np.flatnonzero((ids < 0) | (ids > lanes)).tolist()
             faults += [
-                LayoutFault.RANGE.fault(f"segment id {ids[token]} of token {token}", f"expected [0, {lanes}]")
+                ContractFault.RANGE.fault(f"segment id {ids[token]} of token {token}", f"expected [0, {lanes}]")
                 for token in wrong
             ]
             id_counts = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
@@ -91,15 +74,15 @@ def check_packed(
             if cu_seqlens is not None and not faults and (ids != segment_ids(cu, tokens=tokens)).any():
                 token = int(np.argmax(ids != segment_ids(cu, tokens=tokens)))
                 where = f"segment id {ids[token]} of token {token}"
-                faults.append(LayoutFault.DISAGREE.fault(where, "disagrees with cu_seqlens"))
+                faults.append(ContractFault.DISAGREE.fault(where, "disagrees with cu_seqlens"))
     if not faults:
         for lane in np.flatnonzero(counts == 0).tolist():
             if all_lanes:
-                faults.append(LayoutFault.NO_TOKEN.fault(f"lane {lane}", "has no token"))
+                faults.append(ContractFault.NO_TOKEN.fault(f"lane {lane}", "has no token"))
             occupied = [int(rows[lane]) for rows in slots if rows[lane] != 0]
             faults += [
-                LayoutFault.NULL_ROW.fault(f"lane {lane}", f"has no token and stands on row {row}, expected row 0")
+                ContractFault.NULL_ROW.fault(f"lane {lane}", f"has no token and stands on row {row}, expected row 0")
                 for row in occupied
             ]
     if faults:
-        raise LayoutError(*faults, where="packed tokens")
+        raise ContractError(*faults, where="packed tokens")

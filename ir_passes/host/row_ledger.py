@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.statements import StatedError, Statement, StatementId
-from ir_passes.host.slot_owner import frozen_copy
+from ir_passes.contract.statements import Statement
+from ir_passes.host.slot_owner import SlotError, SlotFault, frozen_copy
 
 
 class ReservedOwner(IntEnum):
@@ -79,18 +79,6 @@ class LaneWork:
     layout: int = 0
 
 
-class LedgerFault(StatementId):
-    """Contradictions about sequences."""
-
-    OWNER = "owner", "The number of an owner is not positive."
-    TWO_LANES = "two-lanes", "Two lanes belong to one owner."
-    NO_LABEL = "no-label", "A sequence continues, or is copied, and no step has written its rows."
-
-
-class LedgerError(StatedError, ValueError):
-    """The host's work contradicts itself; has every `LedgerFault`."""
-
-
 class RowLedger:
     """Labels of all sequences with rows, and the number of the step."""
 
@@ -104,7 +92,7 @@ class RowLedger:
         A lane of length 0 may find any label: its rows are moved unchanged.
 
         Raises:
-            LedgerError: an owner that is not positive, has two lanes, or continues without a label.
+            SlotError: an owner that is not positive, has two lanes, or continues without a label.
         """
         faults, lane_of = list[Statement](), dict[int, int]()
         for lane, lane_work in enumerate(work):
@@ -112,19 +100,19 @@ class RowLedger:
                 continue
             if lane_work.owner <= 0:
                 faults.append(
-                    LedgerFault.OWNER.fault(f"lane {lane}", f"expected a positive owner, got {lane_work.owner}")
+                    SlotFault.OWNER.fault(f"lane {lane}", f"expected a positive owner, got {lane_work.owner}")
                 )
             if lane_of.setdefault(lane_work.owner, lane) != lane:
                 where = f"lanes {lane_of[lane_work.owner]} and {lane}"
-                faults.append(LedgerFault.TWO_LANES.fault(where, f"both belong to owner {lane_work.owner}"))
+                faults.append(SlotFault.TWO_LANES.fault(where, f"both belong to owner {lane_work.owner}"))
             if lane_work.length > 0 and lane_work.position > 0 and lane_work.owner not in self._labels:
                 message = (
                     f"owner {lane_work.owner} continues at position {lane_work.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
-                faults.append(LedgerFault.NO_LABEL.fault(f"lane {lane}", message))
+                faults.append(SlotFault.NO_LABEL.fault(f"lane {lane}", message))
         if faults:
-            raise LedgerError(*faults)
+            raise SlotError(*faults)
         self.epoch += 1
         pairs = [self._expect(lane_work) for lane_work in work]
         found_labels, left_labels = (
@@ -146,10 +134,10 @@ class RowLedger:
         return Label(label.owner, lane_work.position, lane_work.layout, label.epoch), new_label
 
     def label(self, owner: int) -> Label:
-        """Return the label of a sequence's rows, for a snapshot or fork; raises LedgerError."""
+        """Return the label of a sequence's rows, for a snapshot or fork; raises SlotError."""
         if owner not in self._labels:
             message = "has no label; it has taken no step, or was forgotten"
-            raise LedgerError(LedgerFault.NO_LABEL.fault(f"owner {owner}", message))
+            raise SlotError(SlotFault.NO_LABEL.fault(f"owner {owner}", message))
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:

@@ -26,7 +26,7 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
 
 
 class SlotFault(StatementId):
-    """Faults of row numbers or pages."""
+    """Faults of row numbers, pages and labels of rows."""
 
     SIZE = "size", "A pool is too small for any row or page to be handed out."
     EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
@@ -45,10 +45,13 @@ class SlotFault(StatementId):
     NO_ROW = "no-row", "A sequence has no row of the pool where it must have one."
     UNREAD = "unread", "The last step has not been read, and decides how many tokens the rows have consumed."
     ACCEPTED = "accepted", "A verifying step has accepted no token of a lane, or more than it was given."
+    OWNER = "owner", "The number of an owner is not positive."
+    TWO_LANES = "two-lanes", "Two lanes belong to one owner."
+    NO_LABEL = "no-label", "A sequence continues, or is copied, and no step has written its rows."
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers violate a contract; has every `SlotFault`."""
+    """Row numbers violate a contract, or the host's work contradicts itself; has every `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):

@@ -7,6 +7,7 @@ merges them.
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -116,22 +117,10 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
     return total
 
 
-class Exchanging:
-    """Mixin for a step's collectives, in execution order."""
-
-    collectives: tuple[Collective, ...]
-
-    @property
-    def sent(self) -> int | None:
-        return bytes_sent(self.collectives)
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        counts: dict[Collective, int] = {}
-        for collective in self.collectives:
-            key = Collective(*astuple(collective)[:-1], source="")
-            counts[key] = counts.get(key, 0) + 1
-        return tuple(f"{count} x {collective}" for collective, count in counts.items())
+def exchanged(collectives: Iterable[Collective]) -> tuple[str, ...]:
+    """Return a line for equal collectives of any source, with their number."""
+    counts = Counter(replace(collective, source="") for collective in collectives)
+    return tuple(f"{count} x {collective}" for collective, count in counts.items())
 
 
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:

@@ -21,19 +21,20 @@ PLACES = frozenset({"sharding", "out_sharding"})
 """Parameters that determine a result's devices, not its elements."""
 
 
-def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
+def fingerprint(value: Any, *, without: frozenset[str] = frozenset(), lengths: bool = True) -> str:
     """Return the sha256 of a jaxpr, dataclass, container or array.
 
-    Variable names, addresses, lines and the parameters in `without` do not count; callbacks count by name.
+    Variable names, addresses, source lines and the parameters in `without` do not count, nor without `lengths` the
+    lengths of a program's arrays; callbacks count by name.
     """
-    return _Writer(without).digest(value)
+    return _Writer(without, lengths).digest(value)
 
 
 class _Writer:
     """Writer of programs and contracts as canonical text."""
 
-    def __init__(self, without: frozenset[str] = frozenset()) -> None:
-        self._without = without
+    def __init__(self, without: frozenset[str], lengths: bool) -> None:
+        self._without, self._lengths = without, lengths
         # Each body is hashed once, and kept alive for its id.
         self._bodies: dict[int, tuple[ir.Jaxpr, str]] = {}
         self._types: dict[Any, str] = {}
@@ -100,5 +101,7 @@ class _Writer:
         text = self._types.get(aval)
         if text is None:
             weak = "~" if getattr(aval, "weak_type", False) else ""
-            text = self._types[aval] = _ADDRESS.sub("", f"{aval}{weak}")
+            rank, dtype = len(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
+            shown = aval if self._lengths else f"{type(aval).__name__}({dtype}, {rank} dimensions)"
+            text = self._types[aval] = _ADDRESS.sub("", f"{shown}{weak}")
         return text

@@ -289,14 +289,6 @@ def emit(
     return eqns, [read(atom) for atom in traced.jaxpr.outvars], consts
 
 
-def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]) -> list[JaxprEqn]:
-    """Return equations of `fn(*operands)` that define the result of `eqn`."""
-    eqns, (result,), consts = emit(fn, operands, eqn)
-    if consts or result is not eqns[-1].outvars[0]:
-        raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
-    return [*eqns[:-1], eqns[-1].replace(outvars=list(eqn.outvars))]
-
-
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
     """Replace an equation by a call of `fn` on its operands.
 

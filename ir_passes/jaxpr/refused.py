@@ -47,18 +47,13 @@ CHECKS = ("jax_debug_nans", "jax_debug_infs")
 class SettingError(ValueError):
     """A setting of JAX prevents certification."""
 
-    def __init__(self, name: str, effect: str, advice: str):
-        super().__init__(f"{name} is on, and {effect}: {advice}")
-        self.name = name
-
 
 def require_programs() -> None:
     """Raise SettingError if `jax_disable_jit` is on: JAX compiles nothing."""
     if jax_private.setting("jax_disable_jit"):
         raise SettingError(
-            "jax_disable_jit",
-            "JAX then runs one operation at a time, without a program to prove and compile",
-            "wrap this call in `with jax.disable_jit(False):`, or turn the setting off",
+            "jax_disable_jit is on, and JAX then runs one operation at a time, without a program to prove and compile: "
+            "wrap this call in `with jax.disable_jit(False):`, or turn the setting off"
         )
 
 
@@ -67,7 +62,6 @@ def require_donation() -> None:
     for name in CHECKS:
         if jax_private.setting(name):
             raise SettingError(
-                name,
-                "JAX then donates no buffers, so that no pool can be written in place",
-                f'wrap this call in `with jax.{name.removeprefix("jax_")}(False):`, or use certify="off"',
+                f"{name} is on, and JAX then donates no buffers, so that no pool can be written in place: wrap this "
+                f'call in `with jax.{name.removeprefix("jax_")}(False):`, or use certify="off"'
             )

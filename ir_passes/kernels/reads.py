@@ -182,7 +182,7 @@ class _Instance(_Values):
     """One program instance; `moved` counts the bytes of its loads and stores.
 
     Attributes:
-        exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
+        exact: raise `UncountedKernel` for an unknown condition or mask; else the greater branch counts, or all numbers.
     """
 
     ids: tuple[int | None, ...]
@@ -227,8 +227,8 @@ class _Instance(_Values):
         return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        memory, _, mask, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
-        self._charge("load", memory, eqn.outvars[0], mask)
+        memory, _, _, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
+        self._charge("load", memory, eqn.outvars[0], self._mask(eqn, args, 2))
         return [UNKNOWN]
 
     def _addupdate(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -241,8 +241,17 @@ class _Instance(_Values):
         return self._exchanged(eqn, memory, UNKNOWN)
 
     def _masked_swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        memory, _, _, mask = jax.tree.unflatten(eqn.params["args_tree"], args)
-        return self._exchanged(eqn, memory, mask)
+        memory, _, _, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
+        return self._exchanged(eqn, memory, self._mask(eqn, args, 3))
+
+    def _mask(self, eqn: ir.JaxprEqn, args: list[Any], place: int) -> Any:
+        """Return the operand at `place`; raises UncountedKernel for an unknown mask if `exact`."""
+        number = jax.tree.unflatten(eqn.params["args_tree"], range(len(args)))[place]
+        if number is None:
+            return UNKNOWN
+        if self.exact and args[number] is UNKNOWN:
+            raise UncountedKernel(f"the mask at {ir.source_of(eqn)} is unknown")
+        return args[number]
 
     def _exchanged(self, eqn: ir.JaxprEqn, memory: _CountedMemory, mask: Any) -> Sequence[Any]:
         """Count a store, and a load of a used old value."""

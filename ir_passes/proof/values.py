@@ -115,7 +115,7 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
-        padding: "past" for the number of lanes, "last" for the last lane.
+        padding: "past" for the number of lanes, "lane" for any lane.
     """
 
     axis: int
@@ -150,7 +150,7 @@ class TokenOfLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element r along `axis` = lane of token r + `shift`, or no lane."""
+    """Element r along `axis` = lane of token r + `shift`; before the first token, no lane."""
 
     axis: int
     layout: str
@@ -281,7 +281,7 @@ class OwnTokens(Fact):
     """Element = number of a token of the row's lane, or past the last token.
 
     Attributes:
-        rows: lanes of the elements.
+        rows: lanes or tokens of the elements; for tokens, no element is past the last token, except of padding.
     """
 
     layout: str

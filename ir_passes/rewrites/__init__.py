@@ -3,10 +3,10 @@
 Begin with `graph` (input and output of a pass) and `pipeline`.
 """
 
-from ir_passes.rewrites.graph import DropDead, Pass
-from ir_passes.rewrites.rebatch import Rebatch
-from ir_passes.rewrites.write_in_place import WriteInPlace
+from ir_passes.rewrites.batching import rebatch
+from ir_passes.rewrites.graph import Pass, drop_dead
+from ir_passes.rewrites.write_order import write_in_place
 
-DEFAULT_PASSES: tuple[Pass, ...] = (Rebatch(), DropDead())
+DEFAULT_PASSES: tuple[Pass, ...] = (rebatch, drop_dead)
 
-__all__ = ["DEFAULT_PASSES", "DropDead", "Rebatch", "WriteInPlace"]
+__all__ = ["DEFAULT_PASSES", "drop_dead", "rebatch", "write_in_place"]

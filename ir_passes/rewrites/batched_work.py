@@ -17,6 +17,7 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "scatter": lax.scatter,
     "scatter-add": lax.scatter_add,
     "scatter-mul": lax.scatter_mul,
+    "scatter-sub": lax.scatter_sub,
     "scatter-min": lax.scatter_min,
     "scatter-max": lax.scatter_max,
 }

@@ -12,8 +12,8 @@ from jax import numpy as jnp
 
 from ir_passes.contract.contract import Pool
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.pool_access import WRITES
 
 StackedPool = tuple[int, int]
 """`xs` operand of a scan with a pool -> `ys` result with its successor, by number."""

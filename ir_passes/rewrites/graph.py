@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
@@ -31,41 +30,25 @@ class Graph:
         return replace(self, program=program)
 
 
-class Pass(Protocol):
-    """A rewrite of a step: a frozen dataclass with its options as fields.
+Pass = Callable[..., Graph]
+"""A rewrite of a step: `(graph, say=quiet)` -> the rewritten graph, or `graph` itself without a change.
 
-    A pass keeps the graph valid, the inputs and outputs, and all results of active lanes and of rows except the null
-    row. A second run changes nothing. An uncertain pass returns the graph unchanged and gives the reason. A pass with
-    `only_drops: ClassVar = True` removes unneeded equations from any graph and does nothing else.
-    """
-
-    name: ClassVar[str]
-    """In kebab-case."""
-
-    def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Return the rewritten graph, or `graph` itself without a change.
-
-        Args:
-            say: takes short phrases for the report: each change, and each refusal with its reason.
-        """
-        ...
+Its name in reports is the function's, in kebab-case; bind options by `functools.partial`. `say` takes short phrases for
+the report: each change, and each refusal with its reason. A pass keeps the graph valid, the inputs and outputs, and all
+results of active lanes and of rows except the null row. A second run changes nothing. An uncertain pass returns the
+graph unchanged and gives the reason.
+"""
 
 
-@dataclass(frozen=True)
-class DropDead:
+def drop_dead(graph: Graph, say: Say = quiet) -> Graph:
     """Drop dead equations, also in bodies; inputs, effects and their order stay."""
-
-    name: ClassVar[str] = "drop-dead"
-    only_drops: ClassVar[bool] = True
-
-    def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        live = ir.without_dead(graph.program)
-        (count, values), (live_count, live_values) = _size(graph.program), _size(live)
-        if (count, values) == (live_count, live_values):
-            return graph
-        freed = _bytes(graph.program) - _bytes(live)
-        say(f"dropped {count - live_count} dead equations and {freed} bytes of scratch")
-        return graph.with_program(live)
+    live = ir.without_dead(graph.program)
+    (count, values), (live_count, live_values) = _size(graph.program), _size(live)
+    if (count, values) == (live_count, live_values):
+        return graph
+    freed = _bytes(graph.program) - _bytes(live)
+    say(f"dropped {count - live_count} dead equations and {freed} bytes of scratch")
+    return graph.with_program(live)
 
 
 def _size(program: ir.ClosedJaxpr) -> tuple[int, int]:

@@ -10,10 +10,10 @@ the equations that mix their results.
 from dataclasses import dataclass, field
 
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.primitives import PARTS
+from ir_passes.jaxpr.primitives import PARTS, WRITES
 from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses, SlotIndex
+from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, SlotIndex
 
 SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
 """Primitives that select a part of an array and compute nothing."""

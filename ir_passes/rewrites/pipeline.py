@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.tracing import name_of
 from ir_passes.rewrites import DEFAULT_PASSES
-from ir_passes.rewrites.graph import Graph, Pass
-
-
-class PassError(ValueError):
-    """A pass returned an invalid graph, or two passes have the same name."""
+from ir_passes.rewrites.graph import Graph, Pass, drop_dead
 
 
 @dataclass(frozen=True)
@@ -24,70 +22,56 @@ class PassReport:
         return f"{self.name}: {self.summary}"
 
 
-@dataclass(frozen=True)
-class Rewritten:
-    """The last graph of a pipeline, and the reports of its passes in order."""
-
-    graph: Graph
-    reports: tuple[PassReport, ...]
-
-    def report(self) -> str:
-        return "\n".join(map(str, self.reports))
+def pass_name(rewrite: Pass) -> str:
+    """Return the name of a pass in reports, in kebab-case."""
+    return name_of(rewrite.func if isinstance(rewrite, partial) else rewrite).replace("_", "-")
 
 
-@dataclass(frozen=True)
-class PassPipeline:
-    """Passes in order of execution, with different names.
+def run_passes(
+    graph: Graph, passes: tuple[Pass, ...] = DEFAULT_PASSES, check: Callable[[Graph], None] | None = None
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Run passes in order; return the last graph, and a report of each pass.
 
-    Attributes:
+    Args:
         check: raises an error for a wrong graph (for example the lane proof). It is called on the input of the first
-            changing pass, and on each changed graph; the input of an `only_drops` pass is checked after the drop.
+            changing pass, and on each changed graph; the input of `drop_dead` is checked after the drop.
+
+    Raises:
+        ValueError: two passes have one name, or a pass returned an invalid graph, or changed the types of inputs or
+            outputs.
     """
+    names = [pass_name(rewrite) for rewrite in passes]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"passes need different names, got {', '.join(repeated)} more than once")
+    unchecked = "the graph that the first pass is given"
 
-    passes: tuple[Pass, ...] = DEFAULT_PASSES
-    check: Callable[[Graph], None] | None = None
-
-    def __post_init__(self) -> None:
-        names = [rewrite.name for rewrite in self.passes]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise PassError(f"passes need different names, got {', '.join(repeated)} more than once")
-
-    def run(self, graph: Graph) -> Rewritten:
-        """Run every pass.
-
-        Raises:
-            PassError: a pass returned an invalid graph, or changed the types of inputs or outputs.
-        """
-        unchecked = "the graph that the first pass is given"
-        reports: list[PassReport] = []
-        for rewrite in self.passes:
-            phrases: list[str] = []
-            only_drops = getattr(rewrite, "only_drops", False)
-            try:
-                result = rewrite.run(graph, phrases.append)
-            except Exception:  # more likely caused by a wrong input; raise the input's error first
-                self._verify(graph, unchecked)
-                raise
-            changed = result is not graph
-            if changed:
-                if not only_drops:
-                    self._verify(graph, unchecked)
-                _check_valid(graph, result, rewrite.name, only_drops)
-                unchecked = f"the graph that {rewrite.name} returned"
-            summary = "; ".join(phrases) or ("changed" if changed else "nothing to do")
-            reports.append(PassReport(rewrite.name, changed, summary))
-            graph = result
-        self._verify(graph, unchecked)
-        return Rewritten(graph, tuple(reports))
-
-    def _verify(self, graph: Graph, description: str) -> None:
+    def verify(graph: Graph) -> None:
         try:
-            if self.check is not None:
-                self.check(graph)
+            if check is not None:
+                check(graph)
         except Exception as error:
-            error.add_note(f"raised of {description}")
+            error.add_note(f"raised of {unchecked}")
             raise
+
+    reports: list[PassReport] = []
+    for name, rewrite in zip(names, passes, strict=True):
+        phrases: list[str] = []
+        try:
+            result = rewrite(graph, phrases.append)
+        except Exception:  # more likely caused by a wrong input; raise the input's error first
+            verify(graph)
+            raise
+        changed, only_drops = result is not graph, rewrite is drop_dead
+        if changed:
+            if not only_drops:
+                verify(graph)
+            _check_valid(graph, result, name, only_drops)
+            unchecked = f"the graph that {name} returned"
+        summary = "; ".join(phrases) or ("changed" if changed else "nothing to do")
+        reports.append(PassReport(name, changed, summary))
+        graph = result
+    verify(graph)
+    return graph, tuple(reports)
 
 
 def _check_valid(graph: Graph, result: Graph, name: str, only_drops: bool) -> None:
@@ -95,11 +79,11 @@ def _check_valid(graph: Graph, result: Graph, name: str, only_drops: bool) -> No
         try:
             ir.check(result.program)
         except Exception as error:
-            raise PassError(f"{name} returned an invalid graph: {error}") from error
+            raise ValueError(f"{name} returned an invalid graph: {error}") from error
     for variables in ("invars", "outvars"):
         expected, got = (ir.types(getattr(each.program.jaxpr, variables)) for each in (graph, result))
         if expected != got:
             values = "inputs" if variables == "invars" else "outputs"
-            raise PassError(f"{name} changed the {values}: expected {expected}, got {got}")
+            raise ValueError(f"{name} changed the {values}: expected {expected}, got {got}")
     if graph.bound is not result.bound:
-        raise PassError(f"{name} changed the contract; a pass rewrites the program alone")
+        raise ValueError(f"{name} changed the contract; a pass rewrites the program alone")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ir_passes.contract.contract import Pool, SlotMap
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import INDEXED, WRITES
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
@@ -38,8 +39,7 @@ def _fact(value: Value, elements: int) -> IndexFact | None:
     return low if low == high else None
 
 
-READS = frozenset({"slice", "dynamic_slice", "gather"})
-WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+READS = INDEXED - WRITES | {"slice"}
 
 
 @dataclass(frozen=True)

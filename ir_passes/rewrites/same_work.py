@@ -8,9 +8,9 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.primitives import OPAQUE
+from ir_passes.jaxpr.primitives import OPAQUE, WRITES
 from ir_passes.rewrites.lane_owners import LaneOwners
-from ir_passes.rewrites.pool_access import WRITES, Box, SlotIndex
+from ir_passes.rewrites.pool_access import Box, SlotIndex
 
 
 class Different(Exception):

@@ -34,13 +34,9 @@ ENTRY = re.compile(r"\.entry (\w+_kernel)\b[^{]*?\.(?:req|max)ntid (\d+)")
 """A Pallas kernel in PTX, with its threads."""
 
 
-class KernelLimitError(RuntimeError):
-    """A kernel needs more memory per program instance than the GPU has."""
-
-
 @contextmanager
 def kernel_limits(lowered: jax.stages.Lowered) -> Iterator[None]:
-    """Convert XLA's error for a kernel beyond the limits to `KernelLimitError`."""
+    """Convert XLA's error for a kernel beyond the limits to `TargetError`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -49,7 +45,7 @@ def kernel_limits(lowered: jax.stages.Lowered) -> Iterator[None]:
             raise
         memory, requested, available = exceeded[1].rpartition(":")[2].strip().lower(), *map(int, exceeded.group(2, 3))
         names = ", ".join(sorted(set(KERNEL_NAME.findall(lowered.as_text())))) or "only those of XLA"
-        raise KernelLimitError(
+        raise TargetError(
             f"a kernel asks for {requested:,} of {memory} for each program instance, the GPU has {available:,}; "
             f"kernels of the program: {names}. Give your kernel smaller blocks or fewer stages, or load the model with "
             "kernels='off'"

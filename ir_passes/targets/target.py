@@ -34,7 +34,7 @@ CUDA_VERSIONS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "nvidia-cuda-nvcc", "nvid
 
 
 class TargetError(ValueError):
-    """Unknown target, or no compiler for it; with a remedy."""
+    """Unknown target, no compiler for it, or a kernel beyond its limits; with a remedy."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,6 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT = 10
 
 
-class WireError(ValueError):
-    """Bytes are cut off or of another wire type than the schema's."""
-
-
 @dataclass(frozen=True)
 class Field:
     """One field of a message.
@@ -61,7 +57,7 @@ class WireMessage:
 
 
 def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
-    """Decode one message; raises WireError with field and byte."""
+    """Decode one message; raises ValueError with field and byte, if cut off or of another wire type."""
     return _decode(data, 0, len(data), message)
 
 
@@ -96,7 +92,7 @@ def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[
                 size, position = _varint(data, position, end, message.name)
             stop = position + size
             if stop > end:
-                raise WireError(
+                raise ValueError(
                     f"{message.name}.{field.name}: {size} bytes announced at {position}, only {end - position} left"
                 )
             kind = field.kind
@@ -111,7 +107,7 @@ def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[
                 position = stop
                 continue
             else:
-                raise WireError(f"{message.name}.{field.name}: expected a varint at {start}, got {size} bytes")
+                raise ValueError(f"{message.name}.{field.name}: expected a varint at {start}, got {size} bytes")
             position = stop
         elif wire == _VARINT and field.kind in ("int", "bool"):
             if position < end and (value := data[position]) < 0x80:
@@ -121,7 +117,7 @@ def _decode(data: bytes, position: int, end: int, message: WireMessage) -> dict[
                 value -= value >> 63 << 64
             value = bool(value) if field.kind == "bool" else value
         else:
-            raise WireError(f"{message.name}.{field.name}: expected {field.kind} at {start}, got wire type {wire}")
+            raise ValueError(f"{message.name}.{field.name}: expected {field.kind} at {start}, got wire type {wire}")
         if field.repeated:
             lists.setdefault(field.name, []).append(value)
         else:
@@ -144,7 +140,7 @@ def _varint(data: bytes, position: int, end: int, name: str) -> tuple[int, int]:
             return (value | byte << shift) & 0xFFFF_FFFF_FFFF_FFFF, stop
         value |= (byte & 0x7F) << shift
         shift += 7
-    raise WireError(
+    raise ValueError(
         f"{name}: the number at byte {position} does not end before byte {min(end, position + _MAX_VARINT)}"
     )
 
@@ -168,9 +164,9 @@ def _skip(data: bytes, position: int, end: int, tag: int, name: str) -> int:
     elif wire in (_FIXED32, _FIXED64):
         size = 4 if wire == _FIXED32 else 8
     else:
-        raise WireError(f"{name}: field {tag >> 3} at byte {position} has wire type {wire}, which proto3 does not use")
+        raise ValueError(f"{name}: field {tag >> 3} at byte {position} has wire type {wire}, which proto3 does not use")
     if position + size > end:
-        raise WireError(
+        raise ValueError(
             f"{name}: field {tag >> 3} announces {size} bytes at {position}, only {end - position} are left"
         )
     return position + size

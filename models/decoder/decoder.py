@@ -346,20 +346,30 @@ class Decoder(Stateful):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
-        hooks: Hooks | None = None,
         verifying: bool = False,
-        embeddings: Activations | None = None,
-        remat: bool = False,
         slots: Slots = None,
         pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
+        """Run the real tokens of every lane, as `run`; other arguments as for `LaneInfo`."""
+        return self.run(tokens, lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages), state)
+
+    def run(
+        self,
+        tokens: Tokens,
+        info: LaneInfo,
+        state: tuple,
+        embeddings: Activations | None = None,
+        remat: bool = False,
+    ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
+
+        With `BlockResidual`, hooks get the sum of the current block's outputs, and at the end the mix of all sources.
 
         Args:
             tokens: token ids; padding past a lane's length is not read.
-            lengths, positions, kv_blocks, hooks, slots, pages: as for `LaneInfo`; position 0 starts from zero state.
+            info: position 0 starts from zero state; with `verifying` the tokens end with drafts, and `commit` follows
+                with the accepted tokens.
             state: pools with the state before the step.
-            verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
 
@@ -367,20 +377,10 @@ class Decoder(Stateful):
             The residual stream after the final norm, and the state after each lane's last real token, or with
             `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:
             x = jnp.where(info.valid[:, :, None], embeddings, 0.0)
-        return self.run(tokens, x, info, state, remat)
-
-    def run(
-        self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
-    ) -> tuple[Activations, tuple]:
-        """Run the layers on embeddings `x`.
-
-        With `BlockResidual`, hooks get the sum of the current block's outputs, and at the end the mix of all sources.
-        """
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)

@@ -89,11 +89,16 @@ class MtpDecoder(Decoder):
         return [*super().stateful(), self.mtp]
 
     def run(
-        self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
+        self,
+        tokens: Tokens,
+        info: LaneInfo,
+        state: tuple,
+        embeddings: Activations | None = None,
+        remat: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run decoder and head, with a pair for every token after a sequence's first."""
         *layers, head = state
-        hidden, layers = super().run(tokens, x, info, tuple(layers), remat)
+        hidden, layers = super().run(tokens, info, tuple(layers), embeddings, remat)
         previous = take_rows(head.hidden, info.slots)
         carried = jnp.where(info.fresh[:, None], 0.0, previous)
         # The new hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).

@@ -22,13 +22,6 @@ Activation = Literal["swiglu", "geglu", "relu2"]
 """SwiGLU and GEGLU (arXiv:2002.05202), or squared ReLU without a gate (arXiv:2109.08668)."""
 
 
-class Stateless(Stateful):
-    """A layer without state between steps."""
-
-    def state_arrays(self) -> None:
-        return None
-
-
 def relu_squared(x: Float32[Array, "*rows width"]) -> Float32[Array, "*rows width"]:
     """Return `max(x, 0)^2`."""
     positive = jnp.maximum(x, 0.0)
@@ -58,7 +51,7 @@ class MlpConfig:
         return Mlp(self, hidden, rngs)
 
 
-class Mlp(Stateless):
+class Mlp(Stateful):
     """`down(activation(up x))`, with a `gate_proj` for gated activations."""
 
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from models.layers.activations import bounded_silu_gated
 from models.layers.initial import matrix
-from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
+from models.layers.mlp import Activation, MlpConfig, relu_squared
 from models.layers.router import RouterConfig
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
@@ -18,6 +18,7 @@ from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local
 from models.sharding.shard_sizes import ShardedSize, shard_config
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
 from models.state.shapes import Activations, LaneInfo
+from models.state.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class MoeConfig:
         return Moe(self, hidden, rngs)
 
 
-class Moe(Stateless):
+class Moe(Stateful):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
     Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`
-    [expert, in, width]. Each device along `expert` computes its experts for every token.
+    [expert, in, width]. Each device along `expert` computes its experts for every token. Padding and idle lanes visit
+    no routed expert.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -92,21 +94,23 @@ class Moe(Stateless):
             chosen = (*x.shape[:2], c.router.per_token)
             hooked = info.hooks.experts(weight.reshape(chosen), expert.reshape(chosen), info.layer)
             weight = hooked.reshape(weight.shape)
-        spread = c.devices.expert > 1
-        if spread:
+        visits = info.valid.reshape((-1, 1))
+        if c.devices.expert > 1:
             local, expert = local_rows(expert, EXPERT, c.local_experts)
-            expert = jnp.where(local, expert, c.local_experts)
+            visits = visits & local
+        # Padding, idle lanes and experts of other devices: no expert.
+        expert = jnp.where(visits, expert, c.local_experts)
         # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
         latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
         if c.activation == "swiglu" and c.limit is None:
-            inner = experts_product(latents, self.gate_up_proj[...], expert, spread, c.devices, gated=True)
+            inner = experts_product(latents, self.gate_up_proj[...], expert, c.devices, gated=True)
         elif c.activation == "swiglu":
-            product = experts_product(latents, self.gate_up_proj[...], expert, spread, c.devices)
+            product = experts_product(latents, self.gate_up_proj[...], expert, c.devices)
             inner = bounded_silu_gated(*jnp.split(product, 2, axis=-1), c.limit)
         else:
-            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, spread, c.devices))
+            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, c.devices))
         inner = inner.reshape((expert.size, -1))
-        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), spread, c.devices)
+        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, latents.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)

@@ -1,7 +1,7 @@
 """Gated short convolution of LFM2."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,16 +14,10 @@ from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, ConvState, LaneInfo
-from models.state.state import Stateful, state_array
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import ConvRecurrentState, Stateful, state_array
 
 Inputs = Float32[Array, "lane token channel"]
-
-
-class GatedShortConvState(NamedTuple):
-    """State of N lanes: `conv`, the last K-1 gated inputs, cache dtype."""
-
-    conv: ConvState
 
 
 @dataclass(frozen=True)
@@ -51,12 +45,13 @@ class GatedShortConv(Stateful):
         self.conv = matrix(rngs, channels.size, 1, config.kernel, sharded=(shard_outputs(channels),))
         self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
-    def state_arrays(self) -> GatedShortConvState:
+    def state_arrays(self) -> ConvRecurrentState:
+        """Return the last K-1 gated inputs."""
         c = self.config
         channels = (Segment(c.channels, c.channels),)
-        return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))
+        return ConvRecurrentState(state_array(role="conv", tap=c.kernel - 1, channel=channels), None)
 
-    def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
+    def __call__(self, x: Activations, info: LaneInfo, state: ConvRecurrentState) -> tuple[Activations, Any]:
         """Mix the tokens; with `info.verifying` return the inputs instead of the state."""
         b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
         inputs = b * u
@@ -64,10 +59,10 @@ class GatedShortConv(Stateful):
         out = linear(c * mixed, self.out_proj[...], self.config.devices)
         return out, inputs if info.verifying else state
 
-    def commit(self, pending: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+    def commit(self, pending: Inputs, info: LaneInfo, state: ConvRecurrentState) -> ConvRecurrentState:
         return self._convolve(pending, info, state)[1]
 
-    def _convolve(self, inputs: Inputs, info: LaneInfo, state: GatedShortConvState) -> tuple[Inputs, Any]:
+    def _convolve(self, inputs: Inputs, info: LaneInfo, state: ConvRecurrentState) -> tuple[Inputs, Any]:
         devices = self.config.devices
         mixed, conv = layer_conv(inputs, self.conv[...], state.conv, info, devices=devices, activated=False)
-        return mixed, GatedShortConvState(conv)
+        return mixed, ConvRecurrentState(conv, None)

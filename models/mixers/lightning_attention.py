@@ -5,8 +5,7 @@ With query q_t, key k_t, value v_t and decay rate r of a head, SSD without a tim
     S_t = exp(-r) S_{t-1} + v_t k_t^T        y_t = S_t q_t
 """
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +22,10 @@ from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.shard_sizes import shard_config
+from models.sharding.shard_sizes import shard_groups
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, LaneInfo, RecurrentState
-from models.state.state import state_array
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import ConvRecurrentState, state_array
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,10 @@ class LightningAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "LightningAttentionConfig":
-        local = shard_config(self, devices, "heads", repeated=("groups",))
-        return replace(local, group_devices=max(devices.model // self.groups, 1))
+        return shard_groups(self, devices)
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LightningAttention":
         return LightningAttention(self, hidden, rngs)
-
-
-class LightningState(NamedTuple):
-    """State of a layer: S [value, key] of each head, float32."""
-
-    recurrent: RecurrentState
 
 
 class LightningAttention(Recurrent):
@@ -94,10 +86,11 @@ class LightningAttention(Recurrent):
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), inner)
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
-    def state_arrays(self) -> LightningState:
+    def state_arrays(self) -> ConvRecurrentState:
         c = self.config
         heads = (Segment(c.heads, c.heads),)
-        return LightningState(state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size))
+        recurrent = state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size)
+        return ConvRecurrentState(None, recurrent)
 
     def sites(self) -> dict[str, int]:
         """Count each head as a recurrence."""
@@ -110,8 +103,8 @@ class LightningAttention(Recurrent):
         return silu(mixed) if self.config.activated else mixed, gate
 
     def recur(
-        self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: LightningState
-    ) -> tuple[Float32[Array, "lane token value_head value"], LightningState]:
+        self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
         lanes, length, _ = tokens.shape
         q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))
@@ -125,7 +118,7 @@ class LightningAttention(Recurrent):
             q * c.scale, k, v, decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
         )
         out, recurrent = ssd(inputs, keep_state=info.verifying)
-        return out, LightningState(recurrent)
+        return out, ConvRecurrentState(None, recurrent)
 
     def project_out(
         self,

@@ -1,7 +1,7 @@
 """Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.shard_sizes import shard_config
+from models.sharding.shard_sizes import shard_groups
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo, over_last
 from models.state.state import ConvRecurrentState, conv_recurrent
@@ -73,9 +73,7 @@ class Mamba2Config:
         return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
     def shard(self, devices: Devices) -> "Mamba2Config":
-        """Return one device's config: its heads and their groups, replicated if shared."""
-        local = shard_config(self, devices, "heads", repeated=("groups",))
-        return replace(local, group_devices=max(devices.model // self.groups, 1))
+        return shard_groups(self, devices)
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
         return Mamba2(self, hidden, rngs)

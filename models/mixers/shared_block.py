@@ -84,21 +84,11 @@ class AdaptedMatrix(LinearWeight):
         return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
 
 
-class BlockAdapter(nnx.Module):
-    """Matrices of an adapter, `[rank, in]` and `[out, rank]`."""
-
-    def __init__(self, down: nnx.Param, up: nnx.Param):
-        self.down, self.up = down, up
-
-    def of(self, weight: nnx.Param) -> AdaptedMatrix:
-        """Return the matrix that the adapter changes."""
-        return AdaptedMatrix(weight[...], self.down[...], self.up[...])
-
-
-def _with_matrices(layer: Any, matrices: Mapping[str, LinearWeight]) -> Any:
+def _adapted(layer: Any, adapters: Mapping[str, Any]) -> Any:
+    """Return a layer with the matrices that adapters change."""
     graph, state = nnx.split(layer)
-    for name, weight in matrices.items():
-        state[name] = nnx.Param(weight)
+    for name, adapter in adapters.items():
+        state[name] = nnx.Param(AdaptedMatrix(getattr(layer, name)[...], adapter["down"][...], adapter["up"][...]))
     return nnx.merge(graph, state)
 
 
@@ -134,8 +124,9 @@ class SharedBlockMamba(Stateful):
         c, rank = config.attention, config.rank
         width, heads = Segment(config.mlp.width, config.mlp.width), Segment(c.heads * c.head_dim, c.heads)
 
-        def adapter(down: nnx.Param, outputs: Segment) -> BlockAdapter:
-            return BlockAdapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
+        def adapter(down: nnx.Param, outputs: Segment) -> Any:
+            """Return the matrices `[rank, in]` and `[out, rank]` of an adapter."""
+            return nnx.Dict(down=down, up=matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
 
         down = matrix(rngs, rank, hidden)
         self.mlp_adapters = nnx.Dict({name: adapter(down, width) for name in ("gate_proj", "up_proj")})
@@ -152,14 +143,10 @@ class SharedBlockMamba(Stateful):
         assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
         axes = self.config.devices.several((MODEL,))
         block = self.block
-        adapted = {
-            name: adapter.of(getattr(block.attention, name)) for name, adapter in self.attention_adapters.items()
-        }
-        attention = _with_matrices(block.attention, adapted)
+        attention = _adapted(block.attention, self.attention_adapters)
         y, cache = attention(block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
         y = block.mlp_norm(all_reduce(y, axes))
-        adapted = {name: adapter.of(getattr(block.mlp, name)) for name, adapter in self.mlp_adapters.items()}
-        y = _with_matrices(block.mlp, adapted).project(y)
+        y = _adapted(block.mlp, self.mlp_adapters).project(y)
         y = linear(all_reduce(y, axes), self.linear[...], self.config.devices)
         y, mamba = self.mamba(self.norm(x + y), info, state.mamba)
         return y, SharedBlockState(cache, mamba)

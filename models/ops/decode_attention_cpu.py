@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PagedKernel
+from models.ops.kernels import Kernel, PoolKernel
 from models.ops.row_product import DTYPES, instruction_number
 from models.state.pages import Pages
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
@@ -25,8 +25,8 @@ LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Call target without values: the first numbers of the keys."""
 _KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
 PAGED_KERNELS = {
-    ATTENTION: PagedKernel("length lane shared lane lane lane", (_KEYS, _VALUES)),
-    LATENT_ATTENTION: PagedKernel("length lane shared lane lane", (_KEYS,)),
+    ATTENTION: PoolKernel("length lane shared lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PoolKernel("length lane shared lane lane", (_KEYS,)),
 }
 
 Caches = tuple[KeyCache, ValueCache | None]

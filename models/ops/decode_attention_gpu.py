@@ -9,7 +9,7 @@ do not depend on other rows.
 import functools
 import operator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,8 +53,8 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
     if tile_rows(rows, query.shape[3], value_size, key.dtype.itemsize) is None:
         return (
-            f"{rows} rows of {query.shape[3]} for each key/value head: expected few, or a multiple of {MIN_ROWS}, and "
-            f"operands in {shared_memory()} bytes of shared memory"
+            f"{rows} rows of {query.shape[3]} for each key/value head: expected operands in {shared_memory()} bytes of "
+            "shared memory"
         )
     return None
 
@@ -62,12 +62,12 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
     """Return the query rows of a tile, or None if none fit.
 
-    All rows of a key/value head, or the most of 64, 32 and 16 that divide them.
+    The fewest tiles of at most 64, 32 or 16 rows, of equal height: each reads the keys and values.
     """
     limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
-    tiles = [rows, *(tile for tile in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if rows % tile == 0)]
-    fitting = (tile for tile in tiles if padded_rows(tile) <= limit)
-    return next((tile for tile in fitting if turn_size(padded_rows(tile), size, value_size, itemsize)), None)
+    limits = (height for height in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if height <= limit)
+    tiles = (-(-rows // -(-rows // height)) for height in limits)
+    return next((tile for tile in tiles if turn_size(padded_rows(tile), size, value_size, itemsize)), None)
 
 
 def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
@@ -101,10 +101,25 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
 
-def decode_attention_kernel(
-    table: Any, limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...],
-    value_size: int, window: int | None,
-) -> None:  # fmt: skip
+class AttentionTiles(NamedTuple):
+    """Sizes of a program instance.
+
+    Attributes:
+        parts: of a lane's blocks.
+        block: positions of an iteration, a divisor of a page's.
+        sizes: of the loads of a key.
+        value_size: numbers of a value.
+        window: visible positions of a row; None for all.
+    """
+
+    parts: int
+    block: int
+    sizes: tuple[int, ...]
+    value_size: int
+    window: int | None
+
+
+def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest: Any, tiles: AttentionTiles) -> None:
     """Attend from a tile of rows of one lane and key/value head to one part.
 
     Args:
@@ -113,11 +128,10 @@ def decode_attention_kernel(
         query: [row, key].
         rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum over
             values [row, value].
-        block: positions of an iteration, a divisor of a page's.
-        window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    parts, block, sizes, value_size, window = tiles
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
     lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(3)
     in_page = KV_BLOCK // block
@@ -192,7 +206,10 @@ def decode_attention(
     lanes, kv_heads, rows, size = query.shape
     context, tile = pages.shape[1] * KV_BLOCK, tile_rows(rows, size, value_size, key.dtype.itemsize)
     assert tile is not None, "by `unsupported`"
-    count, tiles = padded_rows(tile), rows // tile
+    count, tiles = padded_rows(tile), -(-rows // tile)
+    if (padding := tiles * tile - rows) > 0:
+        query = jnp.pad(query, [(0, 0), (0, 0), (0, padding), (0, 0)])
+        limit = jnp.pad(limit, [(0, 0), (0, padding)], constant_values=-1)
     parts = part_count(lanes * kv_heads * tiles, context)
     turn = turn_size(count, size, value_size, key.dtype.itemsize)
     assert turn is not None, "by `tile_rows`"
@@ -210,9 +227,9 @@ def decode_attention(
     written = 1 << (tile - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
     whole = pl.BlockSpec(memory_space=pl.ANY)
-    sizes = key_parts(size, value_size, value is None)
+    sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)
     top, total, out = gpu_call(
-        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, window=window),
+        partial(decode_attention_kernel, tiles=sizes),
         pl.GridSpec(
             grid=(lanes, kv_heads, tiles, parts),
             in_specs=[
@@ -229,8 +246,13 @@ def decode_attention(
         interpret=interpret,
         reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
-    top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
+
+    def of_rows(part: Array) -> Array:
+        part = part.reshape((lanes, kv_heads, parts, tiles, written, *part.shape[4:]))[:, :, :, :, :tile]
+        return part.reshape((lanes, kv_heads, parts, tiles * tile, *part.shape[5:]))[:, :, :, :rows]
+
+    top, total, out = map(of_rows, (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
     out, total = (_summed_parts(sums) for sums in (out * share[..., None], (total * share)[..., None]))
-    visible = (limit >= 0)[:, None, :, None]
+    visible = (limit[:, :rows] >= 0)[:, None, :, None]
     return jnp.where(visible, out / jnp.where(visible, total, 1.0), 0.0)

@@ -42,12 +42,11 @@ ExpertIds = Int32[Array, "row *choice"]
 ExpertRows = Float32[Array, "row *choice result"]
 
 
-@partial(jax.jit, static_argnames=("absent", "devices", "gated"))
+@partial(jax.jit, static_argnames=("devices", "gated"))
 def expert_dot(
     x: TokenRows,
     weight: ExpertWeights,
     expert: ExpertIds,
-    absent: bool = False,
     devices: Devices = SINGLE_DEVICE,
     gated: bool = False,
 ) -> ExpertRows:
@@ -56,11 +55,11 @@ def expert_dot(
     Args:
         x: rows; rounded to the dtype of the weight.
         weight: `[out, in]` per expert.
-        expert: expert or experts of each row, in `[0, number of experts)`.
-        absent: rows with the number of experts, for an expert of another device, are allowed and give zero.
+        expert: expert or experts of each row, in `[0, number of experts]`; the number of experts stands for no expert,
+            whose result is zero.
         gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
     """
-    return grouped_product(x, weight, expert, absent, devices, gated)
+    return grouped_product(x, weight, expert, devices, gated)
 
 
 PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=("cpu", "gpu", "tpu"), kernels=MODES))
@@ -68,8 +67,8 @@ PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=("cpu"
 GATING_DEVICES = tuple(devices for devices in PRODUCT_DEVICES if devices.kernels != "off")
 """Devices with a kernel for gates; a proof tries the forms in order."""
 _FORMS = (
-    *combinations(devices=PRODUCT_DEVICES, absent=(False, True)),
-    *combinations(devices=GATING_DEVICES, absent=(False, True), gated=(True,)),
+    *combinations(devices=PRODUCT_DEVICES),
+    *combinations(devices=GATING_DEVICES, gated=(True,)),
 )
 ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
 
@@ -78,22 +77,19 @@ def grouped_product(
     x: TokenRows,
     weight: ExpertWeights | QuantisedWeight,
     expert: ExpertIds,
-    absent: bool,
     devices: Devices,
     gated: bool,
 ) -> ExpertRows:
     """Return `expert_dot` of plain or quantised experts, dequantised inside the product."""
     if KERNEL.chosen(devices, weight, gated):
-        return expert_rows(varying_like(x, expert), weight, expert, absent, gated, interpret=devices.interpret)
+        return expert_rows(varying_like(x, expert), weight, expert, gated, interpret=devices.interpret)
     if expert.ndim > 1 or gated:
         raise ValueError("several experts of a row, or gates: expected a kernel, or `experts_product`")
-    if not absent:
-        return _product(x, weight, expert, devices.platform)
-    local = expert < weight.shape[0]
+    visits = expert < weight.shape[0]
     if devices.platform == "cpu":
         # Forms of other platforms skip rows outside the groups; CPU forms need a valid expert.
-        expert = jnp.where(local, expert, 0)
-    return jnp.where(local[:, None], _product(x, weight, expert, devices.platform), 0.0)
+        expert = jnp.where(visits, expert, 0)
+    return jnp.where(visits[:, None], _product(x, weight, expert, devices.platform), 0.0)
 
 
 def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, platform: str) -> ExpertRows:
@@ -175,7 +171,7 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
 
     `ragged_dot` on a GPU expands the rows to all experts. A pass reads each matrix once and has room for twice the mean
     number of rows of an expert; further passes follow only for an expert with more. A row has the same bits in every
-    pass. Results of absent experts are undefined.
+    pass. Results of rows without an expert are undefined.
     """
     rows = varying_like(x, expert).astype(weight.dtype)
     return _grouped(rows, weight.numbers() if isinstance(weight, QuantisedWeight) else weight, expert, 2)
@@ -277,7 +273,7 @@ RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
 
 
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply ragged groups; results of absent experts are undefined."""
+    """Sort rows by expert and multiply ragged groups; results of rows without an expert are undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight

@@ -7,7 +7,7 @@ one kernel multiplies both and applies SwiGLU.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,33 +43,50 @@ def unsupported(weight: Any, gated: bool = False) -> str | None:
 KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
 
 
+class ExpertTiles(NamedTuple):
+    """Sizes of a program instance.
+
+    Attributes:
+        segment: sorted rows whose experts begin in it.
+        rows, columns: of one product.
+        terms: of one iteration.
+    """
+
+    segment: int
+    rows: int
+    columns: int
+    terms: int
+
+
 def expert_rows_kernel(
-    expert: Any, order: Any, x: Any, *refs: Any, segment: int, rows: int, terms: int, columns: int, choices: int,
-    gated: bool, weight: Any,
-) -> None:  # fmt: skip
+    expert: Any, order: Any, x: Any, *refs: Any, tiles: ExpertTiles, choices: int, gated: bool, weight: Any
+) -> None:
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
     Args:
         expert: int32[row], in full, ascending; the number of experts for no expert. At least a tile of rows.
         order: int32[row], in full: place of each row in the result.
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
-        refs: in full, the weight's arrays [expert, out, in], and the result [place, out], not written for rows without
-            an expert.
-        rows, terms: multiplied at once.
+        refs: in full, the weight's arrays [expert, out, in], and the result [place, out], zero for rows without an
+            expert.
         choices: adjacent places with one row of x.
         gated: as for `expert_dot`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
     *arrays, out = refs
+    segment, rows, columns, terms = tiles
     count, none, inputs = out.shape[0], arrays[0].shape[0], x.shape[1]
     first = pl.program_id(1) * columns
     column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
     starts = (first, first + out.shape[1]) if gated else (first,)
-    position = pl.program_id(0) * segment + lax.broadcasted_iota(jnp.int32, (segment,), 0)
-    own, previous = expert[jnp.minimum(position, count - 1)], expert[jnp.clip(position - 1, 0, count - 1)]
-    begins = ((own != previous) | (position == 0)) & (position < count)
-    leaders = jnp.where(begins, own, none)
+    start = pl.program_id(0) * segment
+    # The last segment begins earlier and skips rows of the previous one.
+    position = jnp.minimum(start, count - segment) + lax.broadcasted_iota(jnp.int32, (segment,), 0)
+    own, previous = expert[position], expert[jnp.maximum(position - 1, 0)]
+    leaders = jnp.where(((own != previous) | (position == 0)) & (position >= start), own, none)
+    without = ((own == none) & (position >= start))[:, None]
+    store_if(without, out.at[order[position][:, None], column], jnp.zeros((segment, columns), jnp.float32))
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         number, start = carry
@@ -118,7 +135,6 @@ def expert_rows(
     x: Float32[Array, "row in"],
     weight: Any,
     expert: Int32[Array, "row *choice"],
-    absent: bool,
     gated: bool,
     *,
     interpret: bool,
@@ -143,10 +159,8 @@ def expert_rows(
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
     full_spec = pl.BlockSpec(memory_space=pl.ANY)
     rounded = x if count <= MAX_ROUNDED_ROWS else x.astype(weight.dtype)
-    kernel = partial(
-        expert_rows_kernel, segment=segment, rows=rows, terms=terms, columns=columns, choices=choices, gated=gated,
-        weight=tree,
-    )  # fmt: skip
+    tiles = ExpertTiles(segment, rows, columns, terms)
+    kernel = partial(expert_rows_kernel, tiles=tiles, choices=choices, gated=gated, weight=tree)
     product = gpu_call(
         kernel,
         pl.GridSpec(
@@ -158,8 +172,8 @@ def expert_rows(
         stages=STAGES,
         interpret=interpret,
         reads={3 + number: reads * size for number, size in enumerate(sizes)},
-    )(*pairs, rounded, *arrays)[:count].reshape((*expert.shape, outputs))  # fmt: skip
-    return jnp.where((expert < experts)[..., None], product, 0.0) if absent else product
+    )(*pairs, rounded, *arrays)  # fmt: skip
+    return product[:count].reshape((*expert.shape, outputs))
 
 
 def _terms(width: int, itemsize: int) -> int:

@@ -11,11 +11,16 @@ import jax.numpy as jnp
 
 READ, WRITTEN = "read", "written"
 """Keys of a kernel's metadata: bytes read from and written to memory, which the audit of XLA's programs counts."""
-SHARED_MEMORY = {"NVIDIA A100": 166_912, "NVIDIA A10": 101_376, "NVIDIA L4": 101_376, "8.0": 166_912, "8.6": 101_376,
-                 "8.9": 101_376, "12.0": 101_376}  # fmt: skip
-"""Device kind of a trace, or compute capability of a local GPU -> bytes of shared memory of a program instance."""
-MAX_SHARED_MEMORY = 232_448
-"""Bytes of shared memory on all other GPUs, from an H100 on, and in Pallas' interpreter."""
+SHARED_MEMORY = {
+    166_912: frozenset({"NVIDIA A100", "8.0", "8.7"}),
+    232_448: frozenset({"NVIDIA H100", "NVIDIA B200", "9.0", "10.0", "10.3", "cpu"}),
+}
+"""Bytes of shared memory of a program instance -> device kinds of traces, compute capabilities of local GPUs, and the
+device of Pallas' interpreter (CUDA C++ Programming Guide, technical specifications)."""
+LEAST_SHARED_MEMORY = 101_376
+"""Bytes of shared memory on all other GPUs with kernels: 8.6, 8.9, 12.0, 12.1, and cards that are not known."""
+MIN_CAPABILITY = 8
+"""Major compute capability of the oldest NVIDIA GPUs with Triton's products of bfloat16."""
 
 TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
 """Device kinds and capabilities with sums of products of 64 rows or more in tensor memory, which has 512 columns."""
@@ -27,7 +32,18 @@ MIN_TENSOR_ROWS = 64
 
 def shared_memory() -> int:
     """Return the bytes of shared memory of a program instance on the traced GPU."""
-    return next((SHARED_MEMORY[name] for name in _device_names() if name in SHARED_MEMORY), MAX_SHARED_MEMORY)
+    names = _device_names()
+    return next((size for size, kinds in SHARED_MEMORY.items() if not kinds.isdisjoint(names)), LEAST_SHARED_MEMORY)
+
+
+def runs_kernels() -> bool:
+    """Return whether the traced GPU, or the local one, is an NVIDIA GPU from capability 8.0 on.
+
+    True without a GPU: for absent targets and the interpreter.
+    """
+    capability = _device_names()[1]
+    major = capability.partition(".")[0]
+    return not capability or (major.isdecimal() and int(major) >= MIN_CAPABILITY)
 
 
 def has_tensor_memory() -> bool:

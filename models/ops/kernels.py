@@ -2,7 +2,7 @@
 
 The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
 the Pallas kernels of GPUs and TPUs, but no C++ (`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel`
-(inside a function), a `PagedKernel` or a `PoolKernel` (calls), by its target.
+(inside a function) or a `PoolKernel` (a call), by its target.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Int32
 
 from models.cpu_kernels.library import BY_SLOT
+from models.ops.gpu_call import runs_kernels
 from models.sharding.devices import Devices
 from models.state.rows import Slots
 
@@ -33,7 +34,8 @@ class Kernel:
 
     Attributes:
         name: of its function, for certificates.
-        platforms: compilation targets; GPU kernels reject offsets that wrap: above 2^31 numbers in up to 2^32 bytes.
+        platforms: compilation targets; GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
+            2^32 bytes.
         unsupported: (operands) -> reason to reject them, or None.
         interpreted: a Pallas kernel, for the mode "interpret".
     """
@@ -46,10 +48,13 @@ class Kernel:
     def chosen(self, devices: Devices, *operands: Any) -> bool:
         """Return whether the kernel runs; raises ValueError for an unknown mode."""
         check_mode(devices.kernels)
-        if self.platforms == ("gpu",) and any(map(_wraps, jax.tree.leaves(operands))):
-            return False
         compiled = devices.kernels == "auto" and devices.platform in self.platforms
-        return (compiled or (devices.interpret and self.interpreted)) and self.unsupported(*operands) is None
+        if not compiled and not (devices.interpret and self.interpreted):
+            return False
+        on_gpu = self.platforms == ("gpu",)
+        if on_gpu and ((compiled and not runs_kernels()) or any(map(_wraps, jax.tree.leaves(operands)))):
+            return False
+        return self.unsupported(*operands) is None
 
 
 class RowKernel(NamedTuple):
@@ -65,28 +70,14 @@ class RowKernel(NamedTuple):
     static: tuple[Mapping[str, Any], ...]
 
 
-class PagedKernel(NamedTuple):
-    """Declaration of a C++ call that updates pools of pages in place.
-
-    A lane reads its pages in the page table, the first operand, and writes those of new tokens; length 0 writes none.
-    The first result has a row per lane.
-
-    Attributes:
-        operands: "length" or "lane" per array between table and pools.
-    """
-
-    operands: str
-    pools: tuple[str, ...]
-
-
 class PoolKernel(NamedTuple):
-    """Declaration of a C++ call that updates pools of lanes in place.
+    """Declaration of a C++ call that updates pools in place.
 
-    A lane reads and writes its row; length 0 keeps it. The first operand is `slots_operand`. The first result has a row
-    per lane.
+    A lane reads and writes its row, by the first operand `slots_operand`, or pages of its KV cache, by a page table;
+    length 0 writes nothing. The first result has a row per lane.
 
     Attributes:
-        operands: "length", "lane" or "shared" per array between slots and pools.
+        operands: "length", "lane" or "shared" per array between the first operand and the pools.
         pools: dimension names of each pool.
         fresh: index of a bool [N] operand, True for lanes that do not read their rows.
         writes: False for a read.

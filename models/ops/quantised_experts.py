@@ -36,12 +36,11 @@ class ExpertForm(NamedTuple):
 
     Attributes:
         kind, dtype: as for `QuantisedWeight`.
-        absent, devices, gated: as for `expert_dot`.
+        devices, gated: as for `expert_dot`.
     """
 
     kind: Codes
     dtype: str
-    absent: bool
     devices: Devices
     gated: bool = False
 
@@ -52,7 +51,7 @@ def scaled_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
     weight = QuantisedWeight(codes, scale, None, None, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
+    return grouped_product(x, weight, expert, form.devices, form.gated)
 
 
 @partial(jax.jit, static_argnames="form")
@@ -66,7 +65,7 @@ def twice_scaled_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
     weight = QuantisedWeight(codes, scale, whole, None, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
+    return grouped_product(x, weight, expert, form.devices, form.gated)
 
 
 @partial(jax.jit, static_argnames="form")
@@ -80,7 +79,7 @@ def offset_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
     weight = QuantisedWeight(codes, scale, None, zero, form.kind, form.dtype)
-    return grouped_product(x, weight, expert, form.absent, form.devices, form.gated)
+    return grouped_product(x, weight, expert, form.devices, form.gated)
 
 
 _FORMS = combinations(
@@ -89,7 +88,6 @@ _FORMS = combinations(
         for gated, devices in ((False, PRODUCT_DEVICES), (True, GATING_DEVICES))
         for form in combinations(
             devices=devices,
-            absent=(False, True),
             dtype=("bfloat16", "float16", "float32"),
             kind=get_args(Codes),
         )
@@ -106,21 +104,20 @@ def experts_product(
     x: Float32[Array, "row in"],
     weight: Float[Array, "expert out in"] | QuantisedWeight,
     expert: ExpertIds,
-    absent: bool = False,
     devices: Devices = SINGLE_DEVICE,
     gated: bool = False,
 ) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`; arguments as for `expert_dot`."""
     if (expert.ndim > 1 or gated) and not GPU_KERNEL.chosen(devices, weight, gated):
         visits = jnp.repeat(x, expert.size // len(x), axis=0)
-        product = experts_product(visits, weight, expert.reshape(-1), absent, devices)
+        product = experts_product(visits, weight, expert.reshape(-1), devices)
         product = silu_gated(*jnp.split(product, 2, -1)) if gated else product
         return product.reshape((*expert.shape, -1))
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, devices, gated)
+        return expert_dot(x, weight, expert, devices, gated)
     if weight.takes_experts(x, devices):
-        return _by_kernel(x, weight, expert, absent)
-    form = ExpertForm(weight.kind, weight.dtype, absent, devices, gated)
+        return _by_kernel(x, weight, expert)
+    form = ExpertForm(weight.kind, weight.dtype, devices, gated)
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, form)
@@ -129,19 +126,16 @@ def experts_product(
     return scaled_expert_dot(x, weight.codes, weight.scale, expert, form)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
+@jax.custom_jvp
 def _by_kernel(
-    x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"], absent: bool
+    x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"]
 ) -> Float32[Array, "row out"]:
     """Return the product by the kernel, with the derivatives of the plain form."""
-    if not absent:
-        return weight.multiply_experts(x, expert)
-    local = expert < weight.shape[0]
-    return jnp.where(local[:, None], weight.multiply_experts(x, jnp.where(local, expert, 0)), 0.0)
+    return jnp.where((expert < weight.shape[0])[:, None], weight.multiply_experts(x, expert), 0.0)
 
 
 @_by_kernel.defjvp
-def _derivative(absent: bool, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _derivative(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     x, weight, expert = primals
-    plain = jax.jvp(lambda x: experts_product(x, weight, expert, absent), (x,), tangents[:1])
-    return _by_kernel(x, weight, expert, absent), plain[1]
+    plain = jax.jvp(lambda x: experts_product(x, weight, expert), (x,), tangents[:1])
+    return _by_kernel(x, weight, expert), plain[1]

@@ -74,6 +74,16 @@ def shard_config(
     return replace(config, **new, devices=devices)  # type: ignore[type-var]  # a type variable cannot say "any dataclass"
 
 
+def shard_groups(config: C, devices: Devices) -> C:
+    """Return the config of one device's `heads` and their `groups`, replicated if shared.
+
+    `group_devices` is the number of devices with heads of one group.
+    """
+    groups: int = getattr(config, "groups")  # noqa: B009  # a type variable cannot say which fields there are
+    local: Any = shard_config(config, devices, "heads", repeated=("groups",))
+    return replace(local, group_devices=max(devices.model // groups, 1))
+
+
 def try_shard_configs(
     configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:

@@ -141,7 +141,7 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution and a linear recurrence, for N lanes.
+    """State of a layer with a short convolution and a linear recurrence, for N lanes; None without one.
 
     Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
@@ -149,8 +149,8 @@ class ConvRecurrentState(NamedTuple):
         recurrent: S [value, key], float32; in a state space model [head, state].
     """
 
-    conv: ConvState
-    recurrent: RecurrentState
+    conv: ConvState | None
+    recurrent: RecurrentState | None
 
 
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
@@ -181,8 +181,8 @@ class Stateful(nnx.Module):
         return {}
 
     def state_arrays(self) -> Any:
-        """Return the layer's state with a `StateArray` for each array, or None."""
-        raise NotImplementedError
+        """Return the layer's state with a `StateArray` for each array; by default None."""
+        return None
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the state after the accepted tokens of a verifying step.

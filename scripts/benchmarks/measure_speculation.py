@@ -19,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,11 +29,9 @@ import numpy as np
 import hybridlm
 
 
-class Misled:
-    """A drafter that proposes the largest number of tokens, all unlikely."""
-
-    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        return [1 + len(token_ids) % 7] * k
+def unlikely(token_ids: Sequence[int], k: int) -> list[int]:
+    """Propose the largest number of tokens, all unlikely."""
+    return [1 + len(token_ids) % 7] * k
 
 
 def repeating(logits: jax.Array, last_token: jax.Array, position: jax.Array) -> jax.Array:
@@ -110,7 +109,7 @@ def main() -> None:
     headings = ["text", "lanes", *plain, "with drafts", *compared, "drafted", "accepted", "verifying steps"]
     print(f"Tokens per second, and ratios.\n\n| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
     for name in args.texts or ["repeating", "new", "own" if head else "misled"]:
-        drafter = Misled() if name == "misled" else args.speculate
+        drafter = SimpleNamespace(propose=unlikely) if name == "misled" else args.speculate
         for lanes in args.lanes:
             measure({**plain, "with drafts": (lm, drafter)}, name, lanes, args.tokens, args.rounds)
 

@@ -49,7 +49,7 @@ def catch(code: str) -> str:
 
 def assert_refused(result: subprocess.CompletedProcess[str], name: str, path: Path, expected: Path, reason: str):
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"ForeignPackageError {name} {path}\n"), result.stdout
+    assert result.stdout.startswith(f"ImportError {name} {path}\n"), result.stdout
     for part in (f"found:    {path}\n", f"expected: {expected}\n", reason, "rename", "another directory", "reinstall"):
         assert part in result.stdout, f"{part!r} is not in\n{result.stdout}"
     assert "EXECUTED" not in result.stdout, "the foreign package was executed"
@@ -126,7 +126,7 @@ def test_missing_package(installed: Path, user: Path):
     (installed / "models").rmdir()
     result = run(catch("import hybridlm"), installed, user)
     # Where hybridlm is installed next to the tests, that installation's `models` is found instead of nothing.
-    assert result.stdout.startswith("ForeignPackageError models "), result.stdout + result.stderr
+    assert result.stdout.startswith("ImportError models "), result.stdout + result.stderr
     assert "the installation of hybridlm is incomplete" in result.stdout
 
 

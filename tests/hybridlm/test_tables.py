@@ -26,14 +26,10 @@ def test_scores():
             "top_logprobs": [[], [{"token_id": 6, "logprob": -0.5}, {"token_id": 7, "logprob": -1.0}]],
         },
         {
-            "token_ids": [9],
-            "logprobs": [None],
-            "greedy": [False],
-            "sum_logprob": 0.0,
-            "perplexity": None,
+            "token_ids": [9], "logprobs": [None], "greedy": [False], "sum_logprob": 0.0, "perplexity": None,
             "top_logprobs": [[]],
         },
-    ]
+    ]  # fmt: skip
     assert table.schema.field("token_ids").type == pa.list_(pa.int32())
     assert table.schema.field("logprobs").type == pa.list_(pa.float32())
 
@@ -45,13 +41,9 @@ def test_completions_with_and_without_what_was_not_asked_for():
     first, second = to_table([completion, plain]).to_pylist()
     assert first["top_logprobs"] == [[{"token_id": 5, "logprob": -0.5}]] and first["text"] == "a"
     assert second == {
-        "text": None,
-        "token_ids": [5, 6],
-        "finish_reason": "length",
-        "prompt_token_ids": [1],
-        "logprobs": None,
+        "text": None, "token_ids": [5, 6], "finish_reason": "length", "prompt_token_ids": [1], "logprobs": None,
         "top_logprobs": None,
-    }
+    }  # fmt: skip
 
 
 def test_a_frame():

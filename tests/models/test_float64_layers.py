@@ -60,16 +60,12 @@ def with_weights(build: Callable[[], M], weights: dict[str, np.ndarray]) -> M:
 def delta_net(case: dict[str, Any]) -> tuple[nnx.Module, dict[str, np.ndarray], dict[str, Any]]:
     config = GatedDeltaNetConfig(**case, eps=EPS)
     shapes: dict[str, tuple[int, ...]] = {
-        "in_proj_qkv.weight": (config.channels, HIDDEN),
-        "in_proj_z.weight": (config.value_width, HIDDEN),
-        "in_proj_b.weight": (config.value_heads, HIDDEN),
-        "in_proj_a.weight": (config.value_heads, HIDDEN),
-        "conv1d.weight": (config.channels, 1, config.kernel),
-        "A_log": (config.value_heads,),
-        "dt_bias": (config.value_heads,),
-        "norm.weight": (config.value_size,),
+        "in_proj_qkv.weight": (config.channels, HIDDEN), "in_proj_z.weight": (config.value_width, HIDDEN),
+        "in_proj_b.weight": (config.value_heads, HIDDEN), "in_proj_a.weight": (config.value_heads, HIDDEN),
+        "conv1d.weight": (config.channels, 1, config.kernel), "A_log": (config.value_heads,),
+        "dt_bias": (config.value_heads,), "norm.weight": (config.value_size,),
         "out_proj.weight": (HIDDEN, config.value_width),
-    }
+    }  # fmt: skip
     weights = random_weights(shapes)
     module = with_weights(lambda: config.build(HIDDEN, nnx.Rngs(0)), weights)
     fields = {
@@ -99,13 +95,9 @@ def attention(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], 
     weights = random_weights(shapes)
     module = with_weights(lambda: config.build(HIDDEN, nnx.Rngs(0)), weights)
     fields = {
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": size,
-        "rope_theta": 1e4,
-        "partial_rotary_factor": case["rotary"] / size,
-        "rms_norm_eps": EPS,
-    }
+        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": size,
+        "rope_theta": 1e4, "partial_rotary_factor": case["rotary"] / size, "rms_norm_eps": EPS,
+    }  # fmt: skip
     return module, {name: value.astype(np.float64) for name, value in weights.items()}, fields
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import LAYOUTS, config_group
 
-from hybridlm.checkpoint import SafetensorsFile
+from hybridlm.checkpoint import open_safetensors
 from hybridlm.quantised import contradictions, dequantise, group_tensors, read_settings
 
 pytestmark = pytest.mark.oracle
@@ -15,7 +15,7 @@ NAME = "model.layers.0.mlp.up_proj"
 
 
 def ours(path: Path, config: dict[str, Any]) -> np.ndarray:
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     settings = read_settings({"quantization_config": config}, None)
     grouped = group_tensors(file.tensors, file.read_stored, settings.hints)
     assert not grouped.faults and not settings.faults and set(grouped.parts) == set(file.tensors)

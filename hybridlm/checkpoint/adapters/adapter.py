@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridlm.checkpoint.cast import finite_tensor, require_finite_tensor
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
 from models import Weight
@@ -68,7 +68,7 @@ class Adapter:
 
     path: Path
     config: Mapping[str, Any]
-    file: SafetensorsFile
+    file: ArrayFile
     digest: str
 
     def array(self, name: str) -> np.ndarray:
@@ -216,7 +216,7 @@ def open_adapter(path: str | os.PathLike[str]) -> Adapter:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     with (directory / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
-    return Adapter(directory, config, SafetensorsFile(directory / WEIGHTS), digest.hexdigest())
+    return Adapter(directory, config, open_safetensors(directory / WEIGHTS), digest.hexdigest())
 
 
 def _config_faults(config: Mapping[str, Any]) -> list[str]:

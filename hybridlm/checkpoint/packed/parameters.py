@@ -12,6 +12,7 @@ from hybridlm.checkpoint.packed.layout import Packed, PackedLayout, Rows, packed
 from hybridlm.checkpoint.shards import ParameterPath, Shards
 from hybridlm.quantised.health import lost_rows
 from hybridlm.quantised.packed import PackedArrays, PackedForm
+from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
@@ -81,25 +82,20 @@ def load_packed(
         for piece in choice.pieces(checkpoint, window):
             name = choice.names[piece.name]
             arrays = checkpoint.read_packed(name, layout.form)
-            if zero := lost_rows(_significant(arrays)):
+            if zero := lost_rows(_significant(layout.form.kind, arrays)):
                 lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
             # All columns: the arrays have different numbers of columns.
             window_of_rows = (*piece.taken[: len(weight.shape) - 1], ...)
-            yield piece.place, {role: source.take(array, window_of_rows) for role, array in _roles(arrays).items()}
+            yield piece.place, {role: source.take(array, window_of_rows) for role, array in arrays.items()}
 
     return layout.build(rows), tuple(lost)
 
 
-def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
-    arrays = {"codes": packed.codes, "scale": packed.scale, "whole": packed.matrix_scale, "zero": packed.zero}
-    return {role: array for role, array in arrays.items() if array is not None}
-
-
-def _significant(packed: PackedArrays) -> np.ndarray:
+def _significant(kind: Codes, packed: PackedArrays) -> np.ndarray:
     """Return an array with the zeros of the numbers, without dequantising."""
-    if packed.zero is not None:
+    if "zero" in packed:
         return np.ones((1, 1), np.uint8)
-    kind = packed.form.kind
+    codes = packed["codes"]
     if kind == "int4":
-        return packed.codes ^ np.uint8(0x88)
-    return packed.codes & {"e4m3": np.uint8(0x7F), "e2m1": np.uint8(0x77), "int8": np.int8(-1)}[kind]
+        return codes ^ np.uint8(0x88)
+    return codes & {"e4m3": np.uint8(0x7F), "e2m1": np.uint8(0x77), "int8": np.int8(-1)}[kind]

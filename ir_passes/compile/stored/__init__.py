@@ -5,7 +5,6 @@ Begin with `executable_store`.
 
 from ir_passes.compile.stored.entry_file import Entry
 from ir_passes.compile.stored.executable_store import ExecutableStore
-from ir_passes.compile.stored.result_structure import NotStorable
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
 
-__all__ = ["Entry", "ExecutableStore", "NotStorable", "StoredStep", "describe", "restore"]
+__all__ = ["Entry", "ExecutableStore", "StoredStep", "describe", "restore"]

@@ -1,11 +1,12 @@
 """File of a compiled step: START, JSON header, then description, certificate and executable.
 
-The header has the length and sha256 of each section.
+The header has the lengths of these sections, and their sha256.
 """
 
 import hashlib
 import struct
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.stored.stored_step import Description
@@ -15,15 +16,7 @@ MAX_HEADER_BYTES = 1 << 14
 MAX_LABEL = 200
 START = struct.Struct("<8sI32s")
 """Magic number, length and sha256 of the header."""
-_MAGIC = b"hlmstep\x01"
-
-
-@dataclass(frozen=True)
-class Section:
-    """Length and sha256 of a section."""
-
-    bytes: int
-    sha256: str
+_MAGIC = b"hlmstep\x02"
 
 
 @dataclass(frozen=True)
@@ -34,14 +27,15 @@ class Header:
         key: hash of everything that makes the step; also the file name.
         label: step and model, for people.
         seconds: of compilation.
+        lengths: of description, certificate and executable.
+        sha256: of these, one after the other.
     """
 
     key: str
     label: str
     seconds: float
-    description: Section
-    certificate: Section
-    program: Section
+    lengths: tuple[int, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -61,28 +55,23 @@ def to_bytes(key: str, entry: Entry) -> bytes:
         record.to_json(entry.certificate, indent=None, checksum=True).encode(),
         entry.program,
     )
-    described = (Section(len(section), hashlib.sha256(section).hexdigest()) for section in sections)
-    header = record.to_json(Header(key, entry.label[:MAX_LABEL], entry.seconds, *described), indent=None).encode()
-    return b"".join((START.pack(_MAGIC, len(header), hashlib.sha256(header).digest()), header, *sections))
+    body, lengths = b"".join(sections), tuple(map(len, sections))
+    described = Header(key, entry.label[:MAX_LABEL], entry.seconds, lengths, hashlib.sha256(body).hexdigest())
+    header = record.to_json(described, indent=None).encode()
+    return b"".join((START.pack(_MAGIC, len(header), hashlib.sha256(header).digest()), header, body))
 
 
 def from_bytes(key: str, content: bytes) -> Entry:
     """Read an entry; raises RecordError if it is damaged or has another key."""
-    header, position = read_header(content, key)
-    parts: list[bytes] = []
-    for name in ("description", "certificate", "program"):
-        section: Section = getattr(header, name)
-        if section.bytes < 0 or section.bytes > len(content) - position:
-            raise record.RecordError(f"its {name} is cut off")
-        part = content[position : position + section.bytes]
-        if hashlib.sha256(part).hexdigest() != section.sha256:
-            raise record.RecordError(f"its {name} is damaged: the sha256 differs")
-        parts.append(part)
-        position += section.bytes
-    if position != len(content):
-        raise record.RecordError(f"expected {position} bytes, found {len(content)}")
-    description = record.from_json(Description, parts[0])
-    return Entry(header.label, header.seconds, description, Certificate.from_json(parts[1]), parts[2])
+    header, begin = read_header(content, key)
+    body, ends = content[begin:], list(accumulate(header.lengths))
+    if len(ends) != 3 or min(header.lengths) < 0 or ends[-1] != len(body):
+        raise record.RecordError(f"expected sections of {header.lengths} bytes, found {len(body)} bytes")
+    if hashlib.sha256(body).hexdigest() != header.sha256:
+        raise record.RecordError("it is damaged: the sha256 differs")
+    description = record.from_json(Description, body[: ends[0]])
+    certificate = Certificate.from_json(body[ends[0] : ends[1]])
+    return Entry(header.label, header.seconds, description, certificate, body[ends[1] :])
 
 
 def read_header(content: bytes, key: str) -> tuple[Header, int]:

@@ -6,17 +6,14 @@ from typing import Any
 
 import jax
 
+from ir_passes.compile.exported import ExportError
 from ir_passes.files.strict_json import parse_json
 
 MAX_DEPTH = 50
 
 
-class NotStorable(ValueError):
-    """A step cannot be stored, or stored bytes do not fit these arguments."""
-
-
 def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]) -> str:
-    """Return a structure as JSON; raises NotStorable for unknown node types."""
+    """Return a structure as JSON; raises ExportError for unknown node types."""
     return json.dumps(_written(jax.tree.unflatten(structure, range(structure.num_leaves)), args, nodes))
 
 
@@ -26,7 +23,7 @@ def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int
     0 is a leaf, null None, a list a tuple, {class: parts} a class of `nodes`, {"": i} the structure of argument i.
     """
     if depth > MAX_DEPTH:
-        raise NotStorable(f"results are nested more than {MAX_DEPTH} deep")
+        raise ExportError(f"results are nested more than {MAX_DEPTH} deep")
     if tree is None:
         return None
     if isinstance(tree, int):
@@ -40,11 +37,11 @@ def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int
         return parts
     if type(tree) in nodes:
         return {type(tree).__name__: parts}
-    raise NotStorable(f"results have a {type(tree).__name__}")
+    raise ExportError(f"results have a {type(tree).__name__}")
 
 
 def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> Any:
-    """Return the structure of JSON text; raises NotStorable."""
+    """Return the structure of JSON text; raises ExportError."""
     classes = {node.__name__: node for node in nodes}
 
     def read(value: Any, depth: int) -> Any:
@@ -58,9 +55,9 @@ def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> A
                 return jax.tree.map(lambda _: 0, args[inner])
             if name in classes and isinstance(inner, list) and depth < MAX_DEPTH:
                 return classes[name](*(read(part, depth + 1) for part in inner))
-        raise NotStorable(f"the structure of results is none: {str(value)[:80]}")
+        raise ExportError(f"the structure of results is none: {str(value)[:80]}")
 
     try:
         return jax.tree.structure(read(parse_json(text), 0))
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotStorable(f"the structure of results is none: {error}") from error
+        raise ExportError(f"the structure of results is none: {error}") from error

@@ -15,8 +15,9 @@ from ir_passes.compile import runtime
 from ir_passes.compile.calling import Calling, donated_argnums
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.exported import ExportError
 from ir_passes.compile.running import Running, Successor
-from ir_passes.compile.stored.result_structure import NotStorable, read_structure, write_structure
+from ir_passes.compile.stored.result_structure import read_structure, write_structure
 from ir_passes.compile.versions import current_versions
 from ir_passes.jaxpr import ir, jax_private
 
@@ -95,12 +96,12 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
         nodes: named tuple classes of its results.
 
     Raises:
-        NotStorable: parts that cannot be described, or a certificate with faults: every process must warn of them.
+        ExportError: parts that cannot be described, or a certificate with faults: every process must warn of them.
     """
     _require_proof(step.certificate)
     parts, calling = jax_private.parts_of(step.compiled), step.calling
     if parts is None:
-        raise NotStorable("expected a plain program, got effects, callbacks, constants or custom layouts")
+        raise ExportError("expected a plain program, got effects, callbacks, constants or custom layouts")
     description = Description(
         parts.name,
         calling.name,
@@ -119,9 +120,9 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
     # XLA keeps the order and shards of arguments; JAX's additions must be restored unchanged.
     for field, stored_part, part in zip(parts._fields, parts_again, parts, strict=True):
         if stored_part != part:
-            raise NotStorable(f"its {field} cannot be written down")
+            raise ExportError(f"its {field} cannot be written down")
     if call != calling:
-        raise NotStorable("its calling convention cannot be written down")
+        raise ExportError("its calling convention cannot be written down")
     return description, runtime.save(step.compiled)
 
 
@@ -140,21 +141,21 @@ def restore(
         compile_anew: compiles the step with jaxpr, HLO and audit.
 
     Raises:
-        NotStorable: the description does not fit, or the certificate is no proof or of another executable or versions.
+        ExportError: the description does not fit, or the certificate is no proof or of another executable or versions.
         JaxRuntimeError: XLA rejects the executable.
     """
     devices = _devices(args)
     _require_proof(certificate)
     if not certificate.made_by(versions := current_versions(device=devices[0])):
-        raise NotStorable(f"expected a certificate of {versions}, got {certificate.versions}")
+        raise ExportError(f"expected a certificate of {versions}, got {certificate.versions}")
     executable = runtime.load(program, devices)
     hlo = runtime.hlo_fingerprint(executable)
     if certificate.audited and certificate.fingerprints.hlo != hlo:
-        raise NotStorable(f"expected the program {certificate.fingerprints.hlo} of its certificate, got {hlo}")
+        raise ExportError(f"expected the program {certificate.fingerprints.hlo} of its certificate, got {hlo}")
     counts = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
     expected = len(description.arguments), len(description.results)
     if counts != expected:
-        raise NotStorable(f"expected an executable with {expected} parameters and results, got {counts}")
+        raise ExportError(f"expected an executable with {expected} parameters and results, got {counts}")
     info, parts, calling = _assembled(description, args, nodes, executable)
     tree = calling.results if calling.in_order else jax.tree.structure((0,) * len(calling.order))
     return StoredStep(
@@ -164,36 +165,36 @@ def restore(
 
 def _require_proof(certificate: Certificate) -> None:
     if certificate.certify != "off" and not certificate.is_proof:
-        raise NotStorable(f"its certificate is no proof: {certificate!r}")
+        raise ExportError(f"its certificate is no proof: {certificate!r}")
 
 
 def _assembled(
     description: Description, args: tuple[Any, ...], nodes: Sequence[type], executable: Any
 ) -> tuple[Any, jax_private.ExecutableParts, Calling]:
-    """Return the parts of a restored step; raises NotStorable."""
+    """Return the parts of a restored step; raises ExportError."""
     leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
     read_arguments, donated, order = description.kept, description.donated, description.order
     if len(leaves) != description.leaves or len(read_arguments) != len(description.arguments):
-        raise NotStorable(
+        raise ExportError(
             f"expected {description.leaves} arguments, {len(read_arguments)} of them read, got {len(leaves)}"
         )
     if sorted(order) != list(range(len(description.results))) or results.num_leaves != len(order):
-        raise NotStorable(f"expected {results.num_leaves} results in some order, got {order}")
+        raise ExportError(f"expected {results.num_leaves} results in some order, got {order}")
     if any(
         sorted(set(numbers)) != list(numbers) or not set(numbers) <= set(range(len(leaves)))
         for numbers in (read_arguments, donated)
     ):
-        raise NotStorable("expected numbers of arguments in their order")
+        raise ExportError("expected numbers of arguments in their order")
     pairs = [(successor.donor, successor.result) for successor in description.successors]
     if tuple(donor for donor, _ in pairs) != donated or not {to for _, to in pairs} <= set(order):
-        raise NotStorable("expected a successor for each argument that is donated")
+        raise ExportError("expected a successor for each argument that is donated")
     mesh = _mesh(leaves)
     arguments = [_aval(array_type, mesh) for array_type in description.arguments]
     for number, (aval, _) in zip(read_arguments, arguments, strict=True):
         leaf = leaves[number]
         if (tuple(leaf.shape), leaf.dtype) != (aval.shape, aval.dtype):
-            raise NotStorable(f"argument {number}: expected {aval}, got {leaf.dtype}{list(leaf.shape)}")
+            raise ExportError(f"argument {number}: expected {aval}, got {leaf.dtype}{list(leaf.shape)}")
     types = [ir.array_type(tuple(leaf.shape), str(leaf.dtype), False, None) for leaf in leaves]
     read = dict(zip(read_arguments, (aval for aval, _ in arguments), strict=True))
     infos = [jax.stages.ArgInfo(read.get(i, aval), i in set(donated)) for i, aval in enumerate(types)]
@@ -219,18 +220,18 @@ def _array_type(aval: Any, place: Any) -> ArrayType:
         names = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in place.spec]
         spec = tuple(names)
     elif not isinstance(place, SingleDeviceSharding):
-        raise NotStorable(f"an array is placed as {type(place).__name__}")
+        raise ExportError(f"an array is placed as {type(place).__name__}")
     return ArrayType(str(aval.dtype), tuple(aval.shape), bool(aval.weak_type), place.memory_kind, spec)
 
 
 def _aval(array: ArrayType, mesh: Any) -> tuple[Any, Any]:
     if array.spec is None:
         if mesh is not None:
-            raise NotStorable("expected arrays on one device, got a mesh")
+            raise ExportError("expected arrays on one device, got a mesh")
         place: Any = SingleDeviceSharding(jax.local_devices()[0], memory_kind=array.memory)
     else:
         if mesh is None or not {name for names in array.spec for name in names} <= set(mesh.axis_names):
-            raise NotStorable(f"expected a mesh with the axes of {array.spec}")
+            raise ExportError(f"expected a mesh with the axes of {array.spec}")
         axes = [None if not names else names[0] if len(names) == 1 else names for names in array.spec]
         place = NamedSharding(mesh, PartitionSpec(*axes), memory_kind=array.memory)
     return ir.array_type(array.shape, array.dtype, array.weak, place if array.spec is not None else None), place

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ir_passes.contract.contract import Lane, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Lane, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.missing_entries import entry_code
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, axis_of
+from ir_passes.proof.rules.addressing.index_sums import entry_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.values import OffsetEntry, PageEntry, SlotEntry, Value
 
 
 def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
@@ -30,8 +31,9 @@ def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
         shape, donor = ir.shape_of(var), inputs[donors[k]] if k in donors else None
         axes = [entry.axis for entry in inputs if isinstance(entry, Lane)] + list(range(len(shape)))
         axis = next((axis for axis in axes if axis < len(shape) and shape[axis] == lanes), None)
-        if isinstance(donor, Pool):
-            outputs.append(donor)
+        tokens = next((entry for entry in inputs if entry is not None and _is_alike(site, entry, shape)), None)
+        if isinstance(donor, Pool) or tokens is not None:
+            outputs.append(donor if isinstance(donor, Pool) else tokens)
         elif not per_lane:
             outputs.append(Shared())
         elif axis is None:
@@ -44,6 +46,20 @@ def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
     return f"Opaque({', '.join([*parts, *([f'aliases={dict(aliases)}'] if aliases else [])])})"
 
 
+def layout_of(site: Site, value: Value, shape: tuple[int, ...]) -> str | None:
+    """Return the layout whose cu_seqlens an operand is, if any."""
+    entry, by = entry_of(value.fact) or (None, 0)
+    is_whole = entry == OffsetEntry(entry.layout, 0, 0) and not by if entry is not None else False
+    return entry.layout if entry is not None and is_whole and shape == (site.prover.bound.lanes + 1,) else None
+
+
+def _is_alike(site: Site, entry: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a result has the tokens of packed operands."""
+    if not isinstance(entry, Packed) or entry.role is not None or entry.axis >= len(shape):
+        return False
+    return shape[entry.axis] == site.prover.bound.layouts[entry.layout]
+
+
 def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
     prover, owner, fact = site.prover, value.owner, value.fact
     if isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and len(shape) == 1):
@@ -53,7 +69,10 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
     pool = None if leaf is None else prover.bound.inputs[leaf].entry
     match owner:
         case Common():
-            return Shared()
+            layout = layout_of(site, value, shape)
+            return Shared() if layout is None else Packed(role="cu_seqlens", layout=layout)
+        case LaneRows(axis) if owner.packed and owner == LaneRows(axis, packed=owner.packed):
+            return Packed(axis, layout=owner.packed)
         case PoolRows(_, group, axis):
             return Pool(group, axis)
         case LaneRows(axis) if not owner.packed:

@@ -25,7 +25,7 @@ from ir_passes.proof.rules.addressing.access import (
     unsorted,
 )
 from ir_passes.proof.rules.parts import part
-from ir_passes.proof.rules.reductions import permuted
+from ir_passes.proof.rules.reductions import CAPACITY, permuted
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import (
@@ -326,7 +326,8 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
-    return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN_ELEMENTS)
+    message = "lanes write to places that depend on their data, in an array that all lanes see"
+    return site.mixed(message, _OWN_ELEMENTS + CAPACITY)
 
 
 def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ir_passes.contract.contract import Lane, Opaque, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
@@ -17,7 +17,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import declaration_code, map_misfit, table_misfit
+from ir_passes.proof.rules.declarations import declaration_code, layout_of, map_misfit, table_misfit
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -114,6 +114,8 @@ class _Declared:
         for k, declared in enumerate(self.entry.outputs):
             if isinstance(declared, Pool):
                 results.append(self._successor(self.operands[donor_of[k]], lanes, declared))
+            elif isinstance(declared, Packed):
+                results.append(Value(LaneRows(declared.axis, packed=declared.layout)))
             elif isinstance(declared, Lane) and axis_of(lanes) is not None:
                 results.append(Value(moved(lanes, declared.axis)))
             else:
@@ -147,7 +149,10 @@ class _Declared:
                 return site.mixed("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
             if disordered(lanes):
                 return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
-            problem = self._unequal() if isinstance(lanes, LaneRows) else None
+            if self._is_packed and lanes not in (COMMON, LaneRows(0)):
+                problem = f"packed tokens meet {describe(lanes)}, and not all lanes"
+            lanes = LaneRows(0) if self._is_packed else lanes
+            problem = problem or (self._unequal() if isinstance(lanes, LaneRows) else None)
             if problem is None:
                 return self._accessed(lanes)
         message, remedy = f"{self.name}: {problem}", "correct its Opaque declaration or the call"
@@ -158,7 +163,7 @@ class _Declared:
         """Yield operands with rows: value, name, shape, axis of rows."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             owner = value.owner
-            if isinstance(owner, PoolRows) or isinstance(declared, Shared):
+            if isinstance(owner, PoolRows) or isinstance(declared, Shared | Packed):
                 continue
             if isinstance(declared, PageTable) and isinstance(owner, LaneRows) and owner.inner > 1:
                 # in a flat table the pages of a lane are consecutive
@@ -167,11 +172,17 @@ class _Declared:
                 continue
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
+    @property
+    def _is_packed(self) -> bool:
+        return any(isinstance(entry, Packed) for entry in self.entry.inputs)
+
     def _unequal(self) -> str | None:
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
                 lengths[f"result {k}"] = ir.shape_of(var)[declared.axis : declared.axis + 1]
+        if self._is_packed:
+            lengths["the step"] = (self.site.prover.bound.lanes,)
         if len(set(lengths.values())) == 1:
             return None
         counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
@@ -237,6 +248,12 @@ class _Declared:
                 case Lane(axis):
                     if isinstance(value.owner, PoolRows) or axis_of(value.owner) not in (None, axis):
                         problem = f"Lane(axis={axis}), and holds {describe(value.owner)}"
+                case Packed(axis, None, layout):
+                    if value.owner not in (COMMON, LaneRows(axis, packed=layout)):
+                        problem = f"{declared}, and holds {describe(value.owner)}"
+                case Packed(_, _, layout):
+                    if layout_of(self.site, value, self.site.shapes[k]) != layout:
+                        problem = f"{declared}, and is not the one of the contract"
                 case Pool():
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():

@@ -15,7 +15,7 @@ from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Val
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 
-_CAPACITY = (
+CAPACITY = (
     "; places in the buffers of experts couple lanes, since a capacity drops tokens by how many other lanes chose the "
     "same expert: use the sorted form, which drops none: order = jnp.argsort(expert), groups = jnp.bincount(expert, "
     "length=experts), y = jax.lax.ragged_dot(x[order], w, groups)[jnp.argsort(order)]"
@@ -76,7 +76,7 @@ def running(site: Site, x: Value) -> list[Value]:
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
         message = f"it runs along axis {site.params['axis']}, which holds different lanes"
-        owner = site.mixed(message, _APART + _CAPACITY if site.name == "cumsum" else _APART)
+        owner = site.mixed(message, _APART + CAPACITY if site.name == "cumsum" else _APART)
     # the product of zeros and ones is zero or one
     stays_bounded = site.name in ("cummax", "cummin") or (
         site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
@@ -95,7 +95,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     axis %= len(site.shape)
     owner = x.owner
     if axis_of(owner) == axis:
-        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + _CAPACITY)
+        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + CAPACITY)
     return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
 
 

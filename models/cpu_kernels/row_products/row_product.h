@@ -29,6 +29,11 @@ constexpr int64_t ROWS_AHEAD_BYTES = 48 * 1024;
 constexpr int SECOND_CACHE = 2;
 // Maximum outputs of a tile: as many streams of memory as a core's prefetchers follow.
 constexpr int MAX_OUTPUTS = 8;
+// The same for a single block of `rows` rows. One output is one stream, without prefetches by the tile.
+template <typename Simd>
+constexpr int max_outputs(int) {
+  return MAX_OUTPUTS;
+}
 // Outputs of a tile of many rows: fewer loads per product than with more rows and fewer outputs, and whole vectors of
 // totals.
 constexpr int MANY_OUTPUTS = 4;
@@ -60,7 +65,7 @@ void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::We
     }
     for (int out = 0; out < OUTPUTS; ++out) {
       const auto* const from = weight + out * inputs + k;
-      if constexpr (ASKS == Asks::OWN) {
+      if constexpr (ASKS == Asks::OWN && OUTPUTS > 1) {
         const auto* const ahead = reinterpret_cast<const char*>(from) + ROWS_AHEAD_BYTES;
         __builtin_prefetch(ahead, 0, SECOND_CACHE);
       }
@@ -80,9 +85,10 @@ void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::We
 }
 
 // Outputs of a tile, limited by the registers for its sums.
-template <typename Simd, int ROWS>
+template <typename Simd, int ROWS, Asks ASKS>
 constexpr int outputs_of_tile() {
-  return Simd::SUMS / ROWS < MAX_OUTPUTS ? Simd::SUMS / ROWS : MAX_OUTPUTS;
+  constexpr int SUMS = Simd::SUMS / ROWS, MOST = ASKS == Asks::OWN ? max_outputs<Simd>(ROWS) : MAX_OUTPUTS;
+  return SUMS < MOST ? SUMS : MOST;
 }
 
 template <typename Simd, int ROWS, int OUTPUTS, Asks ASKS>
@@ -100,7 +106,7 @@ void last_outputs(const typename Simd::Row* x, int64_t x_stride, const typename 
 template <typename Simd, int ROWS, Asks ASKS>
 void some_rows(const typename Simd::Row* x, int64_t x_stride, const typename Simd::Weight* weight,
                Next<typename Simd::Weight> next, int64_t inputs, float* y, int64_t outputs, int64_t count) {
-  constexpr int OUTPUTS = outputs_of_tile<Simd, ROWS>();
+  constexpr int OUTPUTS = outputs_of_tile<Simd, ROWS, ASKS>();
   int64_t out = 0;
   for (; out + OUTPUTS <= count; out += OUTPUTS)
     tile<Simd, ROWS, OUTPUTS, ASKS>(x, x_stride, weight + out * inputs, next.after(out * inputs), inputs, y + out,

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
@@ -76,7 +76,7 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
             `fields`, [chunk, place, ..] of lane and head, `decay` [chunk, key] or in full; state [value, key], or in
             full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
-            memory, if needed. Idle lanes write no state.
+            memory, if needed. Idle lanes read and write no state.
         by_slot: the state is a pool.
         by_channel: a decay per key channel.
     """
@@ -89,7 +89,7 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
     (_, places, rows_of_state), parts = out.shape, _parts(state.shape[-1])
     values_part: Any = pl.ds(pl.program_id(2) * rows_of_state, rows_of_state)
     row: tuple[Any, ...] = (refs[0][lane], head, values_part) if by_slot else (slice(None),)
-    initial = tuple(state[(*row, part)] for part in parts)
+    initial = tuple(load_if(lengths[lane] > 0, state.at[(*row, part)]) for part in parts)
 
     def chunk(index: Any, carry: Any) -> Any:
         def padding() -> Any:
@@ -206,18 +206,26 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply queries and keys of one chunk, lane and head with its keys."""
+    """Multiply queries and keys of one chunk, lane and head with its keys; a chunk of padding is not read."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
-    first = pl.program_id(2) * places
-    real = (first + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[pl.program_id(0)])[:, None]
-    for ref, result in zip((queries, keys), out, strict=False):
-        products = []
+    first, length = pl.program_id(2) * places, lengths[pl.program_id(0)]
+    real = (first + lax.broadcasted_iota(jnp.int32, (places,), 0) < length)[:, None]
+
+    def multiplied() -> tuple[Any, ...]:
+        totals: list[Any] = []
         for part in _parts(keys.shape[1]):
-            left, right = (jnp.where(real, rows[:, part], 0.0) for rows in (ref, keys))
-            products.append(kernel_product(left, right, 1))
-        result[...] = sum(products[1:], products[0])
+            query, key = (jnp.where(real, rows[:, part], 0.0) for rows in (queries, keys))
+            products = [kernel_product(left, key, 1) for left in (query, key)[: len(out)]]
+            totals = [total + product for total, product in zip(totals, products, strict=True)] if totals else products
+        return tuple(totals)
+
+    def padding() -> tuple[Any, ...]:
+        return (jnp.zeros((places, places), jnp.float32),) * len(out)
+
+    for ref, result in zip(out, lax.cond(first < length, multiplied, padding), strict=True):
+        ref[...] = result
 
 
 def chunk_products(

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.state.shapes import ConvState
@@ -42,7 +42,7 @@ def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callab
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; lengths and fresh, int32[lane], in full; x
             [token, channel]; taps [channel, K]; earlier inputs [K-1, channel], or in full if `by_slot`; bias [channel],
             if `biased`. Results: outputs [token, channel]; new state in the old one's memory, if needed. Idle lanes
-            write no state.
+            read and write no state.
         by_slot: the state is a pool.
     """
     from jax.experimental import pallas as pl  # takes a while to import
@@ -54,7 +54,7 @@ def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callab
     count, begins, width = lengths[lane], fresh[lane] > 0, state.shape[-2]
     part = pl.ds(pl.program_id(1) * channels, channels) if by_slot else slice(None)
     row_of_lane = (refs[0][lane],) if by_slot else ()
-    rows = [state[(*row_of_lane, row, part)] for row in range(width)]
+    rows = [load_if(count > 0, state.at[(*row_of_lane, np.int32(row), part)]) for row in range(width)]
     window = [jnp.where(begins, 0.0, row.astype(jnp.float32)) for row in rows]
     window += [x[token, :] for token in range(tokens)]  # padding follows real tokens, which do not see it
     weights = [taps[:, tap].astype(jnp.float32) for tap in range(width + 1)]

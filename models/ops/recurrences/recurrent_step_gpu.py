@@ -13,7 +13,7 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.float32 import l2_norm
-from models.ops.gpu_call import gpu_call, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
 
@@ -47,7 +47,8 @@ def recurrent_step_kernel(
             int32[lane], in full; log decay, float32[lane, token, head] in full, or [token, key]; beta, float32[lane,
             token, head], in full; q, k [token, key]; v [token, value], this instance's rows; state [value, key], or in
             full if `by_slot`; scale, float32[lane, token, head], and skip, float32[head], in full, if `surrounded`.
-            Results: outputs like v; new state in the old one's memory, unless `keep_state`. Idle lanes write no state.
+            Results: outputs like v; new state in the old one's memory, unless `keep_state`. Idle lanes read and write
+            no state.
         by_slot: the state is a pool.
         by_channel: a decay per key channel.
         corrects: subtract the key's read from the value first (delta rule).
@@ -61,7 +62,7 @@ def recurrent_step_kernel(
     out, new = (rest[-1], None) if keep_state else rest[-2:]
     lane, head, rows = pl.program_id(0), pl.program_id(1), v.shape[1]
     place: Any = (refs[0][lane], head, pl.ds(pl.program_id(2) * rows, rows), slice(None)) if by_slot else ...
-    matrix = state[place]
+    matrix = load_if(valid[lane, 0] > 0, state.at[place])
     for token in range(q.shape[0]):
         real, key, query = valid[lane, token] > 0, k[token, :], q[token, :]
         if normed:

@@ -204,17 +204,9 @@ def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatc
     program.chmod(0o755)
     command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "2", "--rounds", "1", "--prompt", "4"]
     command += [
-        "--context",
-        "32",
-        "--chunk",
-        "8",
-        "--kernels",
-        "off",
-        "--against",
-        "llama.cpp",
-        "--llama-bench",
+        "--context", "32", "--chunk", "8", "--kernels", "off", "--against", "llama.cpp", "--llama-bench",
         str(program),
-    ]
+    ]  # fmt: skip
     command += ["--gguf", str(tmp_path / "demo-q8_0.gguf"), "--json", str(figures), "--plot", str(picture)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 3 and "llama.cpp q8_0 is left out" in result.stderr and "SIGILL" in result.stderr

@@ -20,7 +20,7 @@ from hybridlm.checkpoint import (
     load_parameters,
     open_directory,
 )
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile
 from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
 
@@ -170,7 +170,7 @@ def test_arrays_share_nothing_with_the_file(tmp_path: Path, wanted: str) -> None
     arrays = load(checkpoint, wanted).arrays
     initial = {path: np.array(array) for path, array in arrays.items()}
     file = checkpoint.files["model.qkv"]
-    assert isinstance(file, SafetensorsFile)
+    assert isinstance(file, ArrayFile)
     mapped = np.frombuffer(file._map, np.uint8)
     assert not any(np.may_share_memory(np.asarray(array), mapped) for array in arrays.values())
     path = tmp_path / "model.safetensors"

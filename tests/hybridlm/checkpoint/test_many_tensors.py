@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from many_tensors import load, write_many
 
-from hybridlm.checkpoint import SafetensorsFile
+from hybridlm.checkpoint import ArrayFile
 
 FILES = 3
 
@@ -52,19 +52,19 @@ def test_work_grows_with_the_number_of_tensors_and_not_faster(
 def test_each_file_is_opened_once_and_each_tensor_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     count = write_many(tmp_path / "model", 2, 16, FILES)
     opened, read = Counter[str](), dict[str, tuple[str, int]]()
-    open_file, read_stored = SafetensorsFile.__init__, SafetensorsFile.read_stored
+    open_file, read_stored = ArrayFile.__init__, ArrayFile.read_stored
 
-    def counted_open(self: SafetensorsFile, path: Path) -> None:
+    def counted_open(self: ArrayFile, path: Path, *header: Any) -> None:
         opened[str(path)] += 1
-        open_file(self, path)
+        open_file(self, path, *header)
 
-    def counted_read(self: SafetensorsFile, name: str) -> np.ndarray:
+    def counted_read(self: ArrayFile, name: str) -> np.ndarray:
         assert name not in read, f"{name} is read twice"
         read[name] = (str(self.path), self.tensors[name].begin)
         return read_stored(self, name)
 
-    monkeypatch.setattr(SafetensorsFile, "__init__", counted_open)
-    monkeypatch.setattr(SafetensorsFile, "read_stored", counted_read)
+    monkeypatch.setattr(ArrayFile, "__init__", counted_open)
+    monkeypatch.setattr(ArrayFile, "read_stored", counted_read)
     load(tmp_path / "model")
     assert len(opened) == FILES and set(opened.values()) == {1}
     unused = 2 * 16 * 3  # scales of activations

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import hybridlm
 import hybridlm.checkpoint.quantise as module
-from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, SafetensorsFile, open_checkpoint
+from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, open_checkpoint, open_safetensors
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.quantise import quantise_checkpoint
@@ -61,7 +61,7 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     assert {last: (array.shape, array.dtype.name) for last, array in stored.items()} == dict(scheme.stored(shape))
     save = {f"a.{last}": array for last, array in stored.items()}
     save_file(save, tmp_path / "m.safetensors")
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
     grouped = group_tensors(file.tensors, file.read_stored, hints)
     assert not grouped.faults

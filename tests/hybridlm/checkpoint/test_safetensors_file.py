@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile
+from hybridlm.checkpoint import ArrayFile, CheckpointError, open_safetensors
 
 FILE = "x.safetensors"
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -29,7 +29,7 @@ def write(path: Path, header: Any, data: bytes = b"", length: int | None = None)
 
 def faults(path: Path) -> tuple[str, ...]:
     with pytest.raises(CheckpointError) as caught:
-        SafetensorsFile(path)
+        open_safetensors(path)
     assert str(path) in str(caught.value)
     return caught.value.faults
 
@@ -40,7 +40,7 @@ def test_reads_what_the_library_writes(tmp_path: Path, dtype: Any, shape: tuple[
     rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=shape).astype(dtype) for name in ("b", "a", "model.c.weight")}
     save_file(arrays, tmp_path / FILE, metadata={"format": "pt"})
-    file = SafetensorsFile(tmp_path / FILE)
+    file = open_safetensors(tmp_path / FILE)
     assert set(file.tensors) == set(arrays)
     assert file.metadata == {"format": "pt"}
     for name, array in arrays.items():
@@ -53,12 +53,12 @@ def test_unaligned_data(tmp_path: Path) -> None:
     header = json.dumps({"a": A}).encode()
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     for padding in range(8):
-        file = SafetensorsFile(write(tmp_path / FILE, header + b" " * padding, values.tobytes()))
+        file = open_safetensors(write(tmp_path / FILE, header + b" " * padding, values.tobytes()))
         np.testing.assert_array_equal(file.read("a"), values)
 
 
 def test_views_are_mapped_and_read_only(tmp_path: Path) -> None:
-    file = SafetensorsFile(write(tmp_path / FILE, {"a": A}, bytes(24)))
+    file = open_safetensors(write(tmp_path / FILE, {"a": A}, bytes(24)))
     array = file.read("a")
     assert not array.flags.writeable and np.may_share_memory(array, np.frombuffer(file._map, np.uint8))
     file.release("a")
@@ -67,7 +67,7 @@ def test_views_are_mapped_and_read_only(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = write(tmp_path / FILE, {"a": A}, bytes(24))
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     with path.open("r+b") as handle:
         handle.truncate(path.stat().st_size - 1)
     with pytest.raises(CheckpointError, match="longer when it was opened"):
@@ -80,7 +80,7 @@ def test_other_dtypes_are_named_when_asked_for(tmp_path: Path) -> None:
         "i": {"dtype": "I64", "shape": [1], "data_offsets": [4, 12]},
         "f": {"dtype": "F4", "shape": [4], "data_offsets": [12, 14]},
     }
-    file = SafetensorsFile(write(tmp_path / FILE, header, bytes(14)))
+    file = open_safetensors(write(tmp_path / FILE, header, bytes(14)))
     with pytest.raises(CheckpointError, match="q: dtype F8_E4M3 is not read.*BF16, F16, F32.*scales"):
         file.read("q")
     with pytest.raises(CheckpointError, match="i: dtype I64 is not read") as caught:
@@ -161,14 +161,14 @@ def test_every_fault_at_once(tmp_path: Path) -> None:
 
 def test_empty_tensors_and_no_tensors(tmp_path: Path) -> None:
     header = {"a": A, "z": {"dtype": "BF16", "shape": [0, 5], "data_offsets": [24, 24]}}
-    assert SafetensorsFile(write(tmp_path / FILE, header, bytes(24))).read("z").shape == (0, 5)
-    assert not SafetensorsFile(write(tmp_path / FILE, {"__metadata__": None})).tensors
+    assert open_safetensors(write(tmp_path / FILE, header, bytes(24))).read("z").shape == (0, 5)
+    assert not open_safetensors(write(tmp_path / FILE, {"__metadata__": None})).tensors
 
 
-def opens(path: Path) -> SafetensorsFile | None:
+def opens(path: Path) -> ArrayFile | None:
     """Anything but a CheckpointError goes through to the test."""
     try:
-        return SafetensorsFile(path)
+        return open_safetensors(path)
     except CheckpointError as error:
         assert error.faults
         return None

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.checkpoint.torch_file import MAX_DIRECTORY_BYTES, TorchFile
+from hybridlm.checkpoint.torch_file import MAX_DIRECTORY_BYTES, open_torch
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINAL = GOLDEN.with_name("golden_original") / "mamba2_base" / "pytorch_model.bin"
@@ -72,13 +72,13 @@ def write(path: Path, data: bytes, entries: Mapping[str, bytes] | None = None, c
 
 def refused(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        TorchFile(path)
+        open_torch(path)
     return str(caught.value)
 
 
 def test_arrays_of_a_file_of_torch() -> None:
     """Names and bits of the safetensors file with the same numbers."""
-    file, expected = TorchFile(ORIGINAL), load_file(GOLDEN / "mamba2_base" / "model.safetensors")
+    file, expected = open_torch(ORIGINAL), load_file(GOLDEN / "mamba2_base" / "model.safetensors")
     renamed = {key.replace("embeddings.", "embedding."): array for key, array in expected.items()}
     assert file.tensors.keys() == renamed.keys()
     for key, array in renamed.items():
@@ -90,7 +90,7 @@ def test_views_of_one_storage(tmp_path: Path) -> None:
     parts = {"a": tensor(), "b": tensor(), "part": tensor((2, 3), offset=6), "none": tensor((0, 3))}
     parts |= {"row": tensor((1, 12), (1, 1)), "single": tensor((), ())}
     parts["parameter"] = name("torch._utils", "_rebuild_parameter") + group(tensor(), b"\x88", ORDERED) + b"R"
-    file = TorchFile(write(tmp_path / "x.bin", state_dict(**parts)))
+    file = open_torch(write(tmp_path / "x.bin", state_dict(**parts)))
     for key in ("a", "b", "parameter"):
         assert np.array_equal(file.read(key), NUMBERS.reshape(4, 3))
     assert np.array_equal(file.read("part"), NUMBERS[6:].reshape(2, 3))
@@ -208,7 +208,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int) -> None:
             damaged[rng.randrange(low, high)] = rng.randrange(256)
         path.write_bytes(damaged[: rng.randrange(len(damaged))] if rng.random() < 0.1 else damaged)
         try:
-            file = TorchFile(path)
+            file = open_torch(path)
             for key in file.tensors:
                 file.read(key)
             outcomes.add("read")

@@ -212,32 +212,13 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "-x",
     )
     assert received == {
-        "prompts": ["-x"],
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "seed": 11,
-        "stop": ["a b", "c", 9],
-        "ignore_eos": True,
-        "logprobs": None,
-        "prompt_logprobs": None,
-        "n": 4,
-        "stop_token_ids": (),
-        "repetition_penalty": 1.1,
-        "presence_penalty": 1.5,
-        "frequency_penalty": 0.5,
-        "logit_bias": {"3": 1.5},
-        "min_tokens": 2,
-        "bad_words": ["x"],
-        "allowed_token_ids": None,
-        "skip_special_tokens": False,
-        "keep_tool_markers": True,
-        "thinking_budget": 9,
-        "think_end": "</t>",
+        "prompts": ["-x"], "max_tokens": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 11,
+        "stop": ["a b", "c", 9], "ignore_eos": True, "logprobs": None, "prompt_logprobs": None, "n": 4,
+        "stop_token_ids": (), "repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5,
+        "logit_bias": {"3": 1.5}, "min_tokens": 2, "bad_words": ["x"], "allowed_token_ids": None,
+        "skip_special_tokens": False, "keep_tool_markers": True, "thinking_budget": 9, "think_end": "</t>",
         "structured_outputs": {"choice": ["a b", "c"]},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture

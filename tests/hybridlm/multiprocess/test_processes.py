@@ -139,17 +139,8 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
     command = [sys.executable, "-m", "hybridlm", "launch", "-n", "4", "--devices", "1"]
     command += ["--timeout", str(TIMEOUT), "--", "score"]
     command += [
-        "--model",
-        str(directory),
-        str(settings),
-        str(output),
-        "--window",
-        "8",
-        "--context",
-        "200",
-        "--chunk",
-        "5",
-    ]
+        "--model", str(directory), str(settings), str(output), "--window", "8", "--context", "200", "--chunk", "5",
+    ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
         parts = Path(f"{output}.parts")
         while first.poll() is None and len(list(parts.glob("part-*"))) < 3:

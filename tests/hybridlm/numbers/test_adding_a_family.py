@@ -29,20 +29,10 @@ from models.families import registry
 from models.state.state import Stateful
 
 CONFIG: dict[str, Any] = {
-    "model_type": "gated_deltaproduct",
-    "architectures": ["GatedDeltaProductForCausalLM"],
-    "vocab_size": 14,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "head_dim": 4,
-    "expand_v": 1.5,
-    "num_householder": 2,
-    "allow_neg_eigval": True,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 256,
-    "dtype": "float32",
-}
+    "model_type": "gated_deltaproduct", "architectures": ["GatedDeltaProductForCausalLM"], "vocab_size": 14,
+    "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "head_dim": 4, "expand_v": 1.5, "num_householder": 2,
+    "allow_neg_eigval": True, "num_hidden_layers": 2, "max_position_embeddings": 256, "dtype": "float32",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -307,15 +297,11 @@ def test_verify_names_the_distribution(lm: hybridlm.LM, package: Path, tmp_path:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"prefix_cache": "200kB"},
-        {"sanitize": True},
-        {"mesh": True},
-        {"saved": True},
-        {"chunk": 1},
+        {"prefix_cache": "200kB"}, {"sanitize": True}, {"mesh": True}, {"saved": True}, {"chunk": 1},
         {"speculate": "ngram"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_answers_are_the_same_with(
     lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

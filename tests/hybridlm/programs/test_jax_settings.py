@@ -90,7 +90,7 @@ def test_a_setting_under_which_no_step_is_certified_is_named(name: str, text_lm:
         for call in (lambda: list(text_lm.generate(["Ada"], max_tokens=1)), lambda: list(text_lm.score(["Ada has"]))):
             with pytest.raises(SettingError, match=name) as refused:
                 call()
-            assert refused.value.name == name and len(str(refused.value).splitlines()) == 1
+            assert str(refused.value).startswith(f"{name} is on") and len(str(refused.value).splitlines()) == 1
     assert answers(text_lm) == expected
 
 

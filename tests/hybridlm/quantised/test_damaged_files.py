@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import Stored, write_tensors
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
 from models import ConfigError
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, sc
     source = sorted((GOLDEN / scheme).iterdir())[1]
     for file in source.glob("*.json"):
         shutil.copy(file, tmp_path)
-    file = SafetensorsFile(source / "model.safetensors")
+    file = open_safetensors(source / "model.safetensors")
     tensors = {item: (info.dtype, file.read_stored(item).copy()) for item, info in file.tensors.items()}
     expected, rng, refused = arrays_of(source), np.random.default_rng(6), Counter[str]()
     for index in range(FILES):

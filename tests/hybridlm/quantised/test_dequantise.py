@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import LAYOUTS, named, write_quantised, write_tensors
 
-from hybridlm.checkpoint import SafetensorsFile, load_parameters
+from hybridlm.checkpoint import load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import SCHEMES, contradictions, dequantise, group_tensors, read_settings
 from hybridlm.quantised.codes import float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
@@ -23,7 +23,7 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     size = (max(size[0] // multiple[0], 1) * multiple[0], max(size[1] // multiple[1], 1) * multiple[1])
     packed = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
     write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     assert not settings.faults
     grouped = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata)

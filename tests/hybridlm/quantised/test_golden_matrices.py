@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridlm.checkpoint import SafetensorsFile
+from hybridlm.checkpoint import ArrayFile, open_safetensors
 from hybridlm.checkpoint.packed.layout import packed_layout
 from hybridlm.checkpoint.shards import Shards
 from hybridlm.quantised import Hints, QuantisedTensor, dequantise, group_tensors
@@ -23,12 +23,12 @@ SCHEMES = {
 }  # fmt: skip
 
 
-def read(name: str) -> tuple[QuantisedTensor, SafetensorsFile, np.ndarray]:
+def read(name: str) -> tuple[QuantisedTensor, ArrayFile, np.ndarray]:
     """Return the weight, its file, and the numbers of the library."""
-    file = SafetensorsFile(GOLDEN / f"{name}.safetensors")
+    file = open_safetensors(GOLDEN / f"{name}.safetensors")
     grouped = group_tensors(file.tensors, file.read_stored, Hints(), lambda _: file.metadata)
     assert not grouped.faults and set(grouped.parts) == set(file.tensors)
-    return grouped.quantised["layer.weight"], file, SafetensorsFile(GOLDEN / "expected.safetensors").read(name)
+    return grouped.quantised["layer.weight"], file, open_safetensors(GOLDEN / "expected.safetensors").read(name)
 
 
 def test_every_file_has_a_scheme() -> None:
@@ -52,10 +52,9 @@ def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
     packed = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
     assert layout is not None
-    arrays = (packed.codes, packed.scale, packed.matrix_scale, packed.zero)
-    codes, scale, full, zero = (None if array is None else jnp.asarray(array) for array in arrays)
-    weight = QuantisedWeight(codes, scale, full, zero, form.kind, "float32")
+    parts = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
+    weight = QuantisedWeight(*parts, form.kind, "float32")
     assert layout.types().nbytes == weight.nbytes
     # A zero point is stored where the library stores one that is not zero.
-    assert (packed.zero is not None) == (name.endswith("zeros") or name.startswith("int4"))
+    assert ("zero" in packed) == (name.endswith("zeros") or name.startswith("int4"))
     np.testing.assert_array_equal(np.asarray(weight.numbers()).astype(expected.dtype), expected)

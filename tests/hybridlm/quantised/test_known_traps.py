@@ -15,7 +15,7 @@ import pytest
 from quantised_checkpoint import LAYOUTS, Layout, Stored, named, write_quantised, write_tensors
 from random_checkpoint import write_random_checkpoint
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import dequantise, group_tensors, read_settings
 from models import ConfigError
@@ -37,7 +37,7 @@ def check_equal(folder: Path, head: bool = False) -> None:
 
 def changed(folder: Path, change: Callable[[dict[str, Stored]], Any]) -> None:
     path = folder / "quantised" / "model.safetensors"
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
     change(tensors)
     path.unlink()
@@ -82,7 +82,7 @@ def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
     folder, names = write_quantised(
         GOLDEN / "dense_interval", tmp_path / "c", only("proj", "modelopt-fp8"), layout.config
     )
-    plain = SafetensorsFile(folder / "plain" / "model.safetensors").read(names[0])
+    plain = open_safetensors(folder / "plain" / "model.safetensors").read(names[0])
 
     def without(tensors: dict[str, Stored], scale: bool) -> None:
         tensors[names[0]] = ("F32", np.array(plain))
@@ -173,7 +173,7 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
     """vLLM #42763: scales with less than two dimensions were transposed; a square matrix hides it."""
     packed = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
     write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     assert len(file.tensors["a.weight_scale"].shape) < 2
     settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
     tensor = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata).quantised[

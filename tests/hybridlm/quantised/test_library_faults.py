@@ -9,16 +9,9 @@ import pytest
 from quantised_checkpoint import LAYOUTS, Stored, bitsandbytes, named, torchao, write_tensors
 from random_checkpoint import write_random_checkpoint
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import ArrayFile, CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import (
-    DequantiseError,
-    GroupedTensors,
-    contradictions,
-    dequantise,
-    group_tensors,
-    read_settings,
-)
+from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
 
 MODULE = "model.layers.0.mlp.down_proj"
 WEIGHT = f"{MODULE}.weight"
@@ -33,9 +26,9 @@ def stored(layout: str, changes: Change | None = None) -> dict[str, Stored]:
     return {name: value for name, value in changed.items() if value is not None}
 
 
-def group(tmp_path: Path, tensors: dict[str, Stored]) -> tuple[GroupedTensors, SafetensorsFile]:
+def group(tmp_path: Path, tensors: dict[str, Stored]) -> tuple[GroupedTensors, ArrayFile]:
     write_tensors(tmp_path / "m.safetensors", tensors)
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     hints = read_settings({}, None).hints
     return group_tensors(file.tensors, file.read_stored, hints, lambda _: file.metadata), file
 
@@ -195,7 +188,7 @@ def test_other_configurations_of_torchao_leave_the_schemes_to_the_tensors(quant_
 def test_every_weight_of_a_checkpoint_that_is_not_read_is_named(tmp_path: Path) -> None:
     write_random_checkpoint("dense_interval", tmp_path / "model")
     (path,) = (tmp_path / "model").glob("*.safetensors")
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     tensors: dict[str, Stored] = {
         name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()
     }

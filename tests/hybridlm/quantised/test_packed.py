@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import LAYOUTS, named, write_tensors
 
-from hybridlm.checkpoint import SafetensorsFile, Shards
+from hybridlm.checkpoint import ArrayFile, Shards, open_safetensors
 from hybridlm.checkpoint.packed.layout import packed_layout
 from hybridlm.quantised import QuantisedTensor, dequantise, group_tensors, read_settings
 from hybridlm.quantised.packed import pack, packed_form
@@ -19,30 +19,25 @@ from models.ops.quantised_weight import QuantisedWeight
 PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3")) and not name.startswith(("nf4", "fp4"))]
 
 
-def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedTensor, SafetensorsFile]:
+def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedTensor, ArrayFile]:
     _, config, quantise, _ = LAYOUTS[layout]
     weight = np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None]
     write_tensors(tmp_path / "m.safetensors", named("a.weight", quantise(weight).tensors))
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     hints = read_settings({"quantization_config": config}, None).hints
     grouped = group_tensors(file.tensors, file.read_stored, hints, lambda _: file.metadata)
     return grouped.quantised["a.weight"], file
 
 
-def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "float32") -> QuantisedWeight:
+def weight_of(tensor: QuantisedTensor, file: ArrayFile, dtype: str = "float32") -> QuantisedWeight:
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
     packed = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
-    arrays = [
-        None if part is None else jnp.asarray(part)
-        for part in (packed.codes, packed.scale, packed.matrix_scale, packed.zero)
-    ]
-    codes, scale, matrix_scale, zero = arrays
-    assert codes is not None and scale is not None
-    weight = QuantisedWeight(codes, scale, matrix_scale, zero, form.kind, dtype)
+    parts = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
+    weight = QuantisedWeight(*parts, form.kind, dtype)
     assert typed.nbytes == weight.nbytes
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), typed

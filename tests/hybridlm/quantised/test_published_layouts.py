@@ -13,7 +13,7 @@ from quantised_checkpoint import LAYOUTS, Layout, config_group, modelopt, write_
 from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.checkpoint import LoadedWeights, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import LoadedWeights, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
 from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
@@ -171,7 +171,7 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
 def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["qwen-nvfp4"], tmp_path / "c")
     path = folder / "quantised" / "model.safetensors"
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     tensors = {item: (info.dtype, file.read_stored(item).copy()) for item, info in file.tensors.items()}
     assert not weights(folder / "quantised").report.notes
     name = "model.layers.0.linear_attn.in_proj_qkv.weight"

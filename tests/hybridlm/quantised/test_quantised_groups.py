@@ -22,7 +22,7 @@ from quantised_checkpoint import (
     write_tensors,
 )
 
-from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import ArrayFile, CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
 from hybridlm.quantised.groups import module_name
@@ -42,9 +42,9 @@ def stored(layout: str = "fp8-block-bf16", name: str = A) -> dict[str, Stored]:
 
 def group(
     tmp_path: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any] = FP8
-) -> tuple[GroupedTensors, SafetensorsFile]:
+) -> tuple[GroupedTensors, ArrayFile]:
     write_tensors(tmp_path / "m.safetensors", tensors)
-    file = SafetensorsFile(tmp_path / "m.safetensors")
+    file = open_safetensors(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     return group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata), file
 
@@ -171,7 +171,7 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
 
     tensors = stored()
     write_tensors(tmp_path / "m.safetensors", tensors)
-    infos = SafetensorsFile(tmp_path / "m.safetensors").tensors
+    infos = open_safetensors(tmp_path / "m.safetensors").tensors
     copies = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in tensors})
     grouped = group_tensors(copies, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
     assert len(grouped.quantised) == 2000 and not grouped.faults and Counting.scans <= 3
@@ -280,7 +280,7 @@ def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None
 def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     folder, names = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
     path = folder / "quantised" / "model.safetensors"
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
     first, second, third = names[:3]
     del tensors[first + "_scale"], tensors[second + "_scale_2"]
@@ -296,7 +296,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
 def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
     folder, names = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["fp8-block-f32"])
     path = folder / "quantised" / "model.safetensors"
-    file = SafetensorsFile(path)
+    file = open_safetensors(path)
     tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
     tensors[names[-1] + "_scale_inv"][1][0, 0] = np.nan
     write_tensors(path, tensors)

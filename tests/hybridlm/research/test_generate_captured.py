@@ -23,12 +23,11 @@ def check(lm: hybridlm.LM, completion: hybridlm.Completion, positions: list[int]
     """Compare captures and the completion's log-probabilities with `forward`."""
     captured, full = completion.captured, [*completion.prompt_token_ids, *completion.token_ids]
     assert captured is not None and captured.positions.tolist() == positions
-    out = lm.forward(full[:-1])
+    out = lm.forward(full[: positions[-1] + 1], return_states=True)
     for i, rows in captured.hidden_states.items():
         np.testing.assert_allclose(rows, np.asarray(out.hidden_states[i])[positions], atol=1e-4)
-    final = lm.forward(full[: positions[-1] + 1], return_states=True).states
-    assert final is not None
-    np.testing.assert_allclose(captured.state(0)[-1], np.asarray(final.layers[0][0].recurrent)[0], atol=1e-5)
+    assert out.states is not None
+    np.testing.assert_allclose(captured.state(0)[-1], np.asarray(out.states.layers[0][0].recurrent)[0], atol=1e-5)
 
 
 def test_it_reads_where_each_token_is_sampled(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from toy_scorer import write_lines
 
 import hybridlm
-from hybridlm.score_files.row_progress import Amount, RowProgress, progress_line
+from hybridlm.score_files.row_progress import RowProgress, progress_line
 
 
 def test_line_of_progress():
@@ -20,14 +20,14 @@ def test_line_of_progress():
 def test_long_rows_count_more_and_tokens_within_a_part() -> None:
     tokens = [0]
     progress = RowProgress(None, True, lambda: tokens[0])
-    progress.begin(Amount(30, 1000), Amount(0, 0))
-    progress.begin_part(Amount(20, 100))
+    progress.begin(30, 1000, 0, 0)
+    progress.begin_part(20, 100)
     tokens[0] = 40
     assert progress.done == 0, "without a finished part the tokens of a byte are not known"
     tokens[0] = 50
     progress.end_part()
     assert progress.done == 100, "two thirds of the rows, a tenth of the bytes"
-    progress.begin_part(Amount(10, 900))
+    progress.begin_part(10, 900)
     tokens[0] = 50 + 225
     assert progress.done == 100 + 450
     tokens[0] = 50 + 900
@@ -39,8 +39,8 @@ def test_long_rows_count_more_and_tokens_within_a_part() -> None:
 def test_the_first_part_follows_its_own_tokens() -> None:
     tokens, total = [30], [0]
     progress = RowProgress(None, True, lambda: tokens[0])
-    progress.begin(Amount(30, 1000), Amount(0, 0))
-    progress.begin_part(Amount(20, 600), lambda: total[0])
+    progress.begin(30, 1000, 0, 0)
+    progress.begin_part(20, 600, lambda: total[0])
     assert progress.done == 0
     total[0], tokens[0] = 200, 30 + 50
     assert progress.done == 150, "a quarter of the tokens"
@@ -56,11 +56,11 @@ def test_the_time_left_follows_the_tokens_of_a_part(
     tokens, now = [0], [0.0]
     monkeypatch.setattr("hybridlm.score_files.row_progress.time.monotonic", lambda: now[0])
     progress = RowProgress(None, True, lambda: tokens[0])
-    progress.begin(Amount(20, 1000), Amount(5, 200))
-    progress.begin_part(Amount(10, 100))
+    progress.begin(20, 1000, 5, 200)
+    progress.begin_part(10, 100)
     now[0], tokens[0] = 100.0, 200
     progress.end_part()
-    progress.begin_part(Amount(5, 700))
+    progress.begin_part(5, 700)
     now[0], tokens[0] = 400.0, 800
     progress.tick()
     (line,) = capsys.readouterr().err.splitlines()

@@ -312,11 +312,6 @@ def test_manifest_says_what_the_parts_are(texts: Path):
     folder = interrupt(texts, texts.with_name("out.jsonl"))
     head, first, _ = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
     assert head["origin"]["model"] == "toy" and set(head["origin"]) == {
-        "input",
-        "model",
-        "window",
-        "sort window",
-        "shard",
-        "output",
-    }
+        "input", "model", "window", "sort window", "shard", "output",
+    }  # fmt: skip
     assert (first["rows"], first["tokens"], first["errors"]) == (3, 3, 0)

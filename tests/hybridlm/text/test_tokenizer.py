@@ -30,14 +30,9 @@ TEMPLATE = """{%- if tools %}{{ tools | tojson }}
 {{ '<think>' if enable_thinking is defined and enable_thinking }}{% endif %}"""
 CHAT = [{"role": "system", "content": "Sei höflich."}, {"role": "user", "content": ' Wo ist <b>"Ada"</b>?\n'}]
 SAMPLES = [
-    "",
-    "Ada has the green kite.",
-    "  two  spaces ",
-    "naïve 中文 🙂🏽 👨‍👩‍👧 e\u0301",
-    f"a{END}b",
-    "\r\n\t\x00",
+    "", "Ada has the green kite.", "  two  spaces ", "naïve 中文 🙂🏽 👨‍👩‍👧 e\u0301", f"a{END}b", "\r\n\t\x00",
     "a\ufffdb",
-]
+]  # fmt: skip
 
 
 def bytelevel() -> tokenizers.Tokenizer:

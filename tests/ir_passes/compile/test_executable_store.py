@@ -16,10 +16,10 @@ import pytest
 from jax_settings import jax_settings
 
 from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
+from ir_passes.compile.exported import ExportError
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stored.entry_file import Entry, from_bytes, to_bytes
 from ir_passes.compile.stored.executable_store import ExecutableStore
-from ir_passes.compile.stored.result_structure import NotStorable
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
 from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
@@ -116,7 +116,7 @@ def test_arguments_of_other_types_are_refused_before_anything_runs(entry: Entry)
         with pytest.raises((TypeError, ValueError)):
             state(*wrong)
     assert not pool.is_deleted()
-    with pytest.raises(NotStorable, match="argument 3"):
+    with pytest.raises(ExportError, match="argument 3"):
         restore(entry.description, entry.certificate, entry.program, (w, pool, slots, x[:2]), (Out,), never)
 
 
@@ -146,14 +146,14 @@ def test_results_in_another_order_and_arguments_that_are_donated_in_part() -> No
 
 
 def test_steps_with_more_to_them_are_not_kept(step: CompiledStep) -> None:
-    with pytest.raises(NotStorable, match="Out"):
+    with pytest.raises(ExportError, match="Out"):
         describe(step, args())
 
     def told(x: Any) -> tuple[Any]:
         jax.debug.print("{}", x)
         return (x,)
 
-    with pytest.raises(NotStorable, match="effects"):
+    with pytest.raises(ExportError, match="effects"):
         describe(compile_step(told, (jnp.ones(3),), LaneContract((Lane(),), (Lane(),)), certify="off"), (jnp.ones(3),))
 
 
@@ -302,7 +302,7 @@ def test_certificate_of_something_else_is_refused(entry: Entry, step: CompiledSt
         replace(entry, certificate=replace(right, proved=())),
     ]
     for item in wrong:
-        with pytest.raises(NotStorable):
+        with pytest.raises(ExportError):
             restored(item)
     assert restored(entry).certificate == step.certificate
 
@@ -311,7 +311,7 @@ def test_step_with_faults_is_not_kept() -> None:
     """Each process that compiles it warns of them."""
     with pytest.warns(CertificationWarning):
         faulty = compile_step(shifted, args(), CONTRACT, certify="warn")
-    with pytest.raises(NotStorable, match="no proof"):
+    with pytest.raises(ExportError, match="no proof"):
         describe(faulty, args(), (Out,))
 
 
@@ -333,6 +333,6 @@ def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:
         replace(described, results=described.results[1:]),
         replace(described, arguments=described.arguments[1:]),
     ):
-        with pytest.raises(NotStorable):
+        with pytest.raises(ExportError):
             restored(replace(entry, description=wrong))
     assert from_bytes(KEY, to_bytes(KEY, entry)) == entry

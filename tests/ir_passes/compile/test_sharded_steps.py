@@ -27,15 +27,7 @@ from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.collectives import (
-    _RING,
-    OPERATIONS,
-    Collective,
-    Scheduled,
-    bytes_sent,
-    schedule_hash,
-    schedule_of,
-)
+from ir_passes.jaxpr.collectives import _RING, OPERATIONS, Collective, Scheduled, bytes_sent, schedule_hash, schedule_of
 from ir_passes.jaxpr.placement import PlacementError
 from ir_passes.xla_audit.audit import audit
 from ir_passes.xla_audit.findings import FindingKind

@@ -33,13 +33,8 @@ def test_covers_every_leaf_and_pairs_pools_with_their_successors() -> None:
     bound = ROW_POOL.bind(step, arguments())
     assert bound.lanes == N
     assert [b.path for b in bound.inputs] == [
-        "args[0]['b']",
-        "args[0]['w']",
-        "args[1][0]",
-        "args[1][1]['ssm']",
-        "args[2]",
-        "args[3]",
-    ]
+        "args[0]['b']", "args[0]['w']", "args[1][0]", "args[1][1]['ssm']", "args[2]", "args[3]",
+    ]  # fmt: skip
     assert [type(b.entry) for b in bound.inputs] == [Shared, Shared, Pool, Pool, Lane, Lane]
     assert bound.successors == {2: 1, 3: 2}
 
@@ -146,11 +141,7 @@ DECLARATIONS = {
         ContractFault.ROLE,
         "opaque 'kernel', operand 0",
     ),
-    "lengths as operands": (
-        Opaque((L,), (Lane(role="length"),)),
-        ContractFault.ROLE,
-        "opaque 'kernel', result 0",
-    ),
+    "lengths as operands": (Opaque((L,), (Lane(role="length"),)), ContractFault.ROLE, "opaque 'kernel', result 0"),
     "axes from 0": (Opaque((Lane(-1),), (L,)), ContractFault.AXIS, "opaque 'kernel', operand 0"),
     "slot maps as operands": (Opaque((P, MAP), (MAP,)), ContractFault.INPUT, "opaque 'kernel', result 0"),
     "a pool for every slot map": (Opaque((MAP,), (L,)), ContractFault.GROUP, "opaque 'kernel', operand 0"),

@@ -22,6 +22,7 @@ def step(state, x, w, b):
 
 
 cached = lambda cache, x: (x, {name: pool * 0.5 + x for name, pool in cache.items()})
+listed = lambda pools, x: (x.sum(1), [pool * 0.5 + x for pool in pools])
 rows = lambda pool, slots, x, w: pool.at[slots].set(pool[slots] + x @ w["kernel"])
 
 
@@ -34,6 +35,8 @@ LAST_TWO = [(ARGUMENTS, "args[2]"), (ARGUMENTS, "args[3]")]
 KEY = LaneContract(({"k": P}, L), (L, {"k": P, "v": P}))
 RESULT = LaneContract((P, L, Shared(), Shared()), (L,))
 BOTH = LaneContract((P,), (L, {"k": P}))
+LISTED, PART = LaneContract(([P, P],), (L, [P, P])), LaneContract(([P], L), (L, [P, P]))
+NOTHING, FIRST_TWO = LaneContract((), (L,)), [(ARGUMENTS, "args[0]"), (ARGUMENTS, "args[1]")]
 MAPPED = LaneContract((P, SlotMap("s", ROWS)), P)
 CASES = {
     "two arguments": (step, (STATE, X, W, B), {}, HALF, LAST_TWO),
@@ -41,6 +44,9 @@ CASES = {
     "part of a dict": (cached, (KV, X), {}, KEY, [(PREFIX, "args[0]")]),
     "a result": (step, (STATE, X, W, B), {}, RESULT, [(PREFIX, "result")]),
     "argument and result": (cached, (KV, X), {}, BOTH, [(ARGUMENTS, "args[1]"), (PREFIX, "result[1]")]),
+    "a list, and lanes like its pools": (listed, ([STATE, STATE], X), {}, LISTED, [(ARGUMENTS, "args[1]")]),
+    "a pool of a list": (listed, ([STATE, STATE], X), {}, PART, [(PREFIX, "args[0]")]),
+    "no argument": (listed, ([STATE, STATE], X), {}, NOTHING, [*FIRST_TWO, (PREFIX, "result")]),
     "a dict after a slot map": (rows, (jnp.zeros((ROWS, D)), SLOTS, X, {"kernel": W}), {}, MAPPED, LAST_TWO),
 }
 
@@ -54,4 +60,7 @@ def test_all_missing_entries_are_named_and_the_line_is_proved(
     assert [(fault.id, fault.about) for fault in error.value.faults] == faults
     line = re.search(r"LaneContract\(.*\)(?=;)", str(error.value))
     assert line is not None
-    assert prove_isolation(fn, args, eval(line[0], dict(vars(ir_passes))), kwargs=kwargs).lanes == N
+    completed = eval(line[0], dict(vars(ir_passes)))
+    assert prove_isolation(fn, args, completed, kwargs=kwargs).lanes == N
+    bound = completed.bind_trace(trace_function(fn, args, kwargs))
+    assert len(bound.successors) == sum(isinstance(array.entry, Pool) for array in bound.inputs)

@@ -15,7 +15,6 @@ from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Shared, ViolationKind, compile_step
-from ir_passes.compile.certificate_store import CertificateStore
 from ir_passes.contract.opaque_names import exact_name
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import primitives
@@ -324,7 +323,6 @@ def test_a_kept_proof_is_not_one_of_a_step_with_other_bodies(tmp_path) -> None:
     assert compile_step(step(item, item), (X,), con, certificates=tmp_path).certificate.reused
     with pytest.raises(IsolationError):
         compile_step(step(item, other), (X,), con, certificates=tmp_path)
-    assert CertificateStore(tmp_path)
 
 
 def test_a_certificate_names_every_call() -> None:

@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from recurrence_cases import FORMS, inputs, several
 
 from hybridlm.target_report.kernel_reads import with_reads
-from ir_passes.kernels.reads import KernelReads, kernel_reads
+from ir_passes.kernels.reads import SEED, KernelReads, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import matrix_reads, tile_rows
@@ -25,6 +28,7 @@ from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import recurrent_step
 from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 GPU = Devices(platform="gpu", kernels="auto")
 EXPERTS, OUT, IN = 64, 32, 128
@@ -54,6 +58,29 @@ def test_experts_read_their_matrices_once_for_each_tile_of_rows(rows: int) -> No
     matrices = np.sum(-(-counts // tile))
     assert result.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, tile, EXPERTS)
     assert result.stored == (4 * rows * OUT,), "a masked store of a tile writes the rows of its expert"
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 8, (1, 0, 1, 1, 0, 1, 0, 1), (0,) * 8, (7, 0, 2, 9, 0, 0, 1, 0)])
+def test_idle_lanes_and_padding_read_no_expert(lengths: tuple[int, ...]) -> None:
+    """A layer reads the matrices that real tokens choose, once for each tile, and writes zeros for the others."""
+    tokens, choices, width = max(1, *lengths), 4, 16
+    config = MoeConfig(RouterConfig(EXPERTS, choices), width, devices=GPU)
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.build(IN, nnx.Rngs(0))))
+
+    def run(state: Any, x: Any, lengths: Any) -> Any:
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        return nnx.merge(graph, state)(x, LaneInfo(lengths, lengths, valid, lengths > 0, 1), None)[0]
+
+    rows = len(lengths) * tokens
+    program = jax.make_jaxpr(run)(state, array(len(lengths), tokens, IN), array(len(lengths), dtype=jnp.int32))
+    unknown = [None] * (len(jax.tree.leaves(state)) + 1)
+    first, second = kernel_reads(program, (*unknown, np.array(lengths, np.int32)))
+    drawn = np.argsort(np.random.default_rng(SEED).random((rows, EXPERTS)))[:, :choices]
+    chosen = drawn[(np.arange(tokens)[None] < np.array(lengths)[:, None]).reshape(-1)]
+    tiles = np.sum(-(-np.bincount(chosen.reshape(-1), minlength=EXPERTS) // tile_rows(choices * rows, EXPERTS)))
+    for kernel, shape in ((first, (EXPERTS, 2 * width, IN)), (second, (EXPERTS, IN, width))):
+        assert kernel.loaded[kernel.shapes.index(shape)] == 4 * tiles * shape[1] * shape[2]
+    assert (first.written, second.written) == (4 * choices * rows * width, 4 * choices * rows * IN)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (300, 20), (512, 512), (0, 129)])
@@ -200,7 +227,7 @@ def test_a_store_that_returns_the_old_numbers_loads_them_too(exchange: Any) -> N
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: int) -> None:
-    """And nothing else of a pool; operands once for each instance with them."""
+    """And nothing else of a pool; an idle lane's row is neither read nor written."""
     settings = inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16)
     row = 4 * settings.state[0].size
     pool = array(100, *settings.state.shape[1:])
@@ -211,9 +238,13 @@ def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: i
         return tuple(recurrent_step(RecurrenceInputs(**{**fields, "state": pool}, slots=slots), interpret=False))
 
     lanes = len(settings.valid)
-    result = reads(run, (array(lanes, dtype=jnp.int32), pool, fields), (None,) * (2 + len(fields)))
-    number = result.shapes.index(pool.shape)
-    assert result.loaded[number] == result.stored[1] == lanes * row
+    types = array(lanes, dtype=jnp.int32), pool, fields
+    for active in (lanes, 1):
+        valid = np.broadcast_to(np.arange(lanes)[:, None] < active, (lanes, tokens))
+        values = [None, None, *(valid if name == "valid" else None for name in sorted(fields))]
+        result = reads(run, types, tuple(values))
+        number = result.shapes.index(pool.shape)
+        assert result.loaded[number] == result.stored[1] == active * row
 
 
 @pytest.mark.parametrize("lengths", [(0, 1, 32, 33, 96), (96,) * 5, (0,) * 5])
@@ -242,8 +273,10 @@ def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> N
     # keys in products, of reads and of writes, and queries are read by each tile; a tile reads its part of the values
     assert [result.loaded[number] for number in numbers] == [tiles * tile_bytes, 2 * tiles * tile_bytes, tile_bytes]
     row = 4 * heads * size * size
-    assert result.loaded[result.shapes.index(pool.shape)] == lanes * row
+    assert result.loaded[result.shapes.index(pool.shape)] == np.count_nonzero(lengths) * row
     assert result.stored == (4 * lanes * tokens * heads * size, np.count_nonzero(lengths) * row)
+    (products,) = [item for item in kernel_reads(jax.make_jaxpr(run)(*types), values) if "products" in item.name]
+    assert products.loaded[1:] == (4 * chunks * chunk * heads * size,) * 2, "queries, and keys"
 
 
 def test_loads_of_a_small_operand_come_from_the_cache() -> None:

@@ -12,14 +12,7 @@ import pytest
 from jax import lax
 
 from ir_passes.jaxpr import ir, primitives
-from ir_passes.jaxpr.primitives import (
-    ELEMENTWISE,
-    IDENTITIES,
-    PRIMITIVES,
-    SCALAR_BODIES,
-    UNSUPPORTED,
-    WITH_BODIES,
-)
+from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, PRIMITIVES, SCALAR_BODIES, UNSUPPORTED, WITH_BODIES
 from ir_passes.kernels.memory import KERNEL_INDEX, KERNEL_PADDING, UNINITIALIZED
 from ir_passes.proof.dims.rules import DIMENSION_RULES
 from ir_passes.proof.rules.all import RULES

@@ -16,7 +16,7 @@ from numpy_interpreter import apply as by_numpy
 from predicted_owners import faults, predictions
 from random_calls import random_calls
 from random_forms import random_form
-from random_layouts import random_layout
+from random_layouts import MET, random_layout
 from random_steps import random_program
 from xla_equations import apply as by_xla
 from zoo.catalogue import PROGRAMS
@@ -98,6 +98,8 @@ def test_random_layouts_are_varied() -> None:
         predicted = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in predicted)
     assert all(facts[name] for name in ("SegmentIds", "IndexSum", "Mask", "SameLane", "PageEntry", "TokenSpan")), facts
+    patterns = {pattern for pattern, _ in MET}
+    assert len(patterns) > 15 and all(MET[pattern, planted] for pattern in patterns for planted in (True, False)), MET
 
 
 def test_random_calls_are_varied() -> None:

@@ -298,13 +298,25 @@ def by_expert_choice(x: Array, router: Array, w: Array) -> Array:
     return jnp.zeros_like(x).at[tokens.reshape(-1)].add(rows.reshape(-1, D))
 
 
+def by_sorted_capacity(x: Array, router: Array, w: Array) -> Array:
+    expert = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(expert)
+    counts = jnp.bincount(expert, length=EXPERTS)
+    place = jnp.arange(N) - (jnp.cumsum(counts) - counts)[expert[order]]
+    buffers = jnp.zeros((EXPERTS, CAPACITY, D)).at[expert[order], place].set(x[order], mode="drop")
+    rows = jnp.einsum("ecd,edf->ecf", buffers, w).at[expert[order], place].get(mode="fill", fill_value=0.0)
+    return jnp.zeros_like(x).at[order].set(rows)
+
+
 def in_sorted_form(x: Array, router: Array, w: Array) -> Array:
     expert = jnp.argmax(x @ router, -1)
     order = jnp.argsort(expert)
     return lax.ragged_dot(x[order], w, jnp.bincount(expert, length=EXPERTS))[jnp.argsort(order)]
 
 
-@pytest.mark.parametrize(("step", "operation"), [(by_capacity, "cumsum"), (by_expert_choice, "top_k")])
+@pytest.mark.parametrize(
+    ("step", "operation"), [(by_capacity, "cumsum"), (by_expert_choice, "top_k"), (by_sorted_capacity, "scatter-add")]
+)
 def test_the_remedy_of_a_capacity_of_experts_is_the_sorted_form(step: Callable[..., Any], operation: str) -> None:
     args = ARGS[0], jnp.ones((D, EXPERTS)), jnp.ones((EXPERTS, D, D))
     violation = refused(step, args, MOE)

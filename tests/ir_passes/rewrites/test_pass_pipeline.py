@@ -1,7 +1,6 @@
 """The pipeline runs passes in order, checks their results, and reports each."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import jax.numpy as jnp
 import pytest
@@ -9,9 +8,9 @@ from rewritten_steps import assert_same, graph_of
 
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites import DropDead
+from ir_passes.rewrites import drop_dead
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassError, PassPipeline
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES, pass_name, run_passes
 
 CONTRACT = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
 
@@ -26,35 +25,26 @@ def graph() -> Graph:
     return graph_of(step, (jnp.zeros((4, 6)), jnp.ones((4, 6))), CONTRACT)
 
 
-@dataclass(frozen=True)
-class Wrong:
+def wrong(how: str, graph: Graph, say: Say = quiet) -> Graph:
     """A pass with the fault named by `how`."""
-
-    how: str
-    name: ClassVar[str] = "wrong"
-
-    def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        jaxpr = graph.program.jaxpr
-        eqns, outvars = list(jaxpr.eqns), list(jaxpr.outvars)
-        if self.how == "fails":
-            raise ZeroDivisionError
-        if self.how == "loses an equation":
-            eqns = eqns[:-1]
-        elif self.how == "other outputs":
-            outvars = outvars[:1]
-        elif self.how == "swaps outputs":
-            outvars = outvars[::-1]
-        elif self.how == "other contract":
-            return Graph(
-                graph.program, LaneContract((Lane(), Lane()), (Lane(), Lane())).bind(step, (1.0 * ones(),) * 2)
-            )
-        return graph.with_program(ir.with_eqns(graph.program, eqns, outvars, {}))
+    jaxpr = graph.program.jaxpr
+    eqns, outvars = list(jaxpr.eqns), list(jaxpr.outvars)
+    if how == "fails":
+        raise ZeroDivisionError
+    if how == "loses an equation":
+        eqns = eqns[:-1]
+    elif how == "other outputs":
+        outvars = outvars[:1]
+    elif how == "swaps outputs":
+        outvars = outvars[::-1]
+    elif how == "other contract":
+        return Graph(graph.program, LaneContract((Lane(), Lane()), (Lane(), Lane())).bind(step, (1.0 * ones(),) * 2))
+    return graph.with_program(ir.with_eqns(graph.program, eqns, outvars, {}))
 
 
-class Other(Wrong):
-    """The same by another name."""
-
-    name: ClassVar[str] = "other"
+def other(graph: Graph, say: Say = quiet) -> Graph:
+    """The right copy by another name."""
+    return wrong("nothing", graph)
 
 
 def ones():
@@ -62,34 +52,33 @@ def ones():
 
 
 def test_reports(graph: Graph) -> None:
-    process = PassPipeline((DropDead(),)).run(graph)
-    (report,) = process.reports
+    final, (report,) = run_passes(graph, (drop_dead,))
     assert report.changed
-    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch" == process.report()
-    assert_same(graph, process.graph)
-    (repeat,) = PassPipeline((DropDead(),)).run(process.graph).reports
+    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch"
+    assert_same(graph, final)
+    _, (repeat,) = run_passes(final, (drop_dead,))
     assert (repeat.changed, repeat.summary) == (False, "nothing to do")
 
 
 def test_check_runs_on_the_first_graph_and_after_every_change(graph: Graph) -> None:
     calls: list[Graph] = []
-    process = PassPipeline((Wrong("nothing"), Other("nothing")), check=calls.append).run(graph)
+    final, _ = run_passes(graph, (partial(wrong, "nothing"), other), calls.append)
     assert len(calls) == 3
     assert calls[0] is graph
-    assert calls[-1] is process.graph
+    assert calls[-1] is final
 
 
 def test_what_is_only_dropped_is_not_checked(graph: Graph) -> None:
     """The rest is, once, also where it goes into another pass."""
     calls: list[Graph] = []
-    process = PassPipeline((DropDead(),), check=calls.append).run(graph)
-    assert calls == [process.graph]
+    final, _ = run_passes(graph, (drop_dead,), calls.append)
+    assert calls == [final]
     calls.clear()
-    PassPipeline((DropDead(),), check=calls.append).run(process.graph)
-    assert calls == [process.graph]
+    run_passes(final, (drop_dead,), calls.append)
+    assert calls == [final]
     calls.clear()
-    PassPipeline((DropDead(), Wrong("nothing")), check=calls.append).run(graph)
-    assert len(calls) == 2 and calls[0].program.jaxpr.eqns == process.graph.program.jaxpr.eqns
+    run_passes(graph, (drop_dead, other), calls.append)
+    assert len(calls) == 2 and calls[0].program.jaxpr.eqns == final.program.jaxpr.eqns
 
 
 def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
@@ -97,10 +86,10 @@ def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
         raise ValueError("leaks")
 
     with pytest.raises(ValueError, match="leaks") as raised:
-        PassPipeline((Wrong("fails"),), check=dislikes).run(graph)
+        run_passes(graph, (partial(wrong, "fails"),), dislikes)
     assert raised.value.__notes__ == ["raised of the graph that the first pass is given"]
     with pytest.raises(ZeroDivisionError):
-        PassPipeline((Wrong("fails"),), check=lambda graph: None).run(graph)
+        run_passes(graph, (partial(wrong, "fails"),), lambda graph: None)
 
 
 def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
@@ -109,7 +98,7 @@ def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
             raise ValueError("too short")
 
     with pytest.raises(ValueError, match="too short") as raised:
-        PassPipeline((DropDead(),), check=dislikes_short).run(graph)
+        run_passes(graph, (drop_dead,), dislikes_short)
     assert raised.value.__notes__ == ["raised of the graph that drop-dead returned"]
 
 
@@ -119,20 +108,18 @@ def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
     ("other contract", "changed the contract"),
 ])  # fmt: skip
 def test_an_invalid_result_names_the_pass(graph: Graph, how: str, message: str) -> None:
-    with pytest.raises(PassError, match=f"wrong .*{message}"):
-        PassPipeline((Wrong(how),)).run(graph)
+    with pytest.raises(ValueError, match=f"wrong .*{message}"):
+        run_passes(graph, (partial(wrong, how),))
 
 
 def test_what_types_cannot_tell_the_comparison_does(graph: Graph) -> None:
-    process = PassPipeline((Wrong("swaps outputs"),)).run(graph)
+    final, _ = run_passes(graph, (partial(wrong, "swaps outputs"),))
     with pytest.raises(AssertionError):
-        assert_same(graph, process.graph)
+        assert_same(graph, final)
 
 
-def test_passes_have_different_names() -> None:
-    names = [rewrite.name for rewrite in PassPipeline().passes]
-    assert PassPipeline().passes == DEFAULT_PASSES
-    with pytest.raises(PassError, match="drop-dead more than once"):
-        PassPipeline((DropDead(), DropDead()))
-    assert len(set(names)) == len(names)
-    assert all(name == name.lower() and "_" not in name for name in names)
+def test_passes_have_different_names(graph: Graph) -> None:
+    names = [*map(pass_name, DEFAULT_PASSES)]
+    assert names == ["rebatch", "drop-dead"] and pass_name(partial(wrong, "fails")) == "wrong"
+    with pytest.raises(ValueError, match="drop-dead more than once"):
+        run_passes(graph, (drop_dead, drop_dead))

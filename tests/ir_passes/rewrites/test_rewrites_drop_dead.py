@@ -8,7 +8,7 @@ from rewritten_steps import assert_same, graph_of, primitives, rewrite
 
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites import DropDead
+from ir_passes.rewrites import drop_dead
 from ir_passes.rewrites.graph import Graph
 
 CONTRACT = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
@@ -28,7 +28,7 @@ def wasteful(pool, x):
 
 def test_dead_equations_dead_carries_and_dead_results_of_loops() -> None:
     graph = graph_of(wasteful, ARGS, CONTRACT)
-    final, report = rewrite(DropDead(), graph)
+    final, report = rewrite(drop_dead, graph)
     assert_same(graph, final)
     assert report.startswith("dropped 6 dead equations and ")
     assert "dot_general" not in primitives(final)
@@ -40,10 +40,10 @@ def test_dead_equations_dead_carries_and_dead_results_of_loops() -> None:
 
 def test_inputs_stay_and_so_do_sources() -> None:
     graph = graph_of(lambda pool, x: (pool + 1.0, jnp.ones((4, 6))), ARGS, CONTRACT)
-    final, report = rewrite(DropDead(), graph)
+    final, report = rewrite(drop_dead, graph)
     assert final is graph
     assert report == ""
-    final, _ = rewrite(DropDead(), graph_of(wasteful, ARGS, CONTRACT))
+    final, _ = rewrite(drop_dead, graph_of(wasteful, ARGS, CONTRACT))
     first = wasteful.__code__.co_firstlineno
     lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in final.program.jaxpr.eqns}
     assert lines <= set(range(first, first + 10))
@@ -56,7 +56,7 @@ def test_effects_stay_in_their_order() -> None:
         jax.debug.print("second {}", x.sum())
         return pool + 1.0, x
 
-    final, report = rewrite(DropDead(), graph_of(step, ARGS, CONTRACT))
+    final, report = rewrite(drop_dead, graph_of(step, ARGS, CONTRACT))
     assert report.startswith("dropped 1 dead equations")
     assert [eqn.params["fmt"] for eqn in final.program.jaxpr.eqns if eqn.effects] == ["first {}", "second {}"]
     assert "cos" in primitives(final)
@@ -70,6 +70,6 @@ def test_a_pass_that_drops_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ir, "without_dead", careless)
     graph = graph_of(wasteful, ARGS, CONTRACT)
-    run: Graph = DropDead().run(graph)
+    run: Graph = drop_dead(graph)
     with pytest.raises(Exception, match="not defined"):
         ir.check(run.program)

@@ -11,10 +11,10 @@ from rewritten_steps import assert_same, brackets, copies, graph_of, primitives,
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.declared import rowwise
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites import Rebatch, same_work
+from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.rewrites import rebatch, same_work
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.pool_access import WRITES
 from ir_passes.rewrites.same_work import SameWork
 
 ARGS = (pool(), slots(), x())
@@ -65,7 +65,7 @@ def pool_writes(graph: Graph) -> list[str]:
 @pytest.mark.parametrize("step", [per_sequence_loop, brackets, added_twice, parts_of_rows, unstacked, nested_scan])
 def test_a_loop_over_sequences(step) -> None:
     graph = graph_of(step, ARGS, ONE)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
     assert report.endswith("equations of pool 'p'")
@@ -76,7 +76,7 @@ def test_a_loop_over_sequences(step) -> None:
 
 def test_one_gather_one_scatter_and_every_source_stays() -> None:
     graph = graph_of(per_sequence_loop, ARGS, ONE)
-    final, _ = rewrite(Rebatch(), graph)
+    final, _ = rewrite(rebatch, graph)
     names = primitives(final)
     assert (names.count("gather"), names.count("scatter"), len(names)) == (1, 1, 8)
     assert (copies(graph, (0,)), copies(final, (0,))) == (LANES + 1, 0)
@@ -108,7 +108,7 @@ def test_eight_lanes_of_a_delta_rule() -> None:
     rows = [jnp.zeros((lanes, 4, 8))] * 3
     args = (jnp.zeros((count, 4, 8, 8)), jnp.zeros(lanes, jnp.int32), jnp.zeros((32, 16)), *rows)
     graph = graph_of(step, args, contract)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final, tolerance=1e-5)
     assert report.startswith("re-batched 8 lanes x ")
     assert report.endswith("equations of pool 'state'")
@@ -130,7 +130,7 @@ def test_levels_between_batched_layers() -> None:
         return a, b, x
 
     graph = graph_of(step, (pool(), pool(), slots(), x()), contract)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     # sums of numbers up to 16 with a last place of 1e-6; a product and a sum may be rounded once or twice
     assert_same(graph, final, tolerance=4e-6)
     assert report.count("re-batched") == 3
@@ -146,7 +146,7 @@ def test_rows_that_are_lanes() -> None:
         return pool, x
 
     graph = graph_of(step, (jnp.zeros((LANES, *ROW)), jnp.float32(2), x()), ROWS)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
 
@@ -157,7 +157,7 @@ def test_work_without_a_pool_and_rows_of_a_read_map() -> None:
         return pool.at[write].set(jnp.stack(rows)), jnp.stack([row * 2.0 for row in rows], axis=0)
 
     graph = graph_of(step, (pool(), slots(), slots(), x()), FORK)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
     assert "pool" not in report
@@ -172,7 +172,7 @@ def test_single_parts_of_results_are_cut_out_again() -> None:
         return pool, jnp.stack(rows[::-1])[::-1]
 
     graph = graph_of(step, ARGS, ONE)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final)
     assert "re-batched" in report
     assert primitives(final).count("tanh") == 1
@@ -290,22 +290,18 @@ def at_positions(pool, slots, x):
 
 REFUSED = {
     at_positions: "an index that is neither a constant nor an entry of a slot map",
-    other_part: "differ in the box of",
-    old_version: "an old version of a row is read",
+    other_part: "differ in the box of", old_version: "an old version of a row is read",
     summed_between: "a version of a pool in between is read",
     other_lane_0: "lanes 0 and 1 differ in sin instead of cos",
-    other_constant: "lanes 0 and 1 differ in operand 1 of mul",
-    in_branches: "cond at",
-    in_whiles: "while at",
-    random: "random_",
-    declared: "is not batched",
-}
+    other_constant: "lanes 0 and 1 differ in operand 1 of mul", in_branches: "cond at", in_whiles: "while at",
+    random: "random_", declared: "is not batched",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("step", REFUSED)
 def test_left_alone_with_the_reason(step) -> None:
     graph = graph_of(step, ARGS, ONE)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert final is graph
     assert report.startswith("left alone: ")
     assert REFUSED[step] in report
@@ -315,19 +311,19 @@ def test_left_alone_with_the_reason(step) -> None:
 def test_rows_by_two_maps_are_left_alone() -> None:
     contract = LaneContract((Pool("p"), SlotMap("p", SLOTS), SlotMap("p", SLOTS, disjoint=True), Lane()), ONE.outputs)
     graph = graph_of(two_maps, (pool(), slots(), slots(), x()), contract)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert final is graph
     assert report.startswith("left alone: rows of two slot maps are used at ")
 
 
 def test_entries_behind_a_guard_are_not_taken_for_the_entries() -> None:
     graph = graph_of(guarded, ARGS, ONE)
-    assert_same(graph, rewrite(Rebatch(), graph)[0])
+    assert_same(graph, rewrite(rebatch, graph)[0])
 
 
 def test_rows_of_neighbours_are_no_lane_s_work() -> None:
     graph = graph_of(neighbour, ARGS, ONE)
-    final, _ = rewrite(Rebatch(), graph)
+    final, _ = rewrite(rebatch, graph)
     assert final is graph
 
 
@@ -341,7 +337,7 @@ def test_a_dimension_as_long_as_there_are_lanes_is_not_taken_for_them() -> None:
         )
 
     graph = graph_of(step, ARGS, ONE)
-    assert rewrite(Rebatch(), graph) == (graph, "")
+    assert rewrite(rebatch, graph) == (graph, "")
 
 
 TWO = LaneContract((Pool("p"), SlotMap("p", SLOTS), Lane(), Lane()), (Pool("p"), Lane(), Lane()))
@@ -368,9 +364,9 @@ def two_sequences(pool, slots, q, k):
 def test_two_reads_of_two_lanes_are_no_lanes() -> None:
     args = (pool(), slots()[:2], jnp.zeros((2, ROW[0])), jnp.zeros((2, ROW[0])))
     graph = graph_of(two_reads, args, TWO)
-    assert rewrite(Rebatch(), graph) == (graph, "")
+    assert rewrite(rebatch, graph) == (graph, "")
     loop = graph_of(two_sequences, args, TWO)
-    final, report = rewrite(Rebatch(), loop)
+    final, report = rewrite(rebatch, loop)
     assert_same(loop, final, tolerance=1e-5)
     assert report.startswith("re-batched 2 lanes x ")
 
@@ -384,18 +380,18 @@ def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
         return pool.at[slots].set(x), jnp.stack(highest, axis=1).reshape(LANES, 3, LANES)
 
     graph = graph_of(step, ARGS, ONE)
-    assert rewrite(Rebatch(), graph) == (graph, "")
+    assert rewrite(rebatch, graph) == (graph, "")
 
 
 def test_one_lane_has_nothing_to_batch() -> None:
     step = lambda pool, slots, x: (pool.at[slots[0]].set(pool[slots[0]] + x[0]), x)
     graph = graph_of(step, (pool(), slots()[:1], x()[:1]), ONE)
-    assert rewrite(Rebatch(), graph) == (graph, "")
+    assert rewrite(rebatch, graph) == (graph, "")
 
 
 def test_effects_keep_their_order_and_their_values() -> None:
     graph = graph_of(printing, ARGS, ONE)
-    final, report = rewrite(Rebatch(), graph)
+    final, report = rewrite(rebatch, graph)
     assert_same(graph, final)
     assert "re-batched" in report
     prints = [eqn.params["fmt"] for eqn in final.program.jaxpr.eqns if eqn.effects]
@@ -418,7 +414,7 @@ def careless_of_literals(self, a, b) -> bool:
 def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, label, instead)
     graph = graph_of(step, ARGS, ONE)
-    run = Rebatch().run(graph)
+    run = rebatch(graph)
     assert run is not graph
     with pytest.raises(AssertionError):
         assert_same(graph, run)
@@ -426,7 +422,7 @@ def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest
 
 def test_lanes_on_the_null_slot_do_not_disturb_the_others() -> None:
     graph = graph_of(per_sequence_loop, ARGS, ONE)
-    final, _ = rewrite(Rebatch(), graph)
+    final, _ = rewrite(rebatch, graph)
     pools = np.zeros((SLOTS, *ROW), np.float32)
     pools[0] = np.nan
     operands = [pools, np.array([0, 5, 0, 2], np.int32), np.ones((LANES, *ROW), np.float32)]

@@ -14,7 +14,7 @@ from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.pipeline import PassPipeline, Rewritten
+from ir_passes.rewrites.pipeline import PassReport, run_passes
 
 REBATCHED = (
     "loop over lanes, unrolled",
@@ -29,9 +29,9 @@ def check(graph: Graph) -> None:
     prove_jaxpr(graph.program, graph.bound)
 
 
-def rewritten(program: Program) -> tuple[Graph, Rewritten]:
+def rewritten(program: Program) -> tuple[Graph, Graph, tuple[PassReport, ...]]:
     graph = Graph(flatten(ir.trace(program.step, *program.args())), program.bound())
-    return graph, PassPipeline(check=check).run(graph)
+    return graph, *run_passes(graph, check=check)
 
 
 def compare(program: Program, initial: Graph, final: Graph) -> None:
@@ -46,35 +46,35 @@ def compare(program: Program, initial: Graph, final: Graph) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rewritten_programs_are_proved_and_rewritten_once(name: str) -> None:
-    _, results = rewritten(PROGRAMS[name])
-    run = PassPipeline().run(results.graph)
-    assert run.graph is results.graph, run.report()
+    _, final, _ = rewritten(PROGRAMS[name])
+    repeated, reports = run_passes(final)
+    assert repeated is final, reports
 
 
 @pytest.mark.parametrize("name", REBATCHED)
 def test_loops_over_lanes_are_batched_and_compute_the_same(name: str) -> None:
-    initial, results = rewritten(PROGRAMS[name])
-    assert "rebatch" in [report.name for report in results.reports if report.changed]
-    compare(PROGRAMS[name], initial, results.graph)
+    initial, final, reports = rewritten(PROGRAMS[name])
+    assert "rebatch" in [report.name for report in reports if report.changed]
+    compare(PROGRAMS[name], initial, final)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if not program.opaque])
 def test_every_program_computes_the_same(name: str) -> None:
-    initial, results = rewritten(PROGRAMS[name])
-    compare(PROGRAMS[name], initial, results.graph)
+    initial, final, _ = rewritten(PROGRAMS[name])
+    compare(PROGRAMS[name], initial, final)
 
 
-def rewrite_steps(model: str, all_lanes: bool) -> list[tuple[Program, Graph, Rewritten]]:
+def rewrite_steps(model: str, all_lanes: bool) -> list[tuple[Program, Graph, Graph]]:
     """Rewrite each step of a model with a proof after each pass; yield changed steps."""
     results = []
     for shape in shapes(model, all_lanes):
         item = program(model, shape)
-        initial, completions = rewritten(item)
-        run = PassPipeline().run(completions.graph)
-        assert run.graph is completions.graph, f"{item.name}: {run.report()}"
-        if {report.name for report in completions.reports if report.changed} - {"drop-dead"}:
-            results.append((item, initial, completions))
+        initial, final, reports = rewritten(item)
+        repeated, repeated_reports = run_passes(final)
+        assert repeated is final, f"{item.name}: {repeated_reports}"
+        if {report.name for report in reports if report.changed} - {"drop-dead"}:
+            results.append((item, initial, final))
     return results
 
 
@@ -86,8 +86,8 @@ def test_steps_of_a_model_are_proved_once_rewritten() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_every_step_of_every_model_is_proved_once_rewritten(model: str) -> None:
-    for item, initial, results in rewrite_steps(model, all_lanes=True):
-        compare(item, initial, results.graph)
+    for item, initial, final in rewrite_steps(model, all_lanes=True):
+        compare(item, initial, final)
 
 
 def test_the_proof_stops_a_pass_that_mixes_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from ir_passes import AuditError, Lane, LaneContract, Pool, Shared, SlotMap, com
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
-from ir_passes.rewrites import DEFAULT_PASSES, WriteInPlace
+from ir_passes.rewrites import DEFAULT_PASSES, write_in_place
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.write_in_place import _never
+from ir_passes.rewrites.pipeline import pass_name
+from ir_passes.rewrites.write_order import _never
 
 LANES, WIDTH, ROWS, LAYERS, POSITIONS = 3, 8, 7, 4, 16
 SLOTS, PLACES = jnp.array([2, 5, 1], jnp.int32), jnp.array([3, 0, 7], jnp.int32)
@@ -125,7 +126,7 @@ def test_a_step_with_a_copy_is_compiled_in_place(name: str) -> None:
 def test_a_step_without_a_copy_keeps_its_program() -> None:
     args = numbers(LANES, WIDTH), numbers(LANES, WIDTH)
     compiled = compile_step(lambda state, x: (x.sum(1), state + x), args, OWN_ROWS)
-    assert [effect.name for effect in compiled.passes] == [rewrite.name for rewrite in DEFAULT_PASSES]
+    assert [effect.name for effect in compiled.passes] == [*map(pass_name, DEFAULT_PASSES)]
 
 
 def test_a_copy_that_no_order_avoids_is_reported() -> None:
@@ -139,8 +140,8 @@ def test_a_copy_that_no_order_avoids_is_reported() -> None:
 def test_programs_are_proved_with_ordered_writes(name: str) -> None:
     program = PROGRAMS[name]
     graph = Graph(flatten(ir.trace(program.step, *program.args())), program.bound())
-    ordered = WriteInPlace().run(graph)
-    assert WriteInPlace().run(ordered) is ordered
+    ordered = write_in_place(graph)
+    assert write_in_place(ordered) is ordered
     ir.check(ordered.program)
     prove_jaxpr(ordered.program, ordered.bound)
 

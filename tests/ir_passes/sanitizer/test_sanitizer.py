@@ -1,7 +1,7 @@
 """The sanitizer passes right steps over long schedules and names every wrong use."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,8 @@ import pytest
 from jax import Array, lax
 
 from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, LedgerFault, ReservedOwner, RowLedger
-from ir_passes.host.slot_owner import SlotOwner
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, RowLedger
+from ir_passes.host.slot_owner import SlotError, SlotFault, SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
@@ -25,6 +25,8 @@ CONTRACT = LaneContract(
     outputs=(Lane(), Pool("state"), Pool("state")),
 )
 Step = Callable[..., tuple]
+Turns = Sequence[tuple[int, ...] | None]
+"""Fields of `LaneWork` for each lane, None for a lane without a sequence."""
 
 
 weights = lambda: jnp.linspace(0.1, 0.7, TAPS + 1)
@@ -109,13 +111,9 @@ def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
 
 
 RIGHT: dict[str, Step] = {
-    "gather, compute, scatter": (GATHERED := batched()),
-    "unrolled lanes": unrolled,
-    "loop over lanes": looped,
-    "null row written back": masked,
-    "branch": branching,
-    "sorted lanes": sorted_lanes,
-}
+    "gather, compute, scatter": (GATHERED := batched()), "unrolled lanes": unrolled, "loop over lanes": looped,
+    "null row written back": masked, "branch": branching, "sorted lanes": sorted_lanes,
+}  # fmt: skip
 
 
 def example(slots: Any = (1, 2, 0)) -> tuple:
@@ -140,11 +138,10 @@ class Host:
         self.pools, self.shadow_labels = args[1:3], self.sanitized.shadow_labels()
         self.ledger = RowLedger()
 
-    def take(self, slots: Any, turns: list[LaneWork | None]) -> Array:
+    def take(self, slots: Any, turns: Turns) -> Array:
         """Take one step, raise findings, and compare with the plain step."""
-        expected = self.ledger.expect(turns)
-        lengths = jnp.array([0 if turn is None else turn.length for turn in turns], jnp.int32)
-        positions = jnp.array([0 if turn is None else turn.position for turn in turns], jnp.int32)
+        expected = self.ledger.expect([None if turn is None else LaneWork(*turn) for turn in turns])
+        lengths, positions = (jnp.array([turn[k] if turn else 0 for turn in turns], jnp.int32) for k in (2, 1))
         x = jnp.asarray(np.random.default_rng(self.ledger.epoch).standard_normal((N, WIDTH)), jnp.float32)
         slots = jnp.array(slots, jnp.int32)
         args = (weights(), *self.pools, slots, lengths, positions, x)
@@ -161,9 +158,7 @@ class Host:
 def start(host: Host, *lanes: tuple[int, int]) -> None:
     """One token for the owners of these (owner, slot) pairs."""
     pairs = [*lanes, *([None] * (N - len(lanes)))]
-    host.take(
-        [0 if pair is None else pair[1] for pair in pairs], [None if p is None else LaneWork(p[0], 0, 1) for p in pairs]
-    )
+    host.take([pair[1] if pair else 0 for pair in pairs], [(pair[0], 0, 1) if pair else None for pair in pairs])
 
 
 @pytest.mark.parametrize("name", [next(iter(RIGHT)), *(pytest.param(n, marks=pytest.mark.long) for n in [*RIGHT][1:])])
@@ -177,13 +172,13 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
                 born += 1
                 lanes[lane] = [born, 0, owner.acquire()]
         rng.shuffle(lanes)
-        turns = [None if lane is None else LaneWork(lane[0], lane[1], int(rng.random() < 0.7)) for lane in lanes]
+        turns = [None if lane is None else (lane[0], lane[1], int(rng.random() < 0.7)) for lane in lanes]
         host.take(owner.bind([None if lane is None else lane[2] for lane in lanes], N), turns)
         for i, turn in enumerate(turns):
             if turn is not None:
-                lanes[i][1] += turn.length
+                lanes[i][1] += turn[2]
                 if rng.random() < 0.25:
-                    host.ledger.forget(turn.owner)
+                    host.ledger.forget(turn[0])
                     owner.release(lanes[i][2])
                     lanes[i] = None
     owner.check_integrity()
@@ -199,7 +194,7 @@ def test_shadow_labels_cost_sixteen_bytes_a_row_and_pool() -> None:
 def test_rows_say_who_wrote_them_and_when() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (9, 1))
-    host.take([1, 0, 3], [LaneWork(9, 1, 1), None, LaneWork(5, 1, 0)])
+    host.take([1, 0, 3], [(9, 1, 1), None, (5, 1, 0)])
     for shadow in host.shadow_labels:
         assert shadow.tolist()[1] == [9, 2, 0, 2]
         assert shadow.tolist()[3] == [5, 1, 0, 1]
@@ -210,7 +205,7 @@ def fails(
     host: Host,
     fault: LabelFault,
     slots: Any,
-    turns: list[LaneWork | None],
+    turns: Turns,
     *,
     index: tuple[int, int | None] | None = None,
     actual: tuple[int, ...] = (),
@@ -238,7 +233,7 @@ def test_stale_state_of_the_previous_tenant() -> None:
         host,
         LabelFault.OWNER,
         [0, 3, 0],
-        [None, LaneWork(6, 0, 1), None],
+        [None, (6, 0, 1), None],
         index=(1, 3),
         expected=(ReservedOwner.FRESH, 0),
         actual=(5, 1, 0, 1),
@@ -258,8 +253,7 @@ def test_only_one_pool_is_not_reset() -> None:
 
     host = Host(step)
     start(host, (5, 3))
-    turns: list[LaneWork | None] = [LaneWork(6, 0, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, index=(0, 3), label="mul reads args[2]")
+    fails(host, LabelFault.OWNER, [3, 0, 0], [(6, 0, 1), None, None], index=(0, 3), label="mul reads args[2]")
 
 
 @pytest.mark.long
@@ -267,9 +261,8 @@ def test_state_reset_in_the_middle_of_a_sequence() -> None:
     step = lambda w, conv, ssm, slots, lengths, positions, x: batched()(w, conv, ssm, slots, lengths, positions % 2, x)
     host = Host(step)
     start(host, (5, 3))
-    host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
-    turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 2), actual=(ReservedOwner.FRESH,))
+    host.take([3, 0, 0], [(5, 1, 1), None, None])
+    fails(host, LabelFault.OWNER, [3, 0, 0], [(5, 2, 1), None, None], expected=(5, 2), actual=(ReservedOwner.FRESH,))
 
 
 @pytest.mark.parametrize("same_step", [True, False])
@@ -280,21 +273,13 @@ def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
     else:
         start(host, (5, 3))
         start(host, (6, 3))
-    fails(
-        host,
-        LabelFault.OWNER,
-        [0, 0, 3],
-        [None, None, LaneWork(5, 1, 1)],
-        index=(2, 3),
-        expected=(5,),
-        actual=(6,),
-    )
+    fails(host, LabelFault.OWNER, [0, 0, 3], [None, None, (5, 1, 1)], index=(2, 3), expected=(5,), actual=(6,))
 
 
 def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (6, 4))
-    error = fails(host, LabelFault.OWNER, [4, 3, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None], index=(0, 4))
+    error = fails(host, LabelFault.OWNER, [4, 3, 0], [(5, 1, 1), (6, 1, 1), None], index=(0, 4))
     assert error.lanes == (0, 1) and error.faults[1].about == "lane 1, row 3"
 
 
@@ -302,31 +287,22 @@ def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
 def test_row_that_no_step_wrote() -> None:
     host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
     start(host, (5, 3))
-    turns: list[LaneWork | None] = [LaneWork(5, 1, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 1), actual=(ReservedOwner.FRESH,))
+    fails(host, LabelFault.OWNER, [3, 0, 0], [(5, 1, 1), None, None], expected=(5, 1), actual=(ReservedOwner.FRESH,))
 
 
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
     old = host.pools, host.shadow_labels
-    host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
+    host.take([3, 0, 0], [(5, 1, 1), None, None])
     host.pools, host.shadow_labels = old
-    turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.POSITION, [3, 0, 0], turns, expected=(5, 2), actual=(5, 1))
+    fails(host, LabelFault.POSITION, [3, 0, 0], [(5, 2, 1), None, None], expected=(5, 2), actual=(5, 1))
 
 
 def test_layout_that_the_reader_does_not_expect() -> None:
     host = Host(GATHERED)
-    host.take([3, 0, 0], [LaneWork(5, 0, 1, layout=1), None, None])
-    fails(
-        host,
-        LabelFault.LAYOUT,
-        [3, 0, 0],
-        [LaneWork(5, 1, 1, layout=0), None, None],
-        expected=(5, 1, 0),
-        actual=(5, 1, 1),
-    )
+    host.take([3, 0, 0], [(5, 0, 1, 1), None, None])
+    fails(host, LabelFault.LAYOUT, [3, 0, 0], [(5, 1, 1, 0), None, None], expected=(5, 1, 0), actual=(5, 1, 1))
 
 
 def test_state_of_the_same_position_but_another_time() -> None:
@@ -336,8 +312,7 @@ def test_state_of_the_same_position_but_another_time() -> None:
     host.ledger.epoch += 3
     start(host, (5, 3))
     host.pools, host.shadow_labels = old
-    turns: list[LaneWork | None] = [LaneWork(5, 1, 1), None, None]
-    fails(host, LabelFault.EPOCH, [3, 0, 0], turns, expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
+    fails(host, LabelFault.EPOCH, [3, 0, 0], [(5, 1, 1), None, None], expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
 
 
 @pytest.mark.parametrize("read", [
@@ -353,7 +328,7 @@ def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     bad = Host(batched(read=read))
     bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
     with pytest.raises(SanitizerError) as error:
-        bad.take([4, 3, 1], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)])
+        bad.take([4, 3, 1], [(5, 1, 1), (6, 1, 1), (7, 1, 1)])
     assert 0 in error.value.lanes
 
 
@@ -363,8 +338,7 @@ def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     start(host, (5, 4), (6, 3), (7, 1))
     bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
     bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
-    turns: list[LaneWork | None] = [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)]
-    fails(bad, LabelFault.LANE, [4, 3, 1], turns, index=(0, 1))
+    fails(bad, LabelFault.LANE, [4, 3, 1], [(5, 1, 1), (6, 1, 1), (7, 1, 1)], index=(0, 1))
 
 
 @pytest.mark.long
@@ -374,7 +348,7 @@ def test_writes_to_anothers_row() -> None:
         host,
         LabelFault.LANE,
         [4, 3, 1],
-        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
+        [(5, 0, 1), (6, 0, 1), (7, 0, 1)],
         index=(0, 1),
         label="scatter writes another lane's row",
     )
@@ -389,7 +363,7 @@ def test_pools_of_a_group_moved_by_different_indices() -> None:
         host,
         LabelFault.OWNER,
         [4, 2, 0],
-        [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None],
+        [(5, 1, 1), (6, 1, 1), None],
         index=(0, 4),
         actual=(ReservedOwner.FRESH,),
         label="reads args[2]",
@@ -406,9 +380,8 @@ def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
 
     host = Host(step)
     start(host, (5, SLOTS - 1))
-    host.take([SLOTS - 1, pad, pad], [LaneWork(5, 1, 1), None, None])
-    turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [SLOTS - 1, pad, pad], turns, actual=(ReservedOwner.NOBODY,))
+    host.take([SLOTS - 1, pad, pad], [(5, 1, 1), None, None])
+    fails(host, LabelFault.OWNER, [SLOTS - 1, pad, pad], [(5, 2, 1), None, None], actual=(ReservedOwner.NOBODY,))
 
 
 @pytest.mark.long
@@ -421,19 +394,14 @@ def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
         Host(step),
         LabelFault.LANE,
         [4, 0, 0],
-        [LaneWork(5, 0, 1)] * 1 + [None] * 2,
+        [(5, 0, 1)] * 1 + [None] * 2,
         index=(0, None),
         label="add mixes two lanes",
     )
 
 
 COPY = LaneContract(
-    inputs=(
-        Pool("state"),
-        Pool("state"),
-        SlotMap("state", SLOTS, "read"),
-        SlotMap("state", SLOTS, "write"),
-    ),
+    inputs=(Pool("state"), Pool("state"), SlotMap("state", SLOTS, "read"), SlotMap("state", SLOTS, "write")),
     outputs=(Pool("state"), Pool("state")),
 )
 
@@ -460,7 +428,7 @@ def snapshots() -> tuple[Host, dict[int, Label]]:
     for position, row in ((1, 4), (2, 5)):
         copied(host, [1, 0, 0], [row, 0, 0])
         labels[position] = host.ledger.label(5)
-        host.take([1, 0, 0], [LaneWork(5, position, 1), None, None])
+        host.take([1, 0, 0], [(5, position, 1), None, None])
     return host, labels
 
 
@@ -470,8 +438,8 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
     copied(host, [5, 5, 0], [2, 3, 0])
     for owner in (8, 9):
         host.ledger.adopt(owner, labels[2])
-    host.take([2, 3, 1], [LaneWork(8, 2, 1), LaneWork(9, 2, 1), LaneWork(5, 3, 1)])
-    host.take([3, 2, 1], [LaneWork(9, 3, 1), LaneWork(8, 3, 1), LaneWork(5, 4, 1)])
+    host.take([2, 3, 1], [(8, 2, 1), (9, 2, 1), (5, 3, 1)])
+    host.take([3, 2, 1], [(9, 3, 1), (8, 3, 1), (5, 4, 1)])
 
 
 @pytest.mark.slow
@@ -479,15 +447,7 @@ def test_a_snapshot_restored_at_the_wrong_position() -> None:
     host, labels = snapshots()
     copied(host, [4, 0, 0], [2, 0, 0])
     host.ledger.adopt(8, labels[2])
-    fails(
-        host,
-        LabelFault.POSITION,
-        [2, 0, 0],
-        [LaneWork(8, 2, 1), None, None],
-        index=(0, 2),
-        expected=(5, 2),
-        actual=(5, 1),
-    )
+    fails(host, LabelFault.POSITION, [2, 0, 0], [(8, 2, 1), None, None], index=(0, 2), expected=(5, 2), actual=(5, 1))
 
 
 @pytest.mark.slow
@@ -497,8 +457,9 @@ def test_a_snapshot_of_one_pool_only() -> None:
     copied(host, [5, 0, 0], [2, 0, 0])
     host.shadow_labels = (host.shadow_labels[0], shadow_labels[1])
     host.ledger.adopt(8, labels[2])
-    turns: list[LaneWork | None] = [LaneWork(8, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [2, 0, 0], turns, actual=(ReservedOwner.FRESH,), label="reads args[2]")
+    fails(
+        host, LabelFault.OWNER, [2, 0, 0], [(8, 2, 1), None, None], actual=(ReservedOwner.FRESH,), label="reads args[2]"
+    )
 
 
 ROWS = LaneContract(
@@ -515,14 +476,13 @@ def row_step(w, conv, ssm, _, lengths, positions, x):
 def test_row_pools() -> None:
     args = example()
     host = Host(row_step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
-    host.take([0] * N, [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None])
-    host.take([0] * N, [LaneWork(5, 1, 1), LaneWork(6, 1, 0), LaneWork(7, 0, 1)])
-    host.take([0] * N, [LaneWork(8, 0, 1), LaneWork(6, 1, 1), None])
+    host.take([0] * N, [(5, 0, 1), (6, 0, 1), None])
+    host.take([0] * N, [(5, 1, 1), (6, 1, 0), (7, 0, 1)])
+    host.take([0] * N, [(8, 0, 1), (6, 1, 1), None])
     assert [shadow.tolist()[1] for shadow in host.shadow_labels] == [[6, 2, 0, 3]] * 2
     swap = np.array([1, 0, 2])
     host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
-    turns: list[LaneWork | None] = [LaneWork(8, 1, 1), LaneWork(6, 2, 1), None]
-    fails(host, LabelFault.OWNER, [0] * N, turns, index=(0, 0), expected=(8,), actual=(6,))
+    fails(host, LabelFault.OWNER, [0] * N, [(8, 1, 1), (6, 2, 1), None], index=(0, 0), expected=(8,), actual=(6,))
 
 
 @pytest.mark.long
@@ -530,14 +490,7 @@ def test_row_pools_whose_lanes_are_mixed() -> None:
     step = lambda w, conv, ssm, slots, lengths, positions, x: row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
     args = example()
     host = Host(step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
-    fails(
-        host,
-        LabelFault.LANE,
-        [0] * N,
-        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
-        index=(0, None),
-        label="mul reads args[2]",
-    )
+    fails(host, LabelFault.LANE, [0] * N, [(5, 0, 1), (6, 0, 1), (7, 0, 1)], index=(0, None), label="mul reads args[2]")
 
 
 def begins_inside(*args: Array) -> np.ndarray:
@@ -555,10 +508,7 @@ def declared_step(w, conv, ssm, slots, lengths, positions, x):
 def test_rows_that_a_declared_operation_does_not_read() -> None:
     """New lanes may find anything in a row; continuing lanes need their state."""
     entries = (Lane(role="length"), Lane(), Lane(), Pool("state"))
-    turns: list[list[LaneWork | None]] = [
-        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None],
-        [LaneWork(7, 0, 1), LaneWork(6, 1, 1), None],
-    ]
+    turns = [(5, 0, 1), (6, 0, 1), None], [(7, 0, 1), (6, 1, 1), None]
     for fresh in (1, None):
         declared = Opaque(entries, (Pool("state"),), fresh=fresh)
         contract = LaneContract(ROWS.inputs, ROWS.outputs, opaque={"begins_inside": declared})
@@ -572,7 +522,7 @@ def test_rows_that_a_declared_operation_does_not_read() -> None:
         host.take([0] * N, turns[1])
         swapped = jax.tree.map(lambda rows: rows[np.array([1, 0, 2])], (host.pools, host.shadow_labels))
         host.pools, host.shadow_labels = swapped
-        last: list[LaneWork | None] = [LaneWork(7, 1, 1), LaneWork(6, 2, 1), None]
+        last = [(7, 1, 1), (6, 2, 1), None]
         fails(host, LabelFault.OWNER, [0] * N, last, index=(0, 0), expected=(7,), actual=(6,))
 
 
@@ -751,15 +701,15 @@ def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
 
 def test_the_ledger_knows_what_the_host_forgot() -> None:
     ledger = RowLedger()
-    with pytest.raises(LedgerError) as error:
+    with pytest.raises(SlotError) as error:
         ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])
     assert [(fault.id, fault.about) for fault in error.value.faults] == [
-        (LedgerFault.NO_LABEL, "lane 0"),
-        (LedgerFault.TWO_LANES, "lanes 0 and 1"),
-        (LedgerFault.OWNER, "lane 2"),
+        (SlotFault.NO_LABEL, "lane 0"),
+        (SlotFault.TWO_LANES, "lanes 0 and 1"),
+        (SlotFault.OWNER, "lane 2"),
     ]
     assert ledger.epoch == 0
-    with pytest.raises(LedgerError, check=lambda error: error.ids == (LedgerFault.NO_LABEL,)):
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_LABEL,)):
         ledger.label(5)
     expected = ledger.expect([LaneWork(5, 0, 3), None])
     array, rest = (np.asarray(labels) for labels in expected)

@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -108,6 +109,14 @@ def test_addresses_of_donated_pools() -> None:
     assert hlo.addresses(pools) == addresses
 
 
+@pytest.fixture
+def metadata_in_keys() -> Iterator[None]:
+    """JAX's cache of programs tells programs apart that differ in source lines alone."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    yield
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
+
+
 def compiled_module(scale: float, file: str, lines: int = 0) -> Any:
     source = "\n" * lines + "def scaled(x):\n    with jax.named_scope(scope):\n        return jnp.tanh(x * scale)\n"
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, "scale": scale, "scope": f"scope{{{lines}}}"}
@@ -117,6 +126,7 @@ def compiled_module(scale: float, file: str, lines: int = 0) -> Any:
     return executable.hlo_modules()[0]
 
 
+@pytest.mark.usefixtures("metadata_in_keys")
 def test_fingerprint_ignores_source_lines_and_sees_constants() -> None:
     module = compiled_module(2.0, "/here/layer.py")
     moved = compiled_module(2.0, '/elsewhere/with {braces} and "quotes".py', lines=7)

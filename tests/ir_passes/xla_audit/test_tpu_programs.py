@@ -295,13 +295,9 @@ def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
     executable = program(COPY)
     moved = {kernel.name: (kernel.read, kernel.written) for kernel in kernels_in(executable, {}).kernels}
     assert moved == {
-        "new": (SIZE, SIZE),
-        "start": (SIZE, 0),
-        "other": (SIZE, 0),
-        "more": (SIZE, 0),
-        "sum": (0, 0),
+        "new": (SIZE, SIZE), "start": (SIZE, 0), "other": (SIZE, 0), "more": (SIZE, 0), "sum": (0, 0),
         "all": (0, SIZE),
-    }
+    }  # fmt: skip
     sliced = {kernel.name: (kernel.read, kernel.written) for kernel in kernels_in(program(ASYNC), {}).kernels}
     assert sliced["start"] == (4 * 8 * 128, 0), "a slice alone, and that on the chip"
     gpu = replace(executable, platform="gpu")

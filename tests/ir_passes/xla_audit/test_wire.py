@@ -7,24 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ir_passes.xla_audit.wire import Field, WireError, WireMessage, decode
+from ir_passes.xla_audit.wire import Field, WireMessage, decode
 
 INNER = WireMessage("Inner", {1: Field("number", "int"), 300: Field("text", "str")})
 OUTER = WireMessage(
     "Outer",
     {
-        1: Field("number", "int"),
-        2: Field("flag", "bool"),
-        3: Field("text", "str"),
-        4: Field("data", "bytes"),
-        5: Field("numbers", "int", repeated=True),
-        6: Field("inner", "message", message=INNER),
-        7: Field("inners", "message", repeated=True, message=INNER),
-        8: Field("children", "message", repeated=True),
+        1: Field("number", "int"), 2: Field("flag", "bool"), 3: Field("text", "str"), 4: Field("data", "bytes"),
+        5: Field("numbers", "int", repeated=True), 6: Field("inner", "message", message=INNER),
+        7: Field("inners", "message", repeated=True, message=INNER), 8: Field("children", "message", repeated=True),
         9: Field("dropped", "skip"),
     },
     rest="rest",
-)
+)  # fmt: skip
 
 
 def varint(value: int) -> bytes:
@@ -67,17 +62,11 @@ INNERS = st.fixed_dictionaries({"number": INTS, "text": st.text(max_size=5)})
 def outers(children: Any) -> Any:
     return st.fixed_dictionaries(
         {
-            "number": INTS,
-            "flag": st.booleans(),
-            "text": st.text(max_size=200),
-            "data": st.binary(max_size=200),
-            "numbers": st.lists(INTS, max_size=4).map(tuple),
-            "inner": st.none() | INNERS,
-            "inners": st.lists(INNERS, max_size=3).map(tuple),
-            "children": children,
-            "rest": st.just(b""),
+            "number": INTS, "flag": st.booleans(), "text": st.text(max_size=200), "data": st.binary(max_size=200),
+            "numbers": st.lists(INTS, max_size=4).map(tuple), "inner": st.none() | INNERS,
+            "inners": st.lists(INNERS, max_size=3).map(tuple), "children": children, "rest": st.just(b""),
         }
-    )
+    )  # fmt: skip
 
 
 VALUES = st.recursive(outers(st.just(())), lambda inner: outers(st.lists(inner, max_size=2).map(tuple)), max_leaves=4)
@@ -103,7 +92,7 @@ def test_cut_off_anywhere_is_refused_or_ends_between_fields(value: dict[str, Any
     repeated = ("inners", "children")
     try:
         text = decode(ids[:cut], OUTER)
-    except WireError:
+    except ValueError:
         assert cut not in ends
     else:
         # Only a boundary between fields, or between the items of a list of messages, can go unnoticed.
@@ -112,16 +101,9 @@ def test_cut_off_anywhere_is_refused_or_ends_between_fields(value: dict[str, Any
 
 def test_absent_fields_are_zero() -> None:
     assert decode(b"", OUTER) == {
-        "number": 0,
-        "flag": False,
-        "text": "",
-        "data": b"",
-        "numbers": (),
-        "inner": None,
-        "inners": (),
-        "children": (),
-        "rest": b"",
-    }
+        "number": 0, "flag": False, "text": "", "data": b"", "numbers": (), "inner": None, "inners": (),
+        "children": (), "rest": b"",
+    }  # fmt: skip
 
 
 def test_unknown_fields_are_kept_verbatim_and_skipped_ones_are_not() -> None:
@@ -152,12 +134,12 @@ def test_unknown_fields_are_kept_verbatim_and_skipped_ones_are_not() -> None:
     (block(6, varint(300 << 3 | 2) + varint(1 << 40)), "Inner.text"),
 ])  # fmt: skip
 def test_malformed_input_is_refused_with_its_place(data: bytes, message: str) -> None:
-    with pytest.raises(WireError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         decode(data, OUTER)
 
 
 def test_an_inner_message_cannot_read_past_its_end() -> None:
     """The inner message announces fewer bytes than its field needs."""
     inner = varint(300 << 3 | 2) + varint(4) + b"ab"
-    with pytest.raises(WireError, match="4 bytes announced"):
+    with pytest.raises(ValueError, match="4 bytes announced"):
         decode(block(6, inner) + block(3, b"more text follows"), OUTER)

@@ -8,7 +8,7 @@ import numpy as np
 from as_for_users import compiled
 from flax import nnx
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.decoder import Decoder, DecoderConfig, lane_info
 from models.layers.mlp import MlpConfig
 
 CONFIG = DecoderConfig(
@@ -23,7 +23,8 @@ def test_given_embeddings_give_the_bits_of_the_tokens() -> None:
 
     def hidden(weights: Any, embeddings: Any) -> jax.Array:
         lengths = jnp.full(2, 5, jnp.int32)
-        return nnx.merge(graph, weights)(tokens, lengths, 0 * lengths, ((None,),), 2, embeddings=embeddings)[0]
+        info = lane_info(tokens, lengths, 0 * lengths, 2)
+        return nnx.merge(graph, weights).run(tokens, info, ((None,),), embeddings)[0]
 
     run = lambda fn, *operands: np.asarray(compiled(jax.jit(fn).lower(*operands), loops=True)(*operands))
     embeddings = run(looked_up, weights)

@@ -39,12 +39,13 @@ class Scaled(nnx.Module):
         return self.factor * self.weight[...] * x + (100 if options is True else options)
 
 
-def program_of(model: decoder.Decoder, **options: Any) -> ir.ClosedJaxpr:
+def program_of(model: decoder.Decoder, hooks: Hooks | None = None, verifying: bool = False) -> ir.ClosedJaxpr:
     lanes = jax.ShapeDtypeStruct((2,), jnp.int32)
     graph, weights = nnx.split(model)
 
     def step(weights: Any, tokens: Any, lengths: Any, state: Any) -> Any:
-        return nnx.merge(graph, weights)(tokens, lengths, lengths, state, 2, **options)
+        info = decoder.lane_info(tokens, lengths, lengths, 2, verifying)._replace(hooks=hooks)
+        return nnx.merge(graph, weights).run(tokens, info, state)
 
     state = jax.eval_shape(lambda: model.init_state(2, 200, jnp.float32))
     return jax.make_jaxpr(step)(weights, jax.ShapeDtypeStruct((2, 5), jnp.int32), lanes, state)

@@ -39,15 +39,11 @@ def test_published_sparse_model() -> None:
 @pytest.mark.parametrize(
     ("change", "width"),
     [
-        ({}, 8192),
-        ({"block_ff_dim": 12289}, 8192),
-        ({"block_ff_dim": 12300}, 8448),
-        ({"block_multiple_of": 1000}, 9000),
-        ({"block_ffn_dim_multiplier": 1.3}, 10752),
-        ({"block_auto_adjust_ff_dim": False}, 12288),
-        ({"block_ff_dim": None, "intermediate_size": 300}, 256),
+        ({}, 8192), ({"block_ff_dim": 12289}, 8192), ({"block_ff_dim": 12300}, 8448),
+        ({"block_multiple_of": 1000}, 9000), ({"block_ffn_dim_multiplier": 1.3}, 10752),
+        ({"block_auto_adjust_ff_dim": False}, 12288), ({"block_ff_dim": None, "intermediate_size": 300}, 256),
     ],
-)
+)  # fmt: skip
 def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) -> None:
     assert read(LFM2 | change).layers[0][1] == MlpConfig(width)
 

@@ -12,32 +12,15 @@ from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
 
 FALCON: dict[str, Any] = {
-    "model_type": "falcon_mamba",
-    "architectures": ["FalconMambaForCausalLM"],
-    "conv_kernel": 4,
-    "expand": 16,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 8192,
-    "layer_norm_epsilon": 1e-5,
-    "num_hidden_layers": 64,
-    "residual_in_fp32": True,
-    "state_size": 16,
-    "tie_word_embeddings": False,
-    "time_step_rank": 256,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "vocab_size": 65024,
-}
+    "model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"], "conv_kernel": 4, "expand": 16,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 8192, "layer_norm_epsilon": 1e-5,
+    "num_hidden_layers": 64, "residual_in_fp32": True, "state_size": 16, "tie_word_embeddings": False,
+    "time_step_rank": 256, "use_bias": False, "use_conv_bias": True, "vocab_size": 65024,
+}  # fmt: skip
 JAMBA: dict[str, Any] = {
-    "model_type": "jamba",
-    "architectures": ["JambaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 65536,
-}
+    "model_type": "jamba", "architectures": ["JambaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 65536,
+}  # fmt: skip
 """Sizes of Jamba 0.1; the rest are defaults of transformers."""
 
 

@@ -56,10 +56,7 @@ def test_both_layouts_of_experts_are_the_same_parameters(part: str) -> None:
 
 def test_spellings_of_the_layers_of_nemotron() -> None:
     kinds = ["mamba", "mlp", "attention", "moe"]
-    lists = {
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
-        "layer_types": kinds,
-    }
+    lists = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"], "layer_types": kinds}
     base = NANO | {"hybrid_override_pattern": "M-*E", "num_hidden_layers": 4}
     want = read(base).layers
     assert [type(mixer) for (mixer,) in want] == [Mamba2Config, MlpConfig, AttentionConfig, MoeConfig]

@@ -10,23 +10,13 @@ from models.mixers.mamba1 import Mamba1Config
 from models.mixers.mamba2 import Mamba2Config
 
 MAMBA_2_8B: dict[str, Any] = {
-    "d_model": 2560,
-    "n_layer": 64,
-    "vocab_size": 50277,
-    "ssm_cfg": {},
-    "rms_norm": True,
-    "residual_in_fp32": True,
-    "fused_add_norm": True,
-    "pad_vocab_size_multiple": 8,
-}
+    "d_model": 2560, "n_layer": 64, "vocab_size": 50277, "ssm_cfg": {}, "rms_norm": True, "residual_in_fp32": True,
+    "fused_add_norm": True, "pad_vocab_size_multiple": 8,
+}  # fmt: skip
 MAMBA2_2_7B: dict[str, Any] = MAMBA_2_8B | {
-    "d_intermediate": 0,
-    "ssm_cfg": {"layer": "Mamba2"},
-    "attn_layer_idx": [],
-    "attn_cfg": {},
-    "pad_vocab_size_multiple": 16,
-    "tie_embeddings": True,
-}
+    "d_intermediate": 0, "ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [], "attn_cfg": {},
+    "pad_vocab_size_multiple": 16, "tie_embeddings": True,
+}  # fmt: skip
 ATTENTION = {"causal": True, "d_conv": 4, "head_dim": 128, "num_heads": 30, "rotary_emb_dim": 64}
 """attn_cfg of mamba2attn-2.7b."""
 
@@ -72,20 +62,14 @@ def inner(**fields: Any) -> dict[str, Any]:
     ("fields", "fault"),
     [
         ({"d_intermediate": 4096}, "d_intermediate"),
-        ({"attn_layer_idx": [9, 18], "attn_cfg": ATTENTION}, "attn_layer_idx"),
-        ({"rms_norm": False}, "rms_norm"),
-        ({"n_layer": None}, "n_layer"),
-        ({"ssm_cfg": 3}, "ssm_cfg"),
-        (inner(layer="Mamba3"), "ssm_cfg.layer"),
-        (inner(bias=True), "ssm_cfg.bias"),
-        (inner(rmsnorm=False), "ssm_cfg.rmsnorm"),
-        (inner(D_has_hdim=True), "ssm_cfg.D_has_hdim"),
-        (inner(d_ssm=2560), "ssm_cfg.d_ssm"),
-        (inner(headdim=48), "ssm_cfg.headdim"),
-        (inner(ngroups=3), "ssm_cfg.ngroups"),
+        ({"attn_layer_idx": [9, 18], "attn_cfg": ATTENTION}, "attn_layer_idx"), ({"rms_norm": False}, "rms_norm"),
+        ({"n_layer": None}, "n_layer"), ({"ssm_cfg": 3}, "ssm_cfg"), (inner(layer="Mamba3"), "ssm_cfg.layer"),
+        (inner(bias=True), "ssm_cfg.bias"), (inner(rmsnorm=False), "ssm_cfg.rmsnorm"),
+        (inner(D_has_hdim=True), "ssm_cfg.D_has_hdim"), (inner(d_ssm=2560), "ssm_cfg.d_ssm"),
+        (inner(headdim=48), "ssm_cfg.headdim"), (inner(ngroups=3), "ssm_cfg.ngroups"),
         (inner(dt_limit=[1.0, 0.0]), "ssm_cfg.dt_limit"),
     ],
-)
+)  # fmt: skip
 def test_faults_are_named(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(MAMBA2_2_7B | fields)

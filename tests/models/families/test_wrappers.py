@@ -12,13 +12,9 @@ from models.families.wrappers import JEV
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 CHECKPOINTS = {
-    None: "lfm2_base",
-    "lfm2": "lfm2_base",
-    "qwen3_5_text": "dense_interval",
-    "qwen3_5_moe_text": "sparse_base",
-    "nemotron_h": "nemotron_latent",
-    "bailing_hybrid": "ling_base",
-}
+    None: "lfm2_base", "lfm2": "lfm2_base", "qwen3_5_text": "dense_interval", "qwen3_5_moe_text": "sparse_base",
+    "nemotron_h": "nemotron_latent", "bailing_hybrid": "ling_base",
+}  # fmt: skip
 """`model_type` of a text model -> a checkpoint of its family."""
 # Outer type, key of the inner config, root of the inner tensors and name of the head, tensors of other parts.
 FILES: list[tuple[str, str, str, str, list[str]]] = [

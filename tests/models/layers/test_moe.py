@@ -1,15 +1,19 @@
 """Mixture of experts (MoE) against float64 NumPy, token by token: activations, shared experts, latent width."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
+from filled import filled, random_values
 from flax import nnx
 
+from models.layers.mlp import Activation
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.ops.expert_dot import MAX_GATHER_ROWS
+from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 HIDDEN = 10
@@ -71,8 +75,40 @@ def test_equals_its_definition(name: str) -> None:
     moe = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
     x = rng.normal(size=(2, MAX_GATHER_ROWS, HIDDEN)).astype(np.float32)
     want = np.stack([[expected(config, weights, row.astype(np.float64)) for row in lane] for lane in x])
-    zeros = jnp.zeros(2, jnp.int32)
-    info = LaneInfo(zeros, zeros, jnp.ones((2, 1), bool), jnp.zeros(2, bool), 0)
-    run = jax.jit(lambda moe, x: moe(x, info, None)[0])
-    np.testing.assert_allclose(run(moe, x), want, rtol=0, atol=2e-5)
-    np.testing.assert_allclose(run(moe, x[:, :1]), want[:, :1], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(run(moe, x, np.full(2, x.shape[1])), want, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(run(moe, x[:, :1], np.full(2, 1)), want[:, :1], rtol=0, atol=2e-5)
+
+
+@jax.jit
+def run(moe: Any, x: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Run the layer on lanes of these lengths."""
+    lengths = lengths.astype(jnp.int32)
+    valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    return moe(x, LaneInfo(lengths, lengths, valid, lengths > 0, 1), None)[0]
+
+
+PLATFORMS = {
+    f"{platform}, {kernels}": Devices(platform=platform, kernels=kernels)
+    for platform, kernels in (("cpu", "off"), ("gpu", "off"), ("gpu", "interpret"), ("tpu", "off"))
+}
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+@pytest.mark.parametrize("tokens", [1, MAX_GATHER_ROWS])
+@pytest.mark.parametrize("devices", PLATFORMS.values(), ids=PLATFORMS)
+def test_idle_lanes_and_padding_visit_no_expert(devices: Devices, tokens: int, activation: Activation) -> None:
+    """Real tokens keep their bits; where every matrix is NaN, only real tokens are."""
+    config = MoeConfig(RouterConfig(6, 3), 16, activation=activation, devices=devices)
+    moe = filled(lambda: config.build(32, nnx.Rngs(0)), random_values(1))
+    x = np.random.default_rng(2).normal(size=(5, tokens, 32)).astype(np.float32)
+    lengths = np.array([tokens, 0, 1, 0, tokens // 2])
+    real = np.arange(tokens)[None] < lengths[:, None]
+    complete, result = np.asarray(run(moe, x, np.full(5, tokens))), np.asarray(run(moe, x, lengths))
+    assert result[real].tobytes() == complete[real].tobytes() and complete.all()
+    assert not result[~real].any()
+    for name in ("gate_up_proj", "up_proj", "down_proj"):
+        if hasattr(moe, name):
+            setattr(moe, name, nnx.Param(jnp.full_like(getattr(moe, name)[...], jnp.nan)))
+    spoiled = np.asarray(run(moe, x, lengths))
+    assert np.isnan(spoiled[real]).all() and not spoiled[~real].any()

@@ -11,13 +11,7 @@ from paged_caches import in_pages
 
 from ir_passes.jaxpr import ir
 from models.mixers.attention import AttentionConfig
-from models.mixers.kv_cache import (
-    MAX_KEYS_FIRST_QUERIES,
-    KVCache,
-    append,
-    attend,
-    widened,
-)
+from models.mixers.kv_cache import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, widened
 from models.ops import summed_attention
 from models.sharding.devices import Devices
 from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places, window_pages
@@ -53,15 +47,8 @@ def test_append_writes_real_tokens_only() -> None:
 def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
     assert [turn_blocks(n, "gpu", 64) for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 4, 4, 4, 4]
     assert [turn_blocks(256, "gpu", heads) for heads in (1, 2, 8, 15, 16, 32, 63, 64)] == [
-        128,
-        64,
-        16,
-        8,
-        16,
-        16,
-        16,
-        4,
-    ]
+        128, 64, 16, 8, 16, 16, 16, 4,
+    ]  # fmt: skip
     assert {turn_blocks(n, platform, 2) for n in (2, 4, 32) for platform in ("cpu", "tpu")} == {1}
 
 

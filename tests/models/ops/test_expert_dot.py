@@ -96,7 +96,7 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
     expert = np.where(np.arange(count) % 4 == 0, expert, crowded).astype(np.int32)
     expert[5:9] = EXPERTS
     w, upward = weights(), np.random.default_rng(3).normal(size=(count, OUT)).astype(np.float32)
-    run = lambda x, w: jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
+    run = lambda x, w: jnp.sum(expert_dot(x, w, expert, devices=Devices(platform="gpu")) * upward)
     of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
     present, exact = expert < EXPERTS, np.asarray(w, np.float64)
     np.testing.assert_allclose(
@@ -140,12 +140,12 @@ def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
     complete = np.asarray(expert_dot(x, weights(), expert))
     marked, local_rows = np.where(offset, EXPERTS, expert).astype(np.int32), ~offset
     x[offset] = np.nan
-    result = np.asarray(expert_dot(x, weights(), marked, absent=True))
+    result = np.asarray(expert_dot(x, weights(), marked))
     assert result[local_rows].tobytes() == complete[local_rows].tobytes()
     assert result[offset].tobytes() == np.zeros_like(result[offset]).tobytes()
     for platform in ("gpu", "tpu"):
         devices = Devices(platform=platform)
-        other = np.asarray(expert_dot(np.where(offset[:, None], 0, x), weights(), marked, absent=True, devices=devices))
+        other = np.asarray(expert_dot(np.where(offset[:, None], 0, x), weights(), marked, devices=devices))
         np.testing.assert_allclose(other[local_rows], complete[local_rows], atol=1e-5)
         assert (other[offset] == 0).all()
 

@@ -15,7 +15,7 @@ from models.ops.quantised_experts import experts_product
 from models.sharding.devices import Devices
 
 EXPERTS, WIDTH, OUT = 5, 48, 80
-run = jax.jit(lambda *args: expert_dot(*args, absent=True, devices=Devices(kernels="interpret")))
+run = jax.jit(lambda *args: expert_dot(*args, devices=Devices(kernels="interpret")))
 
 
 def operands(count: int, dtype: Any = jnp.float32, chosen: int | None = None) -> tuple[Any, ...]:
@@ -59,7 +59,7 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
     weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
     expert = operands(37)[2]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(37, 96)), jnp.float32)
-    product = jax.jit(lambda x, weight: experts_product(x, weight, expert, True, devices))
+    product = jax.jit(lambda x, weight: experts_product(x, weight, expert, devices))
     result = np.asarray(product(x, weight))
     np.testing.assert_array_equal(result, run(x, jax.jit(type(weight).numbers)(weight), expert))
     assert (result[np.asarray(expert) == EXPERTS] == 0).all()
@@ -76,9 +76,8 @@ def test_rows_with_several_experts_are_read_where_they_lie(count: int, dtype: An
     x = jnp.asarray(rng.normal(size=(count, WIDTH)), jnp.float32)
     weight = jnp.asarray(rng.normal(size=(EXPERTS, out, WIDTH)), dtype)
     expert = jnp.asarray(rng.integers(0, EXPERTS + 1, (count, choices)), jnp.int32)
-    result = jax.jit(
-        lambda *args: experts_product(*args, absent=True, devices=Devices(kernels="interpret"), gated=gated)
-    )(x, weight, expert)
+    run_gated = lambda *args: experts_product(*args, devices=Devices(kernels="interpret"), gated=gated)
+    result = jax.jit(run_gated)(x, weight, expert)
     product = run(jnp.repeat(x, choices, axis=0), weight, expert.reshape(-1))
     expected = silu_gated(*jnp.split(product, 2, -1)) if gated else product
     shape = count, choices, OUT

@@ -8,6 +8,7 @@ import pytest
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.kernel_limits import KernelResources
+from models.ops import gpu_call as gpu_call_module
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
 from models.ops.decode_attention_gpu import tile_rows, turn_size
 from models.ops.gpu_call import gpu_call, shared_memory
@@ -20,6 +21,28 @@ from models.sharding.devices import Devices
 def test_shared_memory_is_that_of_the_target(name: str) -> None:
     with read_target(name).tracing():
         assert shared_memory() == GPUS[name].block_shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "size"),
+    [("NVIDIA H100 80GB HBM3", "9.0", 232_448), ("NVIDIA GB10", "12.1", 101_376), ("NVIDIA Card", "13.0", 101_376)],
+)
+def test_a_card_that_is_not_known_has_the_least_shared_memory(
+    kind: str, capability: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_call_module, "_device_names", lambda: (kind, capability))
+    assert shared_memory() == size
+
+
+@pytest.mark.parametrize(("capability", "runs"), [("7.5", False), ("8.0", True), ("12.1", True), ("gfx942", False)])
+def test_cards_without_products_of_bfloat16_run_the_plain_form(
+    capability: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A T4 and AMD's cards; the interpreter needs no card."""
+    monkeypatch.setattr(gpu_call_module, "_device_names", lambda: ("a card", capability))
+    kernel = Kernel("a_kernel", ("gpu",), lambda: None)
+    assert kernel.chosen(Devices(platform="gpu", kernels="auto")) == runs
+    assert kernel.chosen(Devices(platform="gpu", kernels="interpret"))
 
 
 def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
@@ -36,14 +59,14 @@ def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
     ("name", "rows", "tile"),
     [
         ("nvidia-l4", 32, 16),
-        ("nvidia-l4", 24, None),
+        ("nvidia-l4", 24, 12),
         ("nvidia-rtx4090", 32, 16),
         ("nvidia-h100", 32, 32),
         ("nvidia-h100", 24, 24),
     ],
 )
 def test_tiles_of_queries_fit_the_card(name: str, rows: int, tile: int | None) -> None:
-    """Latent rows of 576 on cards with 101,376 bytes have 16 rows a tile; others are left to the plain form."""
+    """Latent rows of 576 on cards with 101,376 bytes have at most 16 rows a tile."""
     query = jax.ShapeDtypeStruct((8, 1, rows, 576), jnp.float32)
     key = jax.ShapeDtypeStruct((8, 1, 1024, 576), jnp.bfloat16)
     with read_target(name).tracing():

@@ -183,8 +183,7 @@ def test_which_packed_weights_are_taken(weight: QuantisedWeight, supported: bool
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((MAX_PLAIN_ROWS + 16, 16), "bfloat16"), ((16, 24), "bfloat16"), ((16, 16), "float32")],
+    ("shape", "dtype"), [((MAX_PLAIN_ROWS + 16, 16), "bfloat16"), ((16, 24), "bfloat16"), ((16, 16), "float32")]
 )
 def test_other_operands_are_left_to_xla(shape: tuple[int, int], dtype: str) -> None:
     assert KERNEL.unsupported(jnp.zeros(shape), jnp.zeros((16, shape[1]), dtype))

@@ -40,31 +40,14 @@ from models.sharding.sharded_dim import shard_outputs
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_base": {},
-    "lfm2_moe_base": {},
-    "lfm3_base": {},
-    "lara_base": {},
-    "mamba2_base": {},
-    "nemotron_dense": NEMOTRON,
-    "nemotron_latent": NEMOTRON,
-    "granite_experts": {},
-    "bamba_one_group": {},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "ling_query_rank": {},
-    "ling_lightning": {"num_attention_heads": 8},
-    "minimax_base": {},
+    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_base": {}, "lfm2_moe_base": {}, "lfm3_base": {},
+    "lara_base": {}, "mamba2_base": {}, "nemotron_dense": NEMOTRON, "nemotron_latent": NEMOTRON,
+    "granite_experts": {}, "bamba_one_group": {}, "falcon_base": {}, "kimi_base": {}, "ling_base": {},
+    "ling_query_rank": {}, "ling_lightning": {"num_attention_heads": 8}, "minimax_base": {}, "olmo_base": {},
     "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
     "alice_base": {},
-    "olmo_base": {},
-    "olmo_grouped": {},
-    "zamba2_base": {},
-    "zamba2_blocks": {},
-}
+    "olmo_grouped": {}, "zamba2_base": {}, "zamba2_blocks": {},
+}  # fmt: skip
 MESHES: list[tuple[str, Axes]] = [
     *((name, (2, 2, 2)) for name in CASES),
     # fewer groups of heads than devices: of two, of one; one norm over all heads

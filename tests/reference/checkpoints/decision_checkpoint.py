@@ -71,8 +71,7 @@ def write_jev(directory: pathlib.Path, hidden: int, seed: int = 0, **fields: Any
     rng = np.random.default_rng(seed)
     weight, bias = rng.normal(size=(24, hidden)), rng.normal(size=24)
     save_file(
-        {"proj.weight": weight.astype(np.float32), "proj.bias": bias.astype(np.float32)},
-        directory / "head.safetensors",
+        {"proj.weight": weight.astype(np.float32), "proj.bias": bias.astype(np.float32)}, directory / "head.safetensors"
     )
     letters = [chr(ord("A") + i) for i in range(16)]
     slots = {

@@ -14,29 +14,14 @@ VOCABULARY = 64
 MESHES = ((8, 1, 1), (1, 2, 1), (1, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2))
 """Devices along data, model and expert."""
 FAMILIES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_moe_base": {},
-    "mamba_base": {},
-    "falcon_mamba_base": {},
-    "jamba_base": {},
-    "mamba2_base": {},
-    "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
-    "granite_experts": {"embedding_multiplier": 1.7},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "olmo_base": {},
-    "bamba_one_group": {},
-    "zamba2_base": {},
-    "lfm3_base": {},
-    "lara_base": {},
-    "minimax_base": {},
-    "ling_lightning": {"num_attention_heads": 8},
+    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_moe_base": {}, "mamba_base": {},
+    "falcon_mamba_base": {}, "jamba_base": {}, "mamba2_base": {},
+    "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2}, "granite_experts": {"embedding_multiplier": 1.7},
+    "falcon_base": {}, "kimi_base": {}, "ling_base": {}, "olmo_base": {}, "bamba_one_group": {}, "zamba2_base": {},
+    "lfm3_base": {}, "lara_base": {}, "minimax_base": {}, "ling_lightning": {"num_attention_heads": 8},
     "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
     "alice_base": {"linear_num_key_heads": 8, "linear_num_value_heads": 8},
-}
+}  # fmt: skip
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 
 

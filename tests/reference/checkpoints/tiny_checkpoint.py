@@ -11,37 +11,18 @@ from safetensors import torch as safetensors_torch
 from tiny_variants import Variant, mtp_shapes
 
 _STEM = {
-    "qwen3_next": "Qwen3Next",
-    "qwen3_5": "Qwen3_5",
-    "qwen3_5_moe": "Qwen3_5Moe",
-    "lfm2": "Lfm2",
-    "lfm2_moe": "Lfm2Moe",
-    "lfm3": "Lfm3",
-    "lara_mini": "LaraMini",
-    "kimi_linear": "KimiLinear",
-    "bailing_hybrid": "BailingHybrid",
-    "minimax": "MiniMax",
-    "olmo_hybrid": "OlmoHybrid",
-    "mamba": "Mamba",
-    "falcon_mamba": "FalconMamba",
-    "jamba": "Jamba",
-    "mamba2": "Mamba2",
-    "nemotron_h": "NemotronH",
-    "granitemoehybrid": "GraniteMoeHybrid",
-    "bamba": "Bamba",
-    "falcon_h1": "FalconH1",
-    "zamba2": "Zamba2",
-}
+    "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "lara_mini": "LaraMini", "kimi_linear": "KimiLinear",
+    "bailing_hybrid": "BailingHybrid", "minimax": "MiniMax", "olmo_hybrid": "OlmoHybrid", "mamba": "Mamba",
+    "falcon_mamba": "FalconMamba", "jamba": "Jamba", "mamba2": "Mamba2", "nemotron_h": "NemotronH",
+    "granitemoehybrid": "GraniteMoeHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1", "zamba2": "Zamba2",
+}  # fmt: skip
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Tables of lightning attention, which transformers saves."""
 _VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "patch_size": 4,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
     "num_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:

@@ -59,29 +59,12 @@ def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] 
 
 
 BASE: dict[str, Any] = {
-    "vocab_size": 331,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 512,
-    "num_hidden_layers": 4,
-    "tie_word_embeddings": False,
-}
-MOE = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
+    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512, "num_hidden_layers": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 NEXT = BASE | MOE | {"intermediate_size": 96, "rope_parameters": _rope(0.25)}
 DENSE = BASE | {"intermediate_size": 96, "rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -128,15 +111,9 @@ QWEN = (
         "qwen3_5",
         DENSE
         | {
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 20,
-            "linear_conv_kernel_dim": 3,
-            "head_dim": 32,
-            "num_hidden_layers": 3,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "tie_word_embeddings": True,
+            "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3, "head_dim": 32, "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "tie_word_embeddings": True,
             "rope_parameters": _rope(0.25, sections=(2, 1, 1)),
         },
         multimodal=True,
@@ -176,20 +153,13 @@ QWEN = (
         mtp=True,
         stored="bfloat16",
     ),
-)
+)  # fmt: skip
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 331,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
+    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 LFM_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 LFM = (
     Variant("lfm2_base", "lfm2", SMALL | LFM_LAYERS | {"block_auto_adjust_ff_dim": False}),
@@ -209,17 +179,9 @@ LFM = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
         rewritten={
-            "layer_types": None,
-            "full_attn_idxs": [0, 3],
-            "intermediate_size": None,
-            "block_ff_dim": 96,
-            "tie_word_embeddings": None,
-            "tie_embedding": True,
-            "rope_parameters": None,
-            "rope_theta": 10000.0,
-            "block_use_swiglu": True,
-            "use_pos_enc": True,
-            "conv_dim": 64,
+            "layer_types": None, "full_attn_idxs": [0, 3], "intermediate_size": None, "block_ff_dim": 96,
+            "tie_word_embeddings": None, "tie_embedding": True, "rope_parameters": None, "rope_theta": 10000.0,
+            "block_use_swiglu": True, "use_pos_enc": True, "conv_dim": 64,
         },
         stored="bfloat16",
     ),
@@ -249,7 +211,7 @@ LFM = (
         fused_experts=True,
         shards=2,
     ),
-)
+)  # fmt: skip
 
 LFM3 = SMALL | {
     "head_dim": 16,
@@ -302,46 +264,31 @@ WINDOWED = (
         "lara_mini",
         LARA
         | {
-            "num_hidden_layers": 5,
-            "layer_types": None,
-            "sliding_window": 17,
-            "linear_num_value_heads": 8,
-            "linear_value_head_dim": 24,
-            "linear_conv_kernel_dim": 3,
-            "norm_topk_prob": False,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "num_hidden_layers": 5, "layer_types": None, "sliding_window": 17, "linear_num_value_heads": 8,
+            "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3, "norm_topk_prob": False,
+            "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         },
         rewritten={"layer_types": None},
         stored="bfloat16",
         shards=2,
     ),
-)
+)  # fmt: skip
 
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
 LATENT = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "qk_nope_head_dim": 12,
-}
+}  # fmt: skip
 KIMI_BASE = (
     SMALL
     | LATENT
     | {
-        "moe_intermediate_size": 32,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_head_dim": 16,
-        "linear_num_heads": 4,
+        "moe_intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 16, "linear_num_heads": 4,
     }
-)
+)  # fmt: skip
 KIMI = (
     Variant("kimi_base", "kimi_linear", KIMI_BASE),
     Variant(
@@ -349,17 +296,9 @@ KIMI = (
         "kimi_linear",
         KIMI_BASE
         | {
-            "linear_head_dim": 12,
-            "linear_num_heads": 3,
-            "linear_conv_kernel_dim": 3,
-            "num_local_experts": 12,
-            "num_experts_per_tok": 3,
-            "n_shared_experts": 2,
-            "n_group": 3,
-            "topk_group": 2,
-            "routed_scaling_factor": 1.7,
-            "norm_topk_prob": False,
-            "v_head_dim": 20,
+            "linear_head_dim": 12, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "num_local_experts": 12,
+            "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
+            "routed_scaling_factor": 1.7, "norm_topk_prob": False, "v_head_dim": 20,
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
         rewritten={
@@ -381,25 +320,18 @@ KIMI = (
     ),
     Variant("kimi_fused", "kimi_linear", KIMI_BASE | {"n_shared_experts": 2}, fused_experts=True),
     Variant("kimi_query_rank", "kimi_linear", KIMI_BASE | {"q_lora_rank": 24}),
-)
+)  # fmt: skip
 
 LING_BASE = (
     SMALL
     | LATENT
     | {
-        "moe_intermediate_size": 32,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "n_group": 2,
-        "topk_group": 1,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "first_k_dense_replace": 1,
-        "head_dim": 16,
-        "num_mtp_layers": 0,
+        "moe_intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "n_group": 2, "topk_group": 1, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "first_k_dense_replace": 1,
+        "head_dim": 16, "num_mtp_layers": 0,
     }
-)
+)  # fmt: skip
 LING = (
     Variant("ling_base", "bailing_hybrid", LING_BASE),
     Variant(
@@ -407,19 +339,15 @@ LING = (
         "bailing_hybrid",
         LING_BASE
         | {
-            "head_dim": 12,
-            "kda_safe_gate": False,
-            "short_conv_kernel_size": 3,
-            "v_head_dim": 20,
-            "n_shared_experts": 2,
-            "norm_topk_prob": False,
+            "head_dim": 12, "kda_safe_gate": False, "short_conv_kernel_size": 3, "v_head_dim": 20,
+            "n_shared_experts": 2, "norm_topk_prob": False,
             "layer_types": ["full_attention", "linear_attention", "full_attention"],
         },
         fused_experts=True,
         stored="bfloat16",
     ),
     Variant("ling_query_rank", "bailing_hybrid", LING_BASE | {"q_lora_rank": 24}),
-)
+)  # fmt: skip
 
 LING_LIGHTNING = Variant(
     "ling_lightning",
@@ -427,28 +355,13 @@ LING_LIGHTNING = Variant(
     SMALL
     | LATENT
     | {
-        "architectures": ["BailingMoeV2_5ForCausalLM"],
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "q_lora_rank": 24,
-        "head_dim": 16,
-        "partial_rotary_factor": 0.5,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "group_norm_size": 2,
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_shared_experts": 1,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
-        "num_hidden_layers": 6,
-        "layer_group_size": 3,
-        "first_k_dense_replace": 1,
-        "num_nextn_predict_layers": 1,
+        "architectures": ["BailingMoeV2_5ForCausalLM"], "num_attention_heads": 6, "num_key_value_heads": 2,
+        "q_lora_rank": 24, "head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+        "group_norm_size": 2, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+        "num_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "num_hidden_layers": 6,
+        "layer_group_size": 3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
     },
-)
+)  # fmt: skip
 """Ling 2.5, without a class in transformers; tests compare it with `float64_delta`."""
 
 GIGACHAT_BASE: dict[str, Any] = (
@@ -548,19 +461,11 @@ GATED = (
 """GigaChat3.5 and Alice AI, without a class in transformers; tests compare them with `float64_gated`."""
 
 MINIMAX_BASE = SMALL | {
-    "head_dim": 16,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "block_size": 16,
-    "full_attn_alpha_factor": 1.7,
-    "full_attn_beta_factor": 0.8,
-    "linear_attn_alpha_factor": 1.3,
-    "linear_attn_beta_factor": 1.1,
-    "mlp_alpha_factor": 0.9,
-    "mlp_beta_factor": 1.2,
-}
+    "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
+    "full_attn_alpha_factor": 1.7, "full_attn_beta_factor": 0.8, "linear_attn_alpha_factor": 1.3,
+    "linear_attn_beta_factor": 1.1, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.2,
+}  # fmt: skip
 MINIMAX = (
     Variant("minimax_base", "minimax", MINIMAX_BASE),
     Variant(
@@ -568,13 +473,8 @@ MINIMAX = (
         "minimax",
         MINIMAX_BASE
         | {
-            "head_dim": 12,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
-            "layer_types": None,
-            "sliding_window": 17,
-            "num_experts_per_tok": 3,
-            "tie_word_embeddings": True,
+            "head_dim": 12, "num_attention_heads": 8, "num_key_value_heads": 1, "layer_types": None,
+            "sliding_window": 17, "num_experts_per_tok": 3, "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         },
         rewritten={"layer_types": None},
@@ -582,17 +482,13 @@ MINIMAX = (
         shards=2,
     ),
     Variant("minimax_fused", "minimax", MINIMAX_BASE, fused_experts=True),
-)
+)  # fmt: skip
 
 OLMO_BASE = SMALL | {
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 24,
-}
+    "num_key_value_heads": 4, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 24,
+}  # fmt: skip
 OLMO = (
     Variant("olmo_base", "olmo_hybrid", OLMO_BASE),
     Variant(
@@ -641,34 +537,13 @@ def variant(name: str) -> Variant:
 GOLDEN = tuple(
     shrunk(variant(name))
     for name in (
-        "next_old_fields",
-        "next_dense_layers",
-        "dense_multimodal",
-        "dense_interval",
-        "sparse_base",
-        "sparse_multimodal",
-        "lfm2_base",
-        "lfm2_moe_base",
-        "lfm3_base",
-        "lara_base",
-        "mamba_base",
-        "falcon_mamba_base",
-        "jamba_base",
-        "mamba2_base",
-        "zamba2_base",
-        "nemotron_latent",
-        "granite_experts",
-        "bamba_base",
-        "falcon_base",
-        "kimi_base",
-        "ling_base",
-        "ling_query_rank",
-        "minimax_base",
-        "olmo_base",
-        "gigachat_base",
-        "alice_base",
+        "next_old_fields", "next_dense_layers", "dense_multimodal", "dense_interval", "sparse_base",
+        "sparse_multimodal", "lfm2_base", "lfm2_moe_base", "lfm3_base", "lara_base", "mamba_base",
+        "falcon_mamba_base", "jamba_base", "mamba2_base", "zamba2_base", "nemotron_latent", "granite_experts",
+        "bamba_base", "falcon_base", "kimi_base", "ling_base", "ling_query_rank", "minimax_base", "olmo_base",
+        "gigachat_base", "alice_base",
     )
-)
+)  # fmt: skip
 OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})
 """The golden of each family apart from the Qwen ones."""
 

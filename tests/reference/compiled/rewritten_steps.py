@@ -99,12 +99,12 @@ def rewrite(item: Pass, graph: Graph) -> tuple[Graph, str]:
     It is valid, proved if the one before it was, and a second run changes nothing.
     """
     messages: list[str] = []
-    run = item.run(graph, messages.append)
+    run = item(graph, messages.append)
     ir.check(run.program)
     assert run.bound is graph.bound
     if is_proved(graph):
         prove_jaxpr(run.program, run.bound)
-    repeat = item.run(run)
+    repeat = item(run)
     assert repeat is run, "a second run changed the graph again"
     return run, "; ".join(messages)
 

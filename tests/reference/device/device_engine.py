@@ -17,10 +17,12 @@ if __name__ == "__main__":
 
 import numpy as np  # noqa: E402
 from device_checks import certificates, each_lane, golden_model, isolation, used_rows  # noqa: E402
+from device_programs import keep_step  # noqa: E402
 from device_records import Failure, NotRun, Records  # noqa: E402
 
 import hybridlm  # noqa: E402
 from hybridlm.bench.mixed import SAMPLED, mixed_requests  # noqa: E402
+from hybridlm.programs.shapes import Shape  # noqa: E402
 
 LARGE_MODEL = "752M"
 GOLDEN_MODELS = ("sparse_base", "kimi_base")
@@ -45,8 +47,8 @@ def check_engine(records: Records, rehearse: bool, folder: Path) -> None:
     """
     golden = GOLDEN_MODELS[:1] if rehearse else GOLDEN_MODELS
     modes = ("off",) if rehearse else ("auto", "off")
-    small = {"isolation": isolation, "used rows": used_rows} | ({} if rehearse else {"each lane": each_lane})
-    small |= {"certificates": certificates}
+    small = {} if rehearse else {"isolation": isolation}  # the rehearsal of the large model has it
+    small |= {"used rows": used_rows} | ({} if rehearse else {"each lane": each_lane}) | {"certificates": certificates}
     large = {"generate": _generate, "sampled stream": _stream, "mixed batch": _mixed}
     large |= {"isolation": isolation, "certificates": certificates}
     planned = [f"{LARGE_MODEL}, {mode}, {check}" for mode in modes for check in large]
@@ -82,7 +84,20 @@ def _checks(
         return check(models[0])
 
     for label, check in checks.items():
-        records.check(f"{name}, {label}", partial(run, check))
+        evidence = partial(_keep_faulty, records, name, models) if check is certificates else lambda: None
+        records.check(f"{name}, {label}", partial(run, check), evidence)
+
+
+def _keep_faulty(records: Records, name: str, models: list[hybridlm.LM]) -> None:
+    """Write certificates and programs of the steps with faults, until the part's time is over."""
+    for lm in models:
+        for shape in lm.engine.programs.shapes:
+            certificate = lm.certificates[str(shape)]
+            if certificate.is_proof and not certificate.not_audited:
+                continue
+            records.write_evidence("programs", f"{name}-{shape}.json", certificate.to_json().encode())
+            if isinstance(shape, Shape) and records.seconds_left > 0:
+                keep_step(records, f"{name}-{shape}", lm.engine, shape)
 
 
 def _large(folder: Path, records: Records, **settings: Any) -> hybridlm.LM:

@@ -7,6 +7,7 @@ layers is four layers' floor plus, for each further four, the difference between
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from device_programs import keep_step
 from device_records import NotRun, Records
 from device_timing import ROUNDS, keep_profile, profiled
 from published import PUBLISHED
@@ -86,10 +88,20 @@ def check_layers(records: Records, rehearse: bool, short: bool = False) -> None:
             compiled[name] = error
     ready = [step.program for step in compiled.values() if isinstance(step, LayerStep)]
     wait(ready, timeout=max(0.0, COMPILE_SHARE * records.seconds_left))
+    failed = list[str]()
     for name, step in compiled.items():
         keep = not short and name in [steps[number][0] for number in range(min(4, len(steps)))]
-        records.check(name, partial(_timed, name, step, target, records, keep, rehearse))
+        work = partial(_timed, name, step, target, records, keep, rehearse)
+        records.check(name, work, partial(failed.append, name))
     threads.shutdown(wait=False, cancel_futures=True)
+    keep_failed(records, {name: compiled[name] for name in failed})
+
+
+def keep_failed(records: Records, failed: Mapping[str, "LayerStep | Exception"]) -> None:
+    """Write the programs of failed steps, after all checks, until the part's time is over."""
+    for name, step in failed.items():
+        if isinstance(step, LayerStep) and records.seconds_left > 0:
+            keep_step(records, name, step.engine, step.shape)
 
 
 def step_name(lanes: int, tokens: int, context: int, visible: int) -> str:

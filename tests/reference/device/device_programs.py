@@ -7,6 +7,10 @@ from typing import Any
 import jax
 from device_records import Records
 
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.programs import OPTIONS
+from hybridlm.programs.shapes import Shape
+
 WRITTEN = ("*after_optimizations.txt", "*thunk_sequence*.txt", "*.ptx")
 """Files that XLA writes of a compilation: program, thunks and kernels."""
 
@@ -31,3 +35,10 @@ def keep_program(
         for pattern in WRITTEN:
             for file in sorted(Path(folder).glob(pattern))[:4]:
                 records.write_evidence("programs", f"{name}-{file.name[-80:]}", file.read_bytes())
+
+
+def keep_step(records: Records, name: str, engine: Engine, shape: Shape) -> None:
+    """Compile an engine's step again without a proof, and write its HLO and thunks."""
+    step, _ = engine.programs.step(shape)
+    lowered = jax.jit(step, donate_argnums=1).lower(*engine.example_arguments(shape))
+    keep_program(records, name, lowered, OPTIONS.get(engine.placement.platform))

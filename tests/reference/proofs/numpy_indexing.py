@@ -99,11 +99,7 @@ def scatter(name: str, params: Params, operand: np.ndarray, indices: np.ndarray,
     numbers = params["dimension_numbers"]
     batching = tuple(numbers.operand_batching_dims)
     starts = _starts(
-        indices,
-        numbers.scatter_dims_to_operand_dims,
-        batching,
-        numbers.scatter_indices_batching_dims,
-        operand.ndim - 1,
+        indices, numbers.scatter_dims_to_operand_dims, batching, numbers.scatter_indices_batching_dims, operand.ndim - 1
     )
     windows = [dim + 1 for dim in numbers.update_window_dims]
     outer = [dim for dim in range(updates.ndim) if dim not in windows]

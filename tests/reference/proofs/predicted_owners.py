@@ -304,17 +304,18 @@ def _faults_of(
         case SegmentIds(axis, layout, padding) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
             segment = reality.segments[layout][:, : rows.shape[-1]]
-            segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
-            if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
+            segment = segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)
+            in_lane = (segment == reality.bound.lanes) & (padding == "lane") & reality.inside(rows)
+            if ((rows != segment) & ~in_lane).any():
                 yield "is not the lane of each token"
         case ShiftedIds(axis, layout, padding, shift) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
-            segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             token = np.arange(rows.shape[-1]) + shift
             inner = (token >= 0) & (token < segment.shape[1])
             expected = segment[:, token[inner]].reshape(len(segment), *[1] * (rows.ndim - 2), -1)
+            in_lane = (expected == reality.bound.lanes) & (padding == "lane") & reality.inside(rows[..., inner])
             lane = (rows[..., ~inner] >= 0) & (rows[..., ~inner] <= reality.bound.lanes)
-            if (rows[..., inner] != expected).any() or lane.any():
+            if ((rows[..., inner] != expected) & ~in_lane).any() or lane.any():
                 yield "is not the lane of each token, shifted"
         case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
@@ -347,13 +348,15 @@ def _faults_of(
             may = np.stack([row[lane] for row, lane in zip(may, lanes, strict=True)])
             if (differing(rows, rows[reality.claims.base]).any(-1) & ~may).any():
                 yield "depends on tokens outside of its tile"
-        case OwnTokens(layout, LaneRows(axis, inner)) if layout in reality.segments:
+        case OwnTokens(layout, LaneRows(axis, inner, packed=packed)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1)
-            lanes = np.arange(rows.shape[1]) // inner
+            lanes = np.broadcast_to(np.arange(rows.shape[1]) // inner, rows.shape[:2])
+            lanes = np.take_along_axis(reality.segments[packed], lanes, axis=1) if packed else lanes
             padded = np.pad(reality.segments[layout], ((0, 0), (0, 1)), constant_values=-1)
             count = reality.segments[layout].shape[1]
             row_lanes = np.stack([segment[np.clip(row, 0, count)] for segment, row in zip(padded, rows, strict=True)])
-            if ((row_lanes != lanes[:, None]) & (rows < count)).any() or (rows < 0).any():
+            is_wrong = ((row_lanes != lanes[..., None]) & ((rows < count) | bool(packed))) | (rows < 0)
+            if (is_wrong & (lanes[..., None] < reality.bound.lanes)).any():
                 yield "is a token of another lane"
         case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):

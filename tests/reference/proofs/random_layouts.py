@@ -1,6 +1,7 @@
 """Random steps on packed tokens and paged pools, for the proof's claims."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,15 @@ CONTRACT = LaneContract(
     outputs=(Packed(), Shared()),
 )  # fmt: skip
 Choose = np.random.Generator
+MET = Counter[tuple[str, bool]]()
+"""Pattern, and whether a leak was planted in it -> number of times."""
+
+
+def _choice(rng: Choose, pattern: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) -> Any:
+    """Return a right form of a pattern, or one that reaches another lane."""
+    planted = bool(rng.random() < 0.3)
+    MET[pattern, planted] += 1
+    return (wrong if planted else right)[rng.integers(len(wrong if planted else right))]
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -47,8 +57,8 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 def _segment(rng: Choose, cu: Array) -> Array:
     """The lane of each token in some way, often a wrong one."""
     index = jnp.arange(TOKENS, dtype=jnp.int32)
-    ends = (cu[1:], cu[1:], cu[1:], cu[:-1], cu[1:] + 1, cu)[rng.integers(6)]
-    way = rng.integers(5)
+    ends = _choice(rng, "ends", (cu[1:],), (cu[:-1], cu[1:] + 1, cu))
+    way = rng.integers(7)
     if way == 0:
         return jnp.searchsorted(ends, index, side=("right", "left")[rng.integers(2)])
     if way == 1:
@@ -57,6 +67,13 @@ def _segment(rng: Choose, cu: Array) -> Array:
         return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[ends].add(1))
     if way == 3:
         return jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)
+    if way == 5:
+        ids, count, start = jnp.searchsorted(cu[1:], index, side="right"), int(rng.integers(3)), int(rng.integers(3))
+        filled = jnp.concatenate([jnp.full(count, rng.choice([-1, LANES + 2]), jnp.int32), ids[start:]])
+        return filled[int(rng.integers(3)) :][:TOKENS]
+    if way == 4:
+        real = _choice(rng, "padding", (index < cu[-1],), (index < cu[-1] - 1, index <= cu[-1], index >= cu[-1]))
+        return jnp.where(real, jnp.searchsorted(cu[1:], index, side="right"), int(rng.integers(LANES + 1)))
     return jnp.minimum(jnp.searchsorted(cu[1:], index, side="right"), rng.integers(1, LANES + 1))
 
 
@@ -89,8 +106,8 @@ def _by_lane(rng: Choose, x: Array, segment: Array, cu: Array) -> Array:
 
 def _attention(rng: Choose, x: Array, v: Array, array: Array, other: Array) -> Array:
     """Attention with masks of several kinds, right and wrong ones."""
-    masks = array[:, None] == other[None, :], array[:, None] <= other[None, :], array[:, None] == array[None, :]
-    mask = masks[rng.integers(3)]
+    masks = array[:, None] == other[None, :], array[:, None] == array[None, :]
+    mask = _choice(rng, "attention", masks, (array[:, None] <= other[None, :],))
     if rng.random() < 0.5:
         mask = mask & (jnp.arange(TOKENS)[:, None] >= jnp.arange(TOKENS)[None, :])
     if rng.random() < 0.1:
@@ -103,7 +120,7 @@ def _attention(rng: Choose, x: Array, v: Array, array: Array, other: Array) -> A
 
 def _scanned(rng: Choose, x: Array, states: Array, segment: Array) -> Array:
     """A loop over tokens that reads and writes the states of lanes."""
-    mode = ("drop", "clip")[rng.integers(2)]
+    mode = _choice(rng, "states of lanes", ("drop",), ("clip",))
 
     def token(carry: Array, item: Any) -> Any:
         x, lane = item
@@ -116,7 +133,7 @@ def _scanned(rng: Choose, x: Array, states: Array, segment: Array) -> Array:
 
 def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Array:
     """Page table entries and derived rows, guards and choices."""
-    index = position // PAGE if rng.random() < 0.7 else position % (WIDE + 1)
+    index = _choice(rng, "pages", (position // PAGE,), (position % (WIDE + 1),))
     if lane is not None:
         page = table[lane, index] if rng.random() < 0.4 else table.at[lane, index].get(mode="fill", fill_value=PAGES)
         if rng.random() < 0.4:
@@ -139,12 +156,12 @@ def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Arr
 
 def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -> tuple[Array, Array]:
     """A pool written at page and offset, flat or not, and read there."""
-    place = (position % PAGE, position, position % (PAGE + 1))[min(rng.integers(6), 2)]
+    place = _choice(rng, "places of a page", (position % PAGE,), (position, position % (PAGE + 1)))
     mode = ("drop", "drop", "clip")[rng.integers(3)]
     if rng.random() < 0.5:
         pool = pool.at[page, place].set(new, mode=mode)
         return pool, pool[page]
-    row = page * (PAGE if rng.random() < 0.8 else PAGE + 1) + place
+    row = page * _choice(rng, "flat pages", (PAGE,), (PAGE + 1,)) + place
     flat = pool.reshape(PAGES * PAGE, WIDTH).at[row].add(new, mode=mode)
     return flat.reshape(pool.shape), flat.at[row].get(mode="fill", fill_value=0.0)
 
@@ -153,10 +170,10 @@ def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
     """The tokens of each lane in rows, often with a wrong place or mask, and sometimes back in line."""
     width = int(rng.integers(2, 6))
     counts = jnp.arange(width)[None]
-    place = (cu[:-1, None] + counts, cu[1:, None] - 1 - counts, cu[:-1, None] + counts + 1)[min(rng.integers(5), 2)]
-    end, length = cu[1:, None] + int(rng.random() < 0.15), jnp.diff(cu)[:, None] + int(rng.random() < 0.15)
-    mask = (place < end, counts < length, counts <= length, place >= cu[:-1, None], (place < end) & (counts < length))
-    mask = mask[(0, 1, 1, 2, 3, 4)[rng.integers(6)]]
+    begin, end, length = cu[:-1, None], cu[1:, None], jnp.diff(cu)[:, None]
+    place = _choice(rng, "places of tiles", (begin + counts, end - 1 - counts), (begin + counts + 1, begin - counts))
+    masks = (counts < length, counts < length, (place < end) & (counts < length))
+    mask = _choice(rng, "masks of tiles", masks, (counts <= length, place <= end, place >= begin))
     index = (
         jnp.clip(place, 0, TOKENS - 1) if rng.random() < 0.5 else jnp.where(mask, place, TOKENS - (rng.random() < 0.1))
     )
@@ -171,7 +188,8 @@ def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
 
 def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
     """A loop over lanes with a loop over tokens, often with a wrong bound or token."""
-    low, high, next_token = int(rng.random() < 0.1), int(rng.random() < 0.15), int(rng.random() < 0.15)
+    parts = "first tokens", "last tokens", "tokens of loops"
+    low, high, next_token = (_choice(rng, part, (0,), (1,)) for part in parts)
 
     def lane(i: Array, carry: Any) -> Any:
         states, out = carry
@@ -192,9 +210,14 @@ def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
 
 def _shifted(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
     """Tokens at a distance under a mask by a bound of the token's lane, often of another bound or distance."""
-    by, distance, index = int(rng.integers(1, 3)), int(rng.integers(1, 3)), jnp.arange(TOKENS)
+    by, index = int(rng.integers(1, 3)), jnp.arange(TOKENS)
+    distance = by + _choice(rng, "distances", (0, 1), (-1,))
     lane = jnp.minimum(segment, LANES - 1)
     start, stop = cu[lane], cu[lane + 1]
+    if rng.random() < 0.4:
+        low, high = _choice(rng, "limits", ((start, stop - 1),), ((start - 1, stop - 1), (start, stop), (stop, start)))
+        ways = jnp.maximum(index - by, low), jnp.minimum(index + by, high), jnp.clip(index - by + 1, low, high)
+        return x[ways[rng.integers(3)]]
     if rng.random() < 0.5:
         mask = (index - start >= distance, index >= start + distance, index - distance > start - 1)[rng.integers(3)]
         return jnp.where(mask[:, None], jnp.pad(x, ((by, 0), (0, 0)))[:TOKENS], 0.0)
@@ -206,17 +229,19 @@ def _between(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
     """All tokens for each lane or token, under a mask by two bounds, often a wrong one."""
     index, lane = jnp.arange(TOKENS), jnp.minimum(segment, LANES - 1)
     start, stop = ((cu[:-1], cu[1:]), (cu[lane], cu[lane + 1]))[rng.integers(2)]
-    one_more = int(rng.random() < 0.15)
+    one_more, one_less = (_choice(rng, f"{name} bounds", (0,), (1,)) for name in ("upper", "lower"))
     ends = (index[None] < stop[:, None] + one_more, index[None] <= index[: len(stop), None])[rng.random() < 0.2]
-    mask = (index[None] >= start[:, None] - int(rng.random() < 0.15)) & ends
+    mask = (index[None] >= start[:, None] - one_less) & ends
     return jnp.where(mask[..., None], x[None], 0.0).sum(1)
 
 
-def _begun(rng: Choose, x: Array, cu: Array) -> Array:
+def _begun(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
     """A recurrence that begins anew at starts of lanes, often at wrong ones."""
-    index, some = jnp.arange(TOKENS), (cu[:-1], cu, cu[1:], cu[:-1] + 1)[rng.integers(4)]
-    ways = jnp.isin(index, some), (index[:, None] == some[None]).any(1), jnp.zeros(TOKENS, bool).at[some].set(True)
-    first = ways[rng.integers(3)]
+    index, some = jnp.arange(TOKENS), _choice(rng, "starts", (cu[:-1], cu), (cu[1:], cu[:-1] + 1))
+    rise = jnp.diff(segment, prepend=_choice(rng, "before ids", (-1,), (LANES + 2,)))
+    marks = jnp.isin(index, some), (index[:, None] == some[None]).any(1), jnp.zeros(TOKENS, bool).at[some].set(True)
+    risen = _choice(rng, "rises", (rise > 0, rise != 0, rise >= 1), (rise > 1, rise < 0, rise == 0))
+    first = (*marks, risen, risen)[rng.integers(5)]
 
     def token(state: Array, now: Any) -> Any:
         new = jnp.tanh(jnp.where(now[1], 0.0, state) + now[0])
@@ -267,7 +292,7 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                 elif kind < 0.86:
                     new = _lane_loop(rng, of(TOKENS), of(LANES), cu)
                 elif kind < 0.88:
-                    new = _begun(rng, of(TOKENS), cu)
+                    new = _begun(rng, of(TOKENS), cu, segment)
                 else:
                     lane = segment if rng.random() < 0.5 else None
                     position = local if lane is None else where

@@ -149,7 +149,7 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
         shared = updates.fact == SharedPadding(owner.packed, owner.axis)
         shared = shared and isinstance(access.owners(site, without=dim), Common)
         if not shared and not drops_padding(site, index.fact, access, dim):
-            message = "padding behind the last token is written to the last lane"
+            message = "padding behind the last token is written to a lane"
             remedy = "give padding the segment N, the number of lanes, and let the write drop it"
             return site.mixed(message, remedy)
         return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim)
@@ -183,7 +183,7 @@ def entries_of_padding(access: Access) -> bool:
     facts = [value.fact for value in access.columns.values()]
     return any(
         isinstance(fact, SegmentIds | LaneOfToken)
-        and (fact.padding == "last" or (fact.padding == "past" and not access.drops))
+        and (fact.padding == "lane" or (fact.padding == "past" and not access.drops))
         for fact in facts
     )
 
@@ -325,7 +325,7 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if site.name in ("min", "clamp") and lane is not None:
         limits = [constant_of(value) for value in operands if value.fact != lane]
         if limits in ([lanes - 1], [0, lanes - 1]):
-            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="last"))
+            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="lane"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)
@@ -334,7 +334,7 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
         if pairs is not None and all(is_full(site, k, (owner.axis,)) for k, owner in enumerate(ids)):
-            padding = getattr(ids[pairs.columns], "padding", "") == "last"
+            padding = getattr(ids[pairs.columns], "padding", "") == "lane"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
     if (
         isinstance(x, MaskedOut)

@@ -10,9 +10,10 @@ Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t -
 More than 300 lines: one rule for each operation on a layout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from ir_passes.jaxpr import ir
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_tiles
@@ -52,6 +53,7 @@ from ir_passes.proof.values import (
 
 LAYOUT_FACTS = (IndexSum, Mask, OffsetCounts, OwnTokens, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane)
 """Facts about arrays that depend on the layout alone."""
+_IDS = SegmentIds | ShiftedIds | LaneOfToken
 _FactAndBounds = tuple[Fact, Range | None]
 
 
@@ -65,7 +67,7 @@ def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) ->
     missing = lanes + 1 - first - count
     if first not in (0, 1) or missing not in (0, 1):
         return None
-    ids = SegmentIds(axis, layout, "past" if missing == 0 else "last")
+    ids = SegmentIds(axis, layout, "past" if missing == 0 else "lane")
     limit = lanes - missing
     return (ids, (0, limit)) if first == 1 else (single(ids, 1), (1, limit + 1))
 
@@ -94,7 +96,7 @@ def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
         return None
     ids = [term for term, _ in value.terms if isinstance(term, SegmentIds)]
     if len(ids) == len(value.terms) == 1 and value.below is None and (ids[0], 1) in value.terms:
-        return fact, (value.by, value.by + site.prover.bound.lanes - (ids[0].padding == "last"))
+        return fact, (value.by, value.by + site.prover.bound.lanes - (ids[0].padding == "lane"))
     return fact, None
 
 
@@ -128,12 +130,19 @@ def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return _as_result(site, difference(x, y) if site.name == "sub" else total([*x.terms, *y.terms], x.by + y.by))
 
 
+def _scaled(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    for k, by in enumerate(map(constant_of, operands[::-1])):
+        value = None if by is None else _operand(site, k, operands[k])
+        if by is not None and value is not None and value.terms:
+            return _as_result(site, total([(term, factor * by) for term, factor in value.terms], value.by * by))
+    return None
+
+
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     x, y = _operands(site, operands)
-    ids = [value.fact for value in operands if isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken)]
-    if ids:
-        mask = _same_ids(site, ids) or _real_lanes(site, operands)
-        return None if mask is None else (mask, None)
+    lane_mask = _same_ids(site, operands) or _real_lanes(site, operands)
+    if lane_mask is not None or any(isinstance(value.fact, _IDS) for value in operands):
+        return None if lane_mask is None else (lane_mask, None)
     if x is None or y is None or not (x.terms or y.terms):
         return None
     mask = _conditions(site.name, difference(x, y))
@@ -210,17 +219,37 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
     return mask if site.name in ("lt", "ne") else Mask(mask.if_false, mask.if_true)
 
 
-def _same_ids(site: Site, ids: Sequence[Fact]) -> WithinLane | None:
-    """Return the mask of equal lanes for tokens at a distance."""
-    x, y = (*ids, None, None)[:2]
+def _without_difference(site: Site, operands: list[Value]) -> tuple[str, list[Value]]:
+    """Return the comparison of x with y that a comparison of x - y with 0 or 1 stands for."""
+    maker, number = site.maker(site.eqn.invars[0]), constant_of(operands[1])
+    name = {("ge", 1): "gt", ("lt", 1): "le"}.get((site.name, number), site.name if number == 0 else "")
+    shapes = [] if maker is None or maker.primitive.name != "sub" else ir.shapes(maker.invars)
+    wraps = operands[0].range is None and name not in ("eq", "ne")
+    if not name or wraps or shapes != [site.shape, site.shape]:
+        return site.name, operands
+    return name, [site.prover.read(site.env, atom) for atom in maker.invars]
+
+
+def _same_ids(site: Site, operands: list[Value]) -> WithinLane | None:
+    """Return the mask of equal lanes for tokens at a distance.
+
+    Lanes of tokens never fall. Elements before the first token are equal to no lane, and below all lanes if their
+    bounds are.
+    """
+    name, sides = _without_difference(site, operands)
+    first, second = sorted(sides, key=lambda value: getattr(value.fact, "shift", 0))
+    x, y = first.fact, second.fact
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
         return None
-    shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
-    if site.name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
+    back, shift = getattr(y, "shift", 0) - getattr(x, "shift", 0), getattr(y, "shift", 0)
+    if not back or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
-    if not all(is_full(site, operand, (x.axis,)) for operand in (0, 1)) or shifts[0] == shifts[1]:
+    if sides is operands and not all(is_full(site, operand, (x.axis,)) for operand in (0, 1)):
         return None
-    return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), site.name == "eq", max(shifts))
+    is_rising = first.range is not None and first.range[1] <= site.prover.bound.lanes
+    rising = ("gt", "le") if second is sides[0] else ("lt", "ge")
+    differ, equal = (("ne", rising[0]), ("eq", rising[1])) if is_rising else (("ne",), ("eq",))
+    return WithinLane(x.layout, x.axis, back, name in equal, shift) if name in (*differ, *equal) else None
 
 
 def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -229,6 +258,9 @@ def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         limits, is_full = (constant_of(low), constant_of(high)), site.shapes[1] == site.shape
     else:
         numbers = [constant_of(value) for value in operands]
+        tokens = token_tiles.limited(site)
+        if tokens is not None:
+            return tokens, None
         operand = 0 if numbers[0] is None else 1
         x, number, is_full = operands[operand], numbers[1 - operand], site.shapes[operand] == site.shape
         if number is None:
@@ -245,8 +277,8 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
     if low is not None and low > 0:
         return None
     if isinstance(fact, SegmentIds):
-        return (replace(fact, padding="last"), (0, lanes - 1)) if high == lanes - 1 else None
-    token_of = token_of_lane(fact)
+        return (replace(fact, padding="lane"), (0, lanes - 1)) if high == lanes - 1 else None
+    token_of = fact if isinstance(fact, OwnTokens) and fact.rows.packed else token_of_lane(fact)
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (high is None or high >= tokens - 1):
         return token_of, None
@@ -292,10 +324,13 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         return (replace(index, below=below or index_sums.NON_NEGATIVE), None) if index is not None and is_sum else None
     for when in (False, True):
         ids, filler = operands[1 + when].fact, operands[2 - when]
-        if isinstance(ids, SegmentIds | LaneOfToken) and constant_of(filler) == site.prover.bound.lanes:
-            token = Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token)
-            if padding_of(site, mask.fact, when, ids.layout, token) == "exact":
-                return (replace(ids, padding="past"), (0, site.prover.bound.lanes))
+        if not isinstance(ids, SegmentIds | LaneOfToken) or filler.range is None:
+            continue
+        lanes, token = site.prover.bound.lanes, Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token)
+        padding = "past" if filler.range == (lanes, lanes) else "lane"
+        is_lane = 0 <= filler.range[0] and filler.range[1] < lanes + (padding == "past")
+        if is_lane and padding_of(site, mask.fact, when, ids.layout, token) == "exact":
+            return replace(ids, padding=padding), (0, lanes - (padding == "lane"))
     return None
 
 
@@ -531,8 +566,7 @@ def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
         return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
     if isinstance(fact, SegmentIds | ShiftedIds):
-        shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
-        return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
+        return _shifted(fact, int(starts[fact.axis])), None
     if isinstance(fact, WithinLane) and fact.axis is not None and fact.window is None:
         stride = 1 if site.shape[fact.axis] == 1 else fact.stride
         return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
@@ -580,14 +614,19 @@ def _joined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return _after_fillers(site, last, operands[:-1], sum(shape[axis] for shape in site.shapes[:-1]))
 
 
+def _shifted(fact: SegmentIds | ShiftedIds, by: int) -> SegmentIds | ShiftedIds:
+    shift = getattr(fact, "shift", 0) + by
+    kind = ShiftedIds if shift else SegmentIds
+    return kind(fact.axis, fact.layout, fact.padding, *([shift] if shift else []))
+
+
 def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: int) -> _FactAndBounds | None:
     """Return ids or a mask after elements outside all lanes."""
     ranges = [value.range for value in fillers]
     if isinstance(fact, SegmentIds | ShiftedIds):
-        shift = getattr(fact, "shift", 0) - length
-        if not all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges):
-            return None
-        return (ShiftedIds(fact.axis, fact.layout, fact.padding, shift) if shift else fact), None
+        is_outside = all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges)
+        # an element outside all lanes takes the place of no token
+        return (_shifted(fact, -length), None) if is_outside and getattr(fact, "shift", 0) <= 0 else None
     if isinstance(fact, WithinLane) and fact.stride == 1:
         false_value = int(not fact.when)
         return (replace(fact, shift=fact.shift - length), None) if set(ranges) == {(false_value, false_value)} else None
@@ -597,6 +636,7 @@ def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: 
 _RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
     "add": _combined,
     "sub": _combined,
+    "mul": _scaled,
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), _compared),
     "max": _limited,
     "min": _limited,

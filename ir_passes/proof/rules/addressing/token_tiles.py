@@ -7,15 +7,19 @@ if indices out of bounds are dropped.
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.index_sums import (
+    axes_of,
     conditions_of,
     difference,
     entry_of,
     in_lane,
+    is_never_negative,
     lane_number,
     lanes_in,
     single,
@@ -23,7 +27,18 @@ from ir_passes.proof.rules.addressing.index_sums import (
     total,
 )
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
+from ir_passes.proof.values import (
+    Condition,
+    IndexSum,
+    Iota,
+    Mask,
+    OffsetEntry,
+    OwnTokens,
+    PlusConstant,
+    TokenOf,
+    TokenSpan,
+    Value,
+)
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -38,6 +53,50 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
             if axis is not None and _has_all_lanes(site, lane[0]) and is_past and in_lane(place, lane, conditions):
                 return OwnTokens(lane[0].layout, LaneRows(axis))
     return None
+
+
+def limited(site: Site) -> OwnTokens | None:
+    """Return the fact about a limited place that stays in the lane of its token.
+
+    A maximum is at least the first token if an operand is, and at most the last one if both are.
+    """
+    for start, stop in lanes_in(map(Condition, _limits(site, site.eqn))):
+        is_of_token = start.axis is not None and bool(start.of_token)
+        if is_of_token and _within(site, site.eqn, (single(start), single(stop, -1))) == (True, True):
+            return OwnTokens(start.layout, LaneRows(start.axis or 0, packed=start.of_token))
+    return None
+
+
+def _limits(site: Site, eqn: ir.JaxprEqn) -> Iterator[IndexSum]:
+    for atom in eqn.invars:
+        place, maker = _place(site, atom), site.maker(atom)
+        if place is not None:
+            yield place
+        elif maker is not None and maker.primitive.name in ("max", "min"):
+            yield from _limits(site, maker)
+
+
+def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
+    place, shape = sum_of(site.prover.read(site.env, atom)), ir.shape_of(atom)
+    if place is None or place.below is not None or len(shape) not in (0, len(site.shape)):
+        return None
+    return place if all(shape and shape[axis] == site.shape[axis] for axis in axes_of(place)) else None
+
+
+def _within(site: Site, eqn: ir.JaxprEqn, ends: tuple[IndexSum, IndexSum]) -> tuple[bool, bool]:
+    """Return whether a maximum or minimum is at least the first, and at most the last token."""
+    bounds = []
+    for atom in eqn.invars:
+        place, maker = _place(site, atom), site.maker(atom)
+        if place is not None:
+            first, last = difference(place, ends[0]), difference(ends[1], place)
+            bounds.append((is_never_negative(first), is_never_negative(last)))
+        elif maker is not None and maker.primitive.name in ("max", "min"):
+            bounds.append(_within(site, maker, ends))
+        else:
+            bounds.append((False, False))
+    begins, stops = zip(*bounds, strict=True)
+    return (any(begins), all(stops)) if eqn.primitive.name == "max" else (all(begins), any(stops))
 
 
 def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
@@ -92,9 +151,10 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
         return result
     fact, size, lanes = index.fact, access.sizes[axis], site.prover.bound.lanes
     if isinstance(fact, OwnTokens) and fact.layout == owner.packed and size == 1:
-        is_dropped = access.drops and access.full[axis] == tokens and fact.rows.axis < len(access.index_axes)
-        rows = replace(fact.rows, axis=access.index_axes[fact.rows.axis]) if is_dropped else None
-        return result if rows is None or lanes == 1 else result.replace(owner=rows, fact=None)
+        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == tokens
+        if not is_inside or fact.rows.axis >= len(access.index_axes) or lanes == 1:
+            return result
+        return result.replace(owner=replace(fact.rows, axis=access.index_axes[fact.rows.axis]), fact=None)
     if not isinstance(fact, IndexSum) or not isinstance(result.owner, Mixed):
         return result
     limits = access.full[axis] - size + (size == 1), fact.below
@@ -134,7 +194,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
         if isinstance(fact, TokenOf):
             if fact.base == "start" and owner == OneLane(fact.lane) and access.full[dim] >= tokens and access.scalar:
                 return rows
-        elif access.drops and fact.rows.axis < len(access.index_axes):
+        elif access.drops and not fact.rows.packed and fact.rows.axis < len(access.index_axes):
             if owner == replace(fact.rows, axis=access.index_axes[fact.rows.axis]):
                 return rows
     return None

@@ -25,14 +25,7 @@ from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from models.cpu_kernels.library import BY_SLOT
 from models.layers.short_conv import layer_conv
 from models.ops.layout import materialize
-from models.ops.recurrences.conv_step_cpu import (
-    KERNEL,
-    MAX_TAPS,
-    READ,
-    STEP,
-    ConvInputs,
-    conv_step_cpu,
-)
+from models.ops.recurrences.conv_step_cpu import KERNEL, MAX_TAPS, READ, STEP, ConvInputs, conv_step_cpu
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 

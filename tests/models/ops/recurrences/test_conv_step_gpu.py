@@ -34,13 +34,9 @@ def operands(tokens: int, taps: int, biased: bool, dtype: Any = jnp.bfloat16) ->
     weight = rng.normal(size=(CHANNELS, 1, taps)).astype(np.float32)
     bias = jnp.asarray(rng.normal(size=CHANNELS).astype(np.float32)) if biased else None
     return (
-        jnp.asarray(state, dtype),
-        jnp.asarray(x),
-        jnp.asarray(lengths),
-        jnp.asarray(fresh),
-        jnp.asarray(weight),
+        jnp.asarray(state, dtype), jnp.asarray(x), jnp.asarray(lengths), jnp.asarray(fresh), jnp.asarray(weight),
         bias,
-    )
+    )  # fmt: skip
 
 
 def step(

@@ -29,14 +29,7 @@ from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels.library import BY_SLOT
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.recurrent_step_cpu import (
-    KERNEL,
-    MAX_KEPT_TOKENS,
-    MAX_KEY,
-    READ,
-    STEP,
-    recurrent_step_cpu,
-)
+from models.ops.recurrences.recurrent_step_cpu import KERNEL, MAX_KEPT_TOKENS, MAX_KEY, READ, STEP, recurrent_step_cpu
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import Devices
 

@@ -219,7 +219,7 @@ class Dtype:
                 yield Permuted(Order(ORDER, inverse), div), mixed, self.world.order(Order(ORDER, inverse)) // div
             yield Counts(CLASSES), mixed, np.bincount(self.world.arrays[CLASSES], minlength=N)
             yield SegmentIds(0, LAYOUT), COMMON, SEGMENTS
-            yield SegmentIds(0, LAYOUT, "last"), COMMON, np.minimum(SEGMENTS, N - 1)
+            yield SegmentIds(0, LAYOUT, "lane"), COMMON, np.minimum(SEGMENTS, N - 1)
             yield TokenOfLane(LAYOUT), COMMON, [0, 2, 3, 1]
         if shape in ((N, 1), (1, N)):
             yield SegmentIds(shape.index(N), LAYOUT), COMMON, SEGMENTS.reshape(shape)

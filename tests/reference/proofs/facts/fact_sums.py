@@ -33,7 +33,8 @@ def evaluated(
                 part = index[axis]
             case SegmentIds(axis, layout, padding):
                 segment, lanes = layouts[layout][1], len(layouts[layout][0]) - 1
-                part = np.minimum(segment[np.minimum(index[axis], len(segment) - 1)], lanes - (padding == "last"))
+                part = segment[np.minimum(index[axis], len(segment) - 1)]
+                is_known = is_known & ((part < lanes) | (padding == "past"))
             case OffsetEntry(layout, first, axis, symbol, of_token):
                 cu, lanes = layouts[layout][0], len(layouts[layout][0]) - 1
                 place = numbers[symbol] if symbol is not None else 0

@@ -181,13 +181,17 @@ class World:
                 return shape[-1] == len(values) and not any(columns)
             case SegmentIds(axis, _, padding):
                 # The first tokens of the layout, also fewer than all.
-                lanes = np.minimum(SEGMENTS, N - (padding == "last"))[: shape[axis]]
-                return bool((np.moveaxis(elements, axis, -1) == lanes).all())
+                lanes = SEGMENTS[: shape[axis]]
+                elements = np.moveaxis(elements, axis, -1)
+                in_lane = (padding == "lane") & (lanes == N) & (elements >= 0) & (elements < N)
+                return bool(((elements == lanes) | in_lane).all())
             case LaneOfToken(token, _, padding):
                 if token.number not in self.arrays:
                     return True
                 index = min(max(int(self.arrays[token.number]), 0), token.size - 1)  # the symbol of a clamped index
-                return bool((elements == min(SEGMENTS[index], N - (padding == "last"))).all())
+                if SEGMENTS[index] == N and padding == "lane":
+                    return bool(((elements >= 0) & (elements < N)).all())
+                return bool((elements == SEGMENTS[index]).all())
             case RealToken():
                 return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():

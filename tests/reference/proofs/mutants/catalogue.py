@@ -33,13 +33,13 @@ from mutants.rows import (
     row_numbers,
     whole_pools,
 )
-from mutants.tokens import token_indices, token_loops, token_scans, token_sums, token_tiles
+from mutants.tokens import token_indices, token_limits, token_loops, token_scans, token_sums, token_tiles
 
 THEMES = (
     padding, indices, declared, keys_and_bounds, lanes, borders, split_rows, own_ways, agreement, expert_mixing, places,
     page_tables, row_caches, row_numbers, rule_parameters, pools, read_kernels, whole_kernels, grid_kernels,
     buffered_kernels, unnamed, idle, held_rows, lost_facts, mutable_arrays, sequences, boundaries, executables, owners,
-    packed, token_neighbours, token_indices, token_scans, token_loops, token_sums, token_tiles, tenants, verification,
-    whole_pools, batches,
+    packed, token_neighbours, token_indices, token_scans, token_loops, token_sums, token_tiles, token_limits,
+    tenants, verification, whole_pools, batches,
 )  # fmt: skip
 MUTANTS: dict[str, Mutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}

@@ -133,14 +133,10 @@ def _one(base: str, id: str, description: str, step: Any, *kinds: Kind) -> Any:
 SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
     f"packed tokens, {name}"
     for name in (
-        "scanned by slot",
-        "states carried",
-        "sums and last tokens",
-        "paged prefill and decode",
-        "slot mapping",
+        "scanned by slot", "states carried", "sums and last tokens", "paged prefill and decode", "slot mapping",
         "segment ids",
     )
-)
+)  # fmt: skip
 _repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)  # noqa: E731
 CHANNELS = "sharded channels of packed tokens"
 MUTANTS = (

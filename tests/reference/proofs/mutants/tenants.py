@@ -12,7 +12,8 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
-from ir_passes.host.row_ledger import LaneWork, LedgerError, RowLedger
+from ir_passes.host.row_ledger import LaneWork, RowLedger
+from ir_passes.host.slot_owner import SlotError
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -163,7 +164,7 @@ def rolled_back_on_the_host_alone() -> None:
 
 
 def _row(id: str, source: str, description: str, attempt: Callable[[], Any], base: Program = DECODE) -> Mutant:
-    error = (SanitizerError, LedgerError)
+    error = (SanitizerError, SlotError)
     return Mutant(id, source, description, base.name, Tier.SANITIZER, attempt=attempt, error=error)
 
 

@@ -95,10 +95,7 @@ def rows_step(w, pools, x, lengths, positions):
     mixed, conv = mix(w, jnp.where(fresh, 0.0, pools["conv"]), x, lengths)
     state, y = at_once(w, jnp.where(fresh, 0.0, pools["state"]), x, mixed, lengths)
     alive = (lengths > 0)[:, None, None]
-    return y, {
-        "conv": jnp.where(alive, conv, pools["conv"]),
-        "state": jnp.where(alive, state, pools["state"]),
-    }
+    return y, {"conv": jnp.where(alive, conv, pools["conv"]), "state": jnp.where(alive, state, pools["state"])}
 
 
 def chunks_step(w, pools, x, lengths, positions):

@@ -18,13 +18,9 @@ CONTRACT = LaneContract(inputs=(POOLS, SlotMap("mamba", SLOTS), Lane(), Lane(), 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
     params = (
-        weight(rng, CHANNELS + INNER + HEADS, HIDDEN),
-        weight(rng, TAPS, CHANNELS),
-        -np.exp(normal(rng, HEADS)),
-        normal(rng, HEADS),
-        normal(rng, HEADS),
-        weight(rng, HIDDEN, INNER),
-    )
+        weight(rng, CHANNELS + INNER + HEADS, HIDDEN), weight(rng, TAPS, CHANNELS), -np.exp(normal(rng, HEADS)),
+        normal(rng, HEADS), normal(rng, HEADS), weight(rng, HIDDEN, INNER),
+    )  # fmt: skip
     pools = normal(rng, SLOTS, TAPS - 1, CHANNELS), normal(rng, SLOTS, HEADS, WIDTH, STATE)
     return pools, slot_map(rng), rng.random(LANES) < 0.3, normal(rng, LANES, HIDDEN), params
 
@@ -72,7 +68,4 @@ def vmapped_step(pools, slots, fresh, x, params):
     return jax.tree.map(lambda pool, row: pool.at[slots, ...].set(row), pools, rows), y
 
 
-PROGRAMS = (
-    Program("mamba2", step, CONTRACT, draw),
-    Program("mamba2, vmapped", vmapped_step, CONTRACT, draw),
-)
+PROGRAMS = (Program("mamba2", step, CONTRACT, draw), Program("mamba2, vmapped", vmapped_step, CONTRACT, draw))

@@ -69,14 +69,9 @@ def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
     cache = {name: normal(rng, PAGES, PAGE, KV, SIZE) for name in ("k", "v")}
     x = normal(rng, TOKENS, HIDDEN)
     return (
-        weights(rng),
-        x,
-        positions.astype(np.int32),
-        cu,
-        cache,
-        table(rng),
+        weights(rng), x, positions.astype(np.int32), cu, cache, table(rng),
         rng.uniform(0.5, 2, LANES).astype(np.float32),
-    )
+    )  # fmt: skip
 
 
 def draw_mapped(rng: np.random.Generator) -> tuple[Any, ...]:

@@ -28,8 +28,7 @@ MAX_PREFILL_ROWS = LaneContract(
     outputs=(Pool("decode"),),
 )
 FORK = LaneContract(
-    inputs=(Pool("snapshots"), SlotMap("snapshots", SLOTS, role="read"), Pool("rows"), Lane()),
-    outputs=(Pool("rows"),),
+    inputs=(Pool("snapshots"), SlotMap("snapshots", SLOTS, role="read"), Pool("rows"), Lane()), outputs=(Pool("rows"),)
 )
 TWO = LaneContract(
     inputs=(Pool("a"), Pool("b"), SlotMap("a", SLOTS), SlotMap("b", LANES + 2), Lane()),

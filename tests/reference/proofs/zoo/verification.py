@@ -22,11 +22,7 @@ CONTRACT = LaneContract(
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
     """Few words, so that drafts are often right."""
-    w = {
-        "mixer": chunked.weights(rng),
-        "embed": weight(rng, VOCABULARY, HIDDEN),
-        "out": weight(rng, VOCABULARY, VALUE),
-    }
+    w = {"mixer": chunked.weights(rng), "embed": weight(rng, VOCABULARY, HIDDEN), "out": weight(rng, VOCABULARY, VALUE)}
     pools = chunked.pools(rng, LANES) | {"last": rng.integers(0, VOCABULARY, (LANES, 1)).astype(np.int32)}
     return w, pools, rng.integers(0, VOCABULARY, (LANES, TOKENS)).astype(np.int32), ragged(rng)
 

@@ -22,8 +22,7 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from ir_passes.host.row_ledger import LedgerError
-from ir_passes.host.slot_owner import SlotError
+from ir_passes.host.slot_owner import SlotError, SlotFault
 from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
@@ -95,6 +94,8 @@ PAGES = 5
 BUDGET = CacheBudget(device=90_000, host=400_000)
 CANCELLED = {17: 8, 42: 5}
 """Cancelled requests by step: one while it waits, one while it decodes."""
+LEDGER = frozenset({SlotFault.OWNER, SlotFault.TWO_LANES, SlotFault.NO_LABEL})
+"""Faults of the ledger of the sanitizer, not of the owner of the rows."""
 CANCELLED_WITH_DRAFTS = {4: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
 CANCELLED_IN_FEW_PAGES = {60: 3}
@@ -185,9 +186,11 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
     """Return the check that finds a fault of the traffic, None for a right run."""
     try:
         results = run(lm, speculate)
-    except (SlotError, hybridlm.RowsLost):
+    except SlotError as error:
+        return Finder.SANITIZER if LEDGER.issuperset(error.ids) else Finder.OWNER
+    except hybridlm.RowsLost:
         return Finder.OWNER
-    except (SanitizerError, LedgerError):
+    except SanitizerError:
         return Finder.SANITIZER
     except (hybridlm.SnapshotError, TreeError):
         return Finder.LABEL

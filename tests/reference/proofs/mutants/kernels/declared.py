@@ -223,9 +223,7 @@ def _of_name(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 BY_ROW = Opaque((Lane(),), (Lane(),))
 NAMED = LaneContract(
-    rows.STEP.inputs,
-    rows.STEP.outputs,
-    opaque={"tripled_rows": BY_ROW, "<lambda>": BY_ROW, "roll": BY_ROW},
+    rows.STEP.inputs, rows.STEP.outputs, opaque={"tripled_rows": BY_ROW, "<lambda>": BY_ROW, "roll": BY_ROW}
 )
 
 

@@ -7,17 +7,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, Mutant, wrong
-from zoo.meshes.sharded_rows import (
-    COPY_SPECS,
-    SOURCE,
-    SPLIT,
-    TARGET,
-    draw,
-    here,
-    local_copy,
-    over,
-    put,
-)
+from zoo.meshes.sharded_rows import COPY_SPECS, SOURCE, SPLIT, TARGET, draw, here, local_copy, over, put
 from zoo.program import slot_map
 
 from ir_passes import LaneContract, Pool, SlotMap

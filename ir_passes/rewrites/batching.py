@@ -2,28 +2,26 @@
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from graphlib import CycleError, TopologicalSorter
 from math import prod
-from typing import ClassVar
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.lane_owners import SELECTING, LaneOwners
-from ir_passes.rewrites.pool_access import WRITES, PoolAccesses, pool_names
+from ir_passes.rewrites.pool_access import PoolAccesses, pool_names
 from ir_passes.rewrites.same_work import Different, SameWork, check_batchable, written_pools
 
 MAX_ALIGNMENTS = 3
 
 
-@dataclass(frozen=True)
-class Rebatch:
+def rebatch(graph: Graph, say: Say = quiet) -> Graph:
     """Replace the same equations on every lane by one batched computation.
 
     The reads of all lanes' rows become one gather by the slot map, `jax.vmap` batches the computations, and the writes
@@ -34,18 +32,14 @@ class Rebatch:
     slot-map entries, and pools with other accesses in between. Results are bit-identical except for dots with another
     number of rows, which differ by float32 rounding.
     """
-
-    name: ClassVar[str] = "rebatch"
-
-    def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        rewritten: Graph | None = graph
-        result, reasons = graph, list[str]()
-        while rewritten is not None and graph.bound.lanes > 1:
-            result, reasons = rewritten, []
-            rewritten = _rewrite_first(result, say, reasons)
-        for reason in dict.fromkeys(reasons):
-            say(f"left alone: {reason}")
-        return graph if result is graph else graph.with_program(ir.without_dead(result.program))
+    rewritten: Graph | None = graph
+    result, reasons = graph, list[str]()
+    while rewritten is not None and graph.bound.lanes > 1:
+        result, reasons = rewritten, []
+        rewritten = _rewrite_first(result, say, reasons)
+    for reason in dict.fromkeys(reasons):
+        say(f"left alone: {reason}")
+    return graph if result is graph else graph.with_program(ir.without_dead(result.program))
 
 
 def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:

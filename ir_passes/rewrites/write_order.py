@@ -7,8 +7,7 @@ always false. The proof knows this, XLA does not, and LLVM removes the select. X
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jax import lax
@@ -19,33 +18,27 @@ from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.jaxpr.primitives import ELEMENTWISE, MOVES, PARTS, REDUCTIONS, WRITES
 from ir_passes.rewrites.carried_layers import with_carried_layers
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.scratch.liveness import bytes_of
+from ir_passes.scratch.liveness import bytes_of, is_view
 
 _FUSED = ELEMENTWISE | MOVES | PARTS | {"gather", "dynamic_slice", "concatenate", "pad", "stack"}
 """Operations that XLA may recompute in the fusion of their readers."""
-_VIEWS = ("reshape", "squeeze", "expand_dims")
 _LOOPS = ("scan", "while")
 
 
-@dataclass(frozen=True)
-class WriteInPlace:
+def write_in_place(graph: Graph, say: Say = quiet) -> Graph:
     """Carry pools through scans over layers, and order their writes after earlier reads.
 
     Results are bit-identical. Loop bodies are ordered, too. Several writes of one version are left alone.
     """
-
-    name: ClassVar[str] = "write-in-place"
-
-    def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        carried, layers = with_carried_layers(graph)
-        jaxpr = carried.program.jaxpr
-        order = _WriteOrder(jaxpr, [*graph.bound.successors.items()])
-        eqns = order.eqns()
-        if not layers and not order.count:
-            return graph
-        say(f"carried {layers} stacked pools through scans, ordered {order.count} writes after earlier reads")
-        program = ir.with_eqns(carried.program, eqns, jaxpr.outvars, order.consts)
-        return carried.with_program(program)
+    carried, layers = with_carried_layers(graph)
+    jaxpr = carried.program.jaxpr
+    order = _WriteOrder(jaxpr, [*graph.bound.successors.items()])
+    eqns = order.eqns()
+    if not layers and not order.count:
+        return graph
+    say(f"carried {layers} stacked pools through scans, ordered {order.count} writes after earlier reads")
+    program = ir.with_eqns(carried.program, eqns, jaxpr.outvars, order.consts)
+    return carried.with_program(program)
 
 
 class _WriteOrder:
@@ -86,7 +79,7 @@ class _WriteOrder:
         if not versions:
             return
         name = eqn.primitive.name
-        if name in _VIEWS and bytes_of(eqn.invars[0].aval) == bytes_of(eqn.outvars[0].aval):
+        if is_view(eqn):
             self._version[eqn.outvars[0]] = self._version[versions[0]]
             self._links.append((index, versions[0], eqn.outvars[0]))
             return

@@ -41,7 +41,7 @@ def test_sigmoid_gate_and_weights_minus_one() -> None:
     lanes = info(lengths, 0 * lengths, 3)
     by_silu, by_sigmoid = (np.asarray(mixer.project_out(mixed, gate, lanes)) for mixer in (plain, other))
     weight = np.tile(np.asarray(plain.norm[...]), 4)
-    np.testing.assert_allclose(by_sigmoid * gate * weight, by_silu * 1.6 * (weight + 1), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(by_sigmoid * np.asarray(gate) * weight, by_silu * 1.6 * (weight + 1), rtol=0, atol=1e-5)
 
 
 def test_widths_of_the_published_35b_model() -> None:

@@ -101,7 +101,8 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     mixers = _recurrent(lm.model)
     if not mixers:
         raise ValueError(
-            "state_history: expected layers with one array [head, value, key] of a recurrence; this model has none"
+            "state_history: expected layers that read the residual stream, with one array [head, value, key] of a "
+            "recurrence; this model has none"
         )
     groups = -(-len(ids) // group)
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
@@ -127,6 +128,8 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
+        if branch.block is not None:
+            continue  # it reads a mix of blocks, not the residual stream
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
             if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:

@@ -1,13 +1,14 @@
-"""Write tests/golden: tiny checkpoints with the results of Hugging Face transformers.
+"""Write tests/golden: tiny checkpoints with the results of Hugging Face transformers, or of a float64 forward.
 
     python scripts/make_golden.py [--output tests/golden] [--seed 0] [name ...]
 
 needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
 (prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; with a multi-token-prediction
 head also its logits behind every token but the first) and `provenance.json` (versions and settings). Tests read them
-without torch. tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random prompts are
-tried until no position and no greedy step is a near tie and the oracle's own rounding noise is small, so that tests can
-require every token exactly.
+without torch. Families without a class in transformers have a drawn checkpoint and the results of a float64 forward
+from tests/reference. tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random
+prompts are tried until no position and no greedy step is a near tie and the oracle's own rounding noise is small, so
+that tests can require every token exactly.
 """
 
 import argparse
@@ -24,7 +25,10 @@ import transformers
 sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
 from comparison import Greedy
+from float64_gated import FAMILIES as FLOAT64_FAMILIES
+from float64_oracle import Float64Oracle
 from original_checkpoint import write_original
+from random_checkpoint import write_random_checkpoint
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged_prompts
 from transformers_oracle import Oracle, log_probabilities
@@ -51,14 +55,18 @@ def main() -> None:
             continue
         directory = options.output / variant.name
         shutil.rmtree(directory, ignore_errors=True)
-        write_checkpoint(variant, options.seed, directory)
+        if variant.family in FLOAT64_FAMILIES:
+            write_random_checkpoint(variant.name, directory, seed=options.seed, **variant.text)
+        else:
+            write_checkpoint(variant, options.seed, directory)
         write_expected(variant, options.seed, directory)
         if variant.name in ORIGINAL:
             write_original(directory, options.output.with_name("golden_original") / variant.name)
 
 
 def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None:
-    oracle = Oracle.load(directory)
+    drawn = variant.family in FLOAT64_FAMILIES
+    oracle: Oracle | Float64Oracle = Float64Oracle.load(directory) if drawn else Oracle.load(directory)
     chosen = [choose_prompt(oracle, variant, seed, index) for index in range(len(RAGGED_LENGTHS))]
     prompts = [prompt for prompt, _, _, _ in chosen]
     logits = [oracle.logits(prompt) for prompt in prompts]
@@ -72,13 +80,13 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
     }
     if variant.mtp:
         # a prompt of one token has no input for the head
+        assert isinstance(oracle, Oracle)
         arrays["mtp_logits"] = np.concatenate([oracle.mtp_logits(prompt) for prompt in prompts if len(prompt) > 1])
     np.savez(directory / "expected.npz", **arrays)
     provenance = {
         "command": "python scripts/make_golden.py",
         "seed": seed,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **({} if drawn else {"torch": torch.__version__, "transformers": transformers.__version__}),
         "class": type(oracle.model).__name__,
         "smallest_greedy_margin": min(float(greedy.margins.min()) for _, greedy, _, _ in chosen),
         "smallest_prompt_margin": min(margin for _, _, margin, _ in chosen),
@@ -88,7 +96,9 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
     print(f"{variant.name}: {json.dumps(provenance)}")
 
 
-def choose_prompt(oracle: Oracle, variant: Variant, seed: int, index: int) -> tuple[list[int], Greedy, float, float]:
+def choose_prompt(
+    oracle: Oracle | Float64Oracle, variant: Variant, seed: int, index: int
+) -> tuple[list[int], Greedy, float, float]:
     """Return tokens, continuation, smallest margin and noise of the first prompt without near ties."""
     for attempt in range(MAX_ATTEMPTS):
         prompt = ragged_prompts(variant, seed, attempt)[index]

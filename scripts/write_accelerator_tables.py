@@ -100,8 +100,8 @@ class Figures(NamedTuple):
 
     def and_further(self, other: "Figures", times: int) -> "Figures":
         """Add `times` the difference to a step with more layers."""
-        pairs = zip(self, other, strict=True)
-        return Figures(*(None if a is None or b is None else a + times * (b - a) for a, b in pairs))
+        pairs = zip(self._fields, self, other, strict=True)
+        return self._replace(**{name: a + times * (b - a) for name, a, b in pairs if a is not None and b is not None})
 
     def cells(self, mark: str) -> list[str]:
         waits = [] if self.waits is None else [f"{self.waits:.0f}"]

@@ -17,12 +17,12 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 class StructuredOutputs(TypedDict, total=False):
     """The form of a completion: exactly one of the first five.
 
-    Keys: json: a JSON schema, as mapping or text. json_object: True for any JSON object. regex: of the whole
-    completion, in Rust's syntax. choice: texts. grammar: Lark, as llguidance reads it. disable_any_whitespace: no white
-    space between parts of the JSON.
+    Keys: json: a JSON schema, as mapping or text, or a model class of pydantic. json_object: True for any JSON object.
+    regex: of the whole completion, in Rust's syntax. choice: texts. grammar: Lark, as llguidance reads it.
+    disable_any_whitespace: no white space between parts of the JSON.
     """
 
-    json: Mapping[str, Any] | str
+    json: Mapping[str, Any] | str | type
     json_object: bool
     regex: str
     choice: Sequence[str]
@@ -67,6 +67,9 @@ def compiler_version() -> str:
 
 def _schema(value: Any) -> str:
     """Return a JSON schema as text, with properties in the completion's order."""
+    describe = getattr(value, "model_json_schema", None) if isinstance(value, type) else None
+    if describe is not None:
+        value = describe()
     try:
         schema = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -26,6 +26,7 @@ from models import Decoder, DecoderConfig, MtpDecoder
 from models.decoder.decoder import BranchConfig
 from models.mixers.ngram_embedding import NgramEmbeddingConfig
 from models.sharding.devices import Devices
+from models.state.pages import kv_blocks
 from models.state.state import StateArray
 
 VOCABULARY = 64
@@ -92,21 +93,24 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
     graph, types = nnx.split(model)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: _random_weight(leaf, rng), types)
+    blocks = kv_blocks(POSITION + tokens)
     options = FAST_TO_COMPILE if model.config.devices.platform == "cpu" else None
 
     @partial(jax.jit, compiler_options=options)
     def verified(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
         model = nnx.merge(graph, params)
-        hidden, pending = model(tokens, lanes.lengths, lanes.positions, state, 1, verifying=True)
-        return hidden, model.commit(pending, tokens, lanes.accepted, lanes.positions, state, 1)
+        hidden, pending = model(tokens, lanes.lengths, lanes.positions, state, blocks, verifying=True)
+        return hidden, model.commit(pending, tokens, lanes.accepted, lanes.positions, state, blocks)
 
     @partial(jax.jit, compiler_options=options)
     def ordinary(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
-        return nnx.merge(graph, params)(tokens, lanes.accepted, lanes.positions, state, 1)
+        return nnx.merge(graph, params)(tokens, lanes.accepted, lanes.positions, state, blocks)
 
     faults: dict[tuple[str, MeasuredFault], Finding] = {}
     for lanes in _calls(tokens, rng):
-        state = jax.tree.map(partial(_random_state, lanes=len(lanes.lengths), rng=rng), model.state_arrays())
+        count = len(lanes.lengths)
+        random_state = partial(_random_state, lanes=count, pages=1 + count * blocks, rng=rng)
+        state = jax.tree.map(random_state, model.state_arrays())
         runs = [verified(params, drafts, lanes, state) for drafts in (lanes.tokens, lanes.other_drafts)]
         results = jax.device_get([*runs, ordinary(params, lanes.tokens, lanes, state)])
         for name, kind, message in _differences(model, lanes, results):
@@ -140,9 +144,9 @@ def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.n
     return np.resize(numbers.astype(leaf.dtype), leaf.shape)
 
 
-def _random_state(array: StateArray, lanes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return random rows of a state array; zero for integers."""
-    leaf = array.of(lanes, 1 + lanes, jnp.float32)
+def _random_state(array: StateArray, lanes: int, pages: int, rng: np.random.Generator) -> np.ndarray:
+    """Return random rows of a state array, or pages of a cache; zero for integers."""
+    leaf = array.of(lanes, pages, jnp.float32)
     values = rng.normal(size=leaf.shape) if jnp.issubdtype(leaf.dtype, jnp.floating) else np.zeros(leaf.shape)
     return values.astype(leaf.dtype)
 
@@ -181,7 +185,7 @@ def _differences(
             names[path[0].idx] + jax.tree_util.keystr(path[2 - isinstance(path[1], GetAttrKey) :]),
             array.positions_axis,
             layers[path[0].idx].cache_lag,
-            tuple(pages[1:] for pages in values) if array.grows else values,  # one page for each lane
+            tuple(_of_lanes(pool, array.positions_axis, len(lanes.accepted)) for pool in values),
         )
         for (path, array), values in zip(described, states, strict=True)
     ]
@@ -195,6 +199,13 @@ def _differences(
                 yield name, MeasuredFault.REJECTED_TOKENS, message
             elif (difference := _distance(first, ordinary)) > TOLERANCE:
                 yield name, MeasuredFault.NOT_THE_ACCEPTED, f"{message}: a difference of {difference:.2g} of its size"
+
+
+def _of_lanes(pool: np.ndarray, axis: int | None, lanes: int) -> np.ndarray:
+    """Return the rows of a pool, or each lane's pages behind the null page, joined along the axis of positions."""
+    if axis is None:
+        return pool
+    return np.stack([np.concatenate(pages, axis) for pages in np.split(pool[1:], lanes)])
 
 
 def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:

@@ -20,7 +20,8 @@ from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
-from models.layers.norms import RMSNorm
+from models.layers.norms import NormConfig
+from models.layers.source_mix import SourceMix
 from models.ops.layout import materialize
 from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
@@ -28,7 +29,7 @@ from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
 from models.state.pages import Pages
 from models.state.rows import Slots
-from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, Stream, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
 
@@ -86,15 +87,40 @@ class NormedResidual:
 
 
 @dataclass(frozen=True)
+class BlockResidual:
+    """A branch on a stream of sources (Block Attention Residuals, arXiv:2603.15031).
+
+    Sources are the embedding and, for each block of layers, the sum of its outputs. The input is a mix of all
+    (`SourceMix`), the output is added to the last.
+
+    Attributes:
+        inner: the layer.
+        begins: the first branch of a block, with an output that is a new source.
+        mixes: False for the first branch of the model, which reads the embedding.
+    """
+
+    inner: BranchConfig
+    begins: bool
+    mixes: bool
+
+    def shard(self, devices: Devices) -> "BlockResidual":
+        return replace(self, inner=self.inner.shard(devices))
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        """Build the inner layer; `Branch` has the mix."""
+        return self.inner.build(hidden, rngs)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Config of a decoder.
 
     Attributes:
         family: Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings, eps, tied: as in config.json.
-        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm` or
-            `NormedResidual`.
-        norm_offset: 1 if checkpoints store norm weights minus one.
+        layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`,
+            `NormedResidual` or, in all layers, `BlockResidual`.
+        norm_offset, norm_gate: of all norms, as `offset` and `gate` of `NormConfig`.
         eos_token_ids: tokens that end a completion.
         dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
@@ -121,13 +147,24 @@ class DecoderConfig:
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
     placeholders: tuple[int, ...] = ()
+    norm_gate: float | None = None
     streams: StreamsConfig | None = None
     devices: Devices = SINGLE_DEVICE
+
+    @property
+    def norm(self) -> NormConfig:
+        """Options of the norms of branches and of the last norm."""
+        return NormConfig(self.eps, self.norm_offset, self.norm_gate)
 
     @property
     def residual_size(self) -> int:
         """Width of the residual stream, or of all streams."""
         return self.hidden_size * (1 if self.streams is None else self.streams.count)
+
+    @property
+    def mixes_sources(self) -> bool:
+        """Whether the stream has sources, the embedding and a sum per block (`BlockResidual`)."""
+        return any(isinstance(branch, BlockResidual) for layer in self.layers for branch in layer)
 
     @property
     def num_layers(self) -> int:
@@ -156,7 +193,7 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch `x + inner(norm(x))`, or as in `PostNorm` or `NormedResidual`; no norm for `norms_input`.
+    """Residual branch `x + inner(norm(x))`, or as in its config's wrapper; no norm for `norms_input`.
 
     With several streams the norm is a `StreamConnection`; a layer with `norms_input` adds to all streams.
     """
@@ -165,7 +202,7 @@ class Branch(nnx.Module):
         self.inner = inner.build(config.hidden_size, rngs)
         post = inner if isinstance(inner, PostNorm) else None
         in_front = not self.inner.norms_input if post is None else post.in_front
-        norm = partial(RMSNorm, config.hidden_size, config.eps, config.norm_offset)
+        norm = partial(config.norm.build, config.hidden_size, rngs, config.devices)
         streams = config.streams if in_front else None
         self.norm = norm() if in_front and streams is None else None
         sizes = config.hidden_size, config.eps, config.norm_offset, config.devices
@@ -174,11 +211,18 @@ class Branch(nnx.Module):
         self.summed_over = config.devices.several(self.inner.summed_over)
         self.normed = inner if isinstance(inner, NormedResidual) else None
         self.multiplier = config.residual_multiplier if self.normed is None else self.normed.output
+        self.block = inner if isinstance(inner, BlockResidual) else None
+        mixes = self.block is not None and self.block.mixes
+        self.mix = SourceMix(config.hidden_size, config.eps, rngs) if mixes else None
 
-    def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
+    def __call__(self, x: Stream, info: LaneInfo, state: Any) -> tuple[Stream, Any]:
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            inputs, weights = x if self.norm is None else self.norm(x), None
+            inputs, weights = x, None
+            if self.block is not None:
+                inputs = x[:, :, -1] if self.mix is None else self.mix(x)
+            if self.norm is not None:
+                inputs = self.norm(inputs)
             if self.connection is not None:
                 inputs, weights = self.connection.split(x)
             y, state = self.inner(inputs, info, state)
@@ -189,7 +233,14 @@ class Branch(nnx.Module):
                 y = self.post_norm(y)
             if self.normed is not None:
                 x = self._rounded(inputs, self.normed.stream)
-            return x + self._rounded(y, self.multiplier), state
+            y = self._rounded(y, self.multiplier)
+            return (x + y if self.block is None else self._joined(x, y)), state
+
+    def _joined(self, x: Stream, y: Activations) -> Stream:
+        """Append `y` to the sources of a stream, or add it to the last."""
+        assert self.block is not None
+        parts = (x, y[:, :, None]) if self.block.begins else (x[:, :, :-1], x[:, :, -1:] + y[:, :, None])
+        return jnp.concatenate(parts, axis=2)
 
     def _rounded(self, x: Activations, factor: float) -> Activations:
         """Scale, rounded before an addition in every program: XLA may fuse both, or not."""
@@ -203,7 +254,7 @@ class Layer(nnx.Module):
     def __init__(self, config: DecoderConfig, branches: tuple[BranchConfig, ...], rngs: nnx.Rngs):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
-    def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
+    def __call__(self, x: Stream, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Stream, tuple]:
         """Return stream and state behind the layer; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
@@ -239,7 +290,7 @@ def lane_info(
     return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots, pages=pages)
 
 
-def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+def _rematerialised(layer: Layer, x: Stream, info: LaneInfo, state: tuple) -> tuple[Stream, tuple]:
     """Run a layer with `jax.checkpoint`; a gradient changes no bits of it."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
@@ -261,10 +312,11 @@ class Decoder(Stateful):
         self.reads_tokens = any(layer.reads_tokens for layer in inner_layers)
         _share_blocks(inner_layers)
         if config.streams is None:
-            self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+            self.norm = config.norm.build(config.hidden_size, rngs, config.devices)
         else:
             sizes = config.streams, config.hidden_size, config.eps, config.norm_offset
             self.norm = StreamMixer(*sizes, config.devices, rngs)
+        self.mix = SourceMix(config.hidden_size, config.eps, rngs) if config.mixes_sources else None
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
@@ -335,6 +387,8 @@ class Decoder(Stateful):
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
+        With `BlockResidual`, hooks get the sum of the current block's outputs, and at the end the mix of all sources.
+
         Args:
             tokens: token ids; padding past a lane's length is not read.
             info: position 0 starts from zero state; with `verifying` the tokens end with drafts, and `commit` follows
@@ -360,16 +414,27 @@ class Decoder(Stateful):
             x = hooks.residual(x, 0)
         if self.reads_embedding:
             info = info._replace(embedded=x)
+        stream = x if self.mix is None else x[:, :, None]
         with one_pass():
             for number, (layer, old) in enumerate(zip(self.layers, state, strict=True)):
                 # With hooks no two layers are equal, so no body is shared; this also keeps differentiated functions,
                 # which have hooks, free of calls.
                 lanes, inline = info if hooks is None else info._replace(layer=number), hooks is not None
-                x, new = _rematerialised(layer, x, lanes, old) if remat else layer(x, lanes, old, inline)
+                operands = stream, lanes, old
+                stream, new = _rematerialised(layer, *operands) if remat else layer(*operands, inline)
                 states.append(new)
-                if hooks is not None:
-                    x = hooks.residual(x, number + 1)
-        return self.norm(x), tuple(states)
+                if hooks is not None and (self.mix is None or number + 1 < self.config.num_layers):
+                    stream = self._hooked(stream, hooks, number + 1)
+        if self.mix is not None:
+            stream = self.mix(stream)
+            stream = stream if hooks is None else hooks.residual(stream, self.config.num_layers)
+        return self.norm(stream), tuple(states)
+
+    def _hooked(self, stream: Stream, hooks: Hooks, index: int) -> Stream:
+        """Return the stream with the result of the hook, which has the last source of several."""
+        if self.mix is None:
+            return hooks.residual(stream, index)
+        return jnp.concatenate([stream[:, :, :-1], hooks.residual(stream[:, :, -1], index)[:, :, None]], axis=2)
 
     def commit(
         self,

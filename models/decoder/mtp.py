@@ -13,7 +13,6 @@ from jaxtyping import Float32, Int32
 
 from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
-from models.layers.norms import RMSNorm
 from models.ops.linear import linear
 from models.state.pages import Pages
 from models.state.rows import Slots, put_rows, take_rows
@@ -43,11 +42,11 @@ class MtpHead(Stateful):
         assert config.head is not None
         self.devices = config.devices
         size = config.hidden_size
-        self.pre_fc_norm_embedding = RMSNorm(size, config.eps, config.norm_offset)
-        self.pre_fc_norm_hidden = RMSNorm(size, config.eps, config.norm_offset)
+        self.pre_fc_norm_embedding = config.norm.build(size, rngs, config.devices)
+        self.pre_fc_norm_hidden = config.norm.build(size, rngs, config.devices)
         self.fc = matrix(rngs, size, 2 * size)
         self.layer = Layer(config, config.head, rngs)
-        self.norm = RMSNorm(size, config.eps, config.norm_offset)
+        self.norm = config.norm.build(size, rngs, config.devices)
         self.hidden_size = size
 
     def state_arrays(self) -> Any:

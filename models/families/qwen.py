@@ -147,6 +147,7 @@ def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: 
 def gated_delta_net_weights(
     c: GatedDeltaNetConfig, hidden: int, path: Path, name: str, projections: Projections = separate_projections
 ) -> list[Weight]:
+    """List the parameters of a mixer; `projections` lists its input projections."""
     return [
         *projections(c, hidden, path, name),
         tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),

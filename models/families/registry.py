@@ -16,7 +16,9 @@ from models.families.jamba import JAMBA
 from models.families.lara_mini import LARA_MINI
 from models.families.lfm.lfm2 import LFM2, LFM2_MOE
 from models.families.lfm.lfm3 import LFM3
+from models.families.linear_attention.alice_ai import ALICE_AI
 from models.families.linear_attention.bailing_hybrid import BAILING_HYBRID
+from models.families.linear_attention.gigachat3_5 import GIGACHAT3_5
 from models.families.linear_attention.kimi_linear import KIMI_LINEAR
 from models.families.linear_attention.minimax import MINIMAX
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
@@ -42,6 +44,8 @@ FAMILIES = (
     KIMI_LINEAR,
     BAILING_HYBRID,
     MINIMAX,
+    GIGACHAT3_5,
+    ALICE_AI,
     MAMBA,
     FALCON_MAMBA,
     JAMBA,
@@ -170,7 +174,7 @@ def _text_family(config: Mapping[str, Any]) -> Family:
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
-    kind += missing_parts(model_type, classes)
+    kind += missing_parts(model_type)
     raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
 
 

@@ -1,6 +1,7 @@
 """Dense feed-forward layers (MLP), with SwiGLU, GEGLU or squared ReLU."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
@@ -8,9 +9,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import gelu_gated, scaled
+from models.layers.activations import bounded_silu_gated, gelu_gated, scaled
 from models.layers.initial import matrix
-from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -34,12 +34,14 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
+        limit: `swiglu_limit`, bound of gates and other inputs of SwiGLU; None for no bound.
     """
 
     width: int
     activation: Activation = "swiglu"
     gate_multiplier: float = 1.0
     out_multiplier: float = 1.0
+    limit: float | None = None
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
@@ -66,7 +68,8 @@ class Mlp(Stateful):
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
-            activation = gelu_gated if c.activation == "geglu" else silu_gated
+            geglu = c.activation == "geglu"
+            activation = gelu_gated if geglu else partial(bounded_silu_gated, limit=c.limit)
             inner = joined_linear(
                 x,
                 (self.gate_proj[...], self.up_proj[...]),

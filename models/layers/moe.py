@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
+from models.layers.activations import bounded_silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, relu_squared
 from models.layers.router import RouterConfig
@@ -29,6 +30,7 @@ class MoeConfig:
         shared_width: of the shared expert, or 0.
         shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
         latent: width of a projection of the token for routed experts; None for the token.
+        limit: as for `MlpConfig`, of all experts.
     """
 
     router: RouterConfig
@@ -37,6 +39,7 @@ class MoeConfig:
     shared_gate: bool = False
     activation: Activation = "swiglu"
     latent: int | None = None
+    limit: float | None = None
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -76,7 +79,7 @@ class Moe(Stateful):
         self.down_proj = matrix(rngs, count, inner, c.width, sharded=(experts, ShardedDim(2, MODEL, (width,))))
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
-        shared = MlpConfig(c.shared_width, c.activation, devices=c.devices) if c.shared_width else None
+        shared = MlpConfig(c.shared_width, c.activation, limit=c.limit, devices=c.devices) if c.shared_width else None
         self.shared_expert = None if shared is None else shared.build(hidden, rngs)
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
@@ -99,8 +102,11 @@ class Moe(Stateful):
         expert = jnp.where(visits, expert, c.local_experts)
         # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
         latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
-        if c.activation == "swiglu":
+        if c.activation == "swiglu" and c.limit is None:
             inner = experts_product(latents, self.gate_up_proj[...], expert, c.devices, gated=True)
+        elif c.activation == "swiglu":
+            product = experts_product(latents, self.gate_up_proj[...], expert, c.devices)
+            inner = bounded_silu_gated(*jnp.split(product, 2, axis=-1), c.limit)
         else:
             inner = relu_squared(experts_product(latents, self.up_proj[...], expert, c.devices))
         inner = inner.reshape((expert.size, -1))

@@ -1,11 +1,16 @@
-"""RMS norm, computed in float32."""
+"""RMS norm, computed in float32, and RMS norm with a learned gate."""
 
+from dataclasses import dataclass
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.layers.initial import parameter
+from models.layers.initial import matrix, parameter
+from models.ops.float32 import silu
+from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices, mean_over_group
 from models.sharding.sharded_dim import ShardedDim
 from models.state.shapes import over_last
@@ -63,3 +68,44 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
         return rms_norm(x, self.weight[...] + self.offset, self.eps, self.devices, self.group_devices)
+
+
+GATE_WIDTH = 16
+"""Width between the two matrices of a norm's gate, in every published model."""
+
+
+class GatedRMSNorm(RMSNorm):
+    """RMS norm with a learned gate, `ZeroCenteredGatedNorm` of GigaChat3.5.
+
+    It is `n * factor * sigmoid(gate_out silu(gate_in n))`, with n the normed input.
+    """
+
+    def __init__(self, size: int, eps: float, factor: float, rngs: nnx.Rngs, offset: float, devices: Devices):
+        super().__init__(size, eps, offset, devices=devices)
+        self.gate_in, self.gate_out = matrix(rngs, GATE_WIDTH, size), matrix(rngs, size, GATE_WIDTH)
+        self.factor = factor
+
+    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
+        normed = super().__call__(x)
+        inner = silu(linear(normed, self.gate_in[...], self.devices))
+        return normed * (self.factor * jax.nn.sigmoid(linear(inner, self.gate_out[...], self.devices)))
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """Options of a norm.
+
+    Attributes:
+        eps: `rms_norm_eps`.
+        offset: 1 if checkpoints store weights minus one.
+        gate: `layernorm_gating_weight`, factor on the gate of `GatedRMSNorm`; None for a norm without a gate.
+    """
+
+    eps: float
+    offset: float = 0.0
+    gate: float | None = None
+
+    def build(self, size: int, rngs: nnx.Rngs, devices: Devices = SINGLE_DEVICE) -> RMSNorm:
+        if self.gate is None:
+            return RMSNorm(size, self.eps, self.offset)
+        return GatedRMSNorm(size, self.eps, self.gate, rngs, self.offset, devices)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixer (arXiv:2412.06464) as in Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
+"""Gated DeltaNet mixer (arXiv:2412.06464) as in Qwen3-Next, Qwen3.5, OLMo Hybrid and GigaChat3.5."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -36,7 +36,8 @@ class GatedDeltaNetConfig:
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
             eigenvalues).
-        gate: activation of the output gate.
+        gate, gate_factor: activation of the output gate, and a factor on it.
+        norm_offset: 1 if checkpoints store the weights of the gated norm minus one.
     """
 
     key_heads: int
@@ -47,6 +48,8 @@ class GatedDeltaNetConfig:
     eps: float
     strongest_write: float = 1.0
     gate: Literal["silu", "sigmoid"] = "silu"
+    gate_factor: float = 1.0
+    norm_offset: float = 0.0
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -90,7 +93,7 @@ class GatedDeltaNet(Recurrent):
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.A_log = decay_rates(rngs, c.value_heads, heads)
         self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
-        self.norm = nnx.Param(jnp.ones((c.value_size,), jnp.float32))
+        self.norm = nnx.Param(jnp.full((c.value_size,), 1.0 - c.norm_offset, jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
@@ -126,6 +129,7 @@ class GatedDeltaNet(Recurrent):
         info: LaneInfo,
     ) -> Activations:
         c = self.config
-        gate, normed = gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps)
-        gated = silu_gated(gate, normed) if c.gate == "silu" else normed * jax.nn.sigmoid(gate)
+        normed, gate = rms_norm(mixed, self.norm[...] + c.norm_offset, c.eps), gate.reshape(mixed.shape)
+        gated = silu_gated(gate, normed) if c.gate == "silu" else jax.nn.sigmoid(gate) * normed
+        gated = scaled(gated, c.gate_factor)
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)

@@ -92,6 +92,7 @@ class IndexedAttention(Attention):
 
     def state_arrays(self) -> Any:
         c, cache = self.indexer, super().state_arrays()
+        assert cache.value is not None, "attention without latents"
         size = stored_size(c.index_size, c.attention.devices.platform)
         index = state_array(kv_head=1, context=None, key=size, unused=size - c.index_size)
         return IndexedCache(cache.key, cache.value, index)

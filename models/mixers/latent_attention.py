@@ -8,8 +8,9 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float, Float32
 
+from models.layers.activations import scaled
 from models.layers.initial import matrix
-from models.layers.norms import RMSNorm
+from models.layers.norms import NormConfig
 from models.layers.rope import Rope
 from models.mixers.kv_cache import KVCache, append_and_attend, widened
 from models.ops.linear import linear
@@ -31,8 +32,9 @@ class LatentAttentionConfig:
         key_size: `qk_nope_head_dim`, a head's key entries from the compressed entries.
         value_size: `v_head_dim`.
         rope: of shared entries; None without positions.
-        head_gate: as for `AttentionConfig`.
-        eps: of the norms of compressed entries and query.
+        head_gate, output_gate: multiply outputs by the sigmoid of a projection, with a gate per head, or per output.
+        norm: of compressed entries and query.
+        row_factor: on the normed compressed entries.
         score_factor: on scores, besides the inverse square root of the query size.
         query_rank: `q_lora_rank`, compressed query; None for a direct projection.
     """
@@ -44,9 +46,11 @@ class LatentAttentionConfig:
     value_size: int
     rope: Rope | None = None
     head_gate: bool = False
-    eps: float = 1e-6
+    norm: NormConfig = NormConfig(1e-6)
     score_factor: float = 1.0
     query_rank: int | None = None
+    output_gate: bool = False
+    row_factor: float = 1.0
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -95,13 +99,15 @@ class LatentAttention(Stateful):
         heads = (shard_outputs(Segment(c.heads, c.heads)),)
         queries, values = (Segment(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
         self.query_down = matrix(rngs, c.query_rank, hidden) if c.query_rank is not None else None
-        self.query_norm = RMSNorm(c.query_rank, c.eps) if c.query_rank is not None else None
+        self.query_norm = c.norm.build(c.query_rank, rngs, c.devices) if c.query_rank is not None else None
         self.q_proj = matrix(rngs, queries.size, c.query_rank or hidden, sharded=(shard_outputs(queries),))
         self.row_proj = matrix(rngs, c.row_size, hidden)
-        self.row_norm = RMSNorm(c.rank, c.eps)
+        self.row_norm = c.norm.build(c.rank, rngs, c.devices)
         self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, sharded=heads)
         self.value_up = matrix(rngs, c.heads, c.value_size, c.rank, sharded=heads)
-        self.gate = matrix(rngs, c.heads, hidden, sharded=heads) if c.head_gate else None
+        gates = values if c.output_gate else Segment(c.heads, c.heads)
+        gated = c.head_gate or c.output_gate
+        self.gate = matrix(rngs, gates.size, hidden, sharded=(shard_outputs(gates),)) if gated else None
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
@@ -125,7 +131,7 @@ class LatentAttention(Stateful):
         q = linear(query_input, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, c.query_size))
         q, q_shared = q[..., : c.key_size], q[..., c.key_size :]
         row = linear(x, self.row_proj[...], c.devices)
-        latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
+        latent, shared = scaled(self.row_norm(row[..., : c.rank]), c.row_factor), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, indices), c.rope(shared, indices)
         row = widened(jnp.concatenate([latent[:, :, None], shared], axis=-1), state.key.shape[3])
@@ -135,6 +141,7 @@ class LatentAttention(Stateful):
         latents, state = append_and_attend(query, row, None, state, info, c.rank, c.devices)
         out = head_dot(latents, self.value_up[...])
         if self.gate is not None:
-            out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]
+            gates = jax.nn.sigmoid(linear(x, self.gate[...], c.devices))
+            out = out * gates.reshape((lanes, tokens, c.heads, -1))
         out = info.hooked_heads(out, "attention")
         return linear(out.reshape((lanes, tokens, c.heads * c.value_size)), self.o_proj[...], c.devices), state

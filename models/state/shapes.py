@@ -28,6 +28,8 @@ Tokens = Int32[Array, "lane token"]
 Lengths = Int32[Array, "lane"]
 Positions = Int32[Array, "lane"]
 Activations = Float32[Array, "lane token hidden"]
+Stream = Float32[Array, "lane token ... hidden"]
+"""Residual stream, with a dimension of sources where branches read a mix of them."""
 TokenMask = Bool[Array, "lane token"]
 LaneMask = Bool[Array, "lane"]
 ConvState = Float[Array, "row tap channel"]

@@ -1,4 +1,4 @@
-"""Config fields and tensors common to Kimi-Linear and Ling: KDA, MLA, sigmoid-routed MoE.
+"""Config fields and tensors common to Kimi-Linear, Ling and others: KDA, MLA, sigmoid-routed MoE.
 
 Not shared with other families: the tensors of these two mixers. Three convolutions become one, rows of latent
 attention are split into compressed and shared entries, and rotated pairs are de-interleaved.
@@ -80,9 +80,19 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
 
 
 def delta_attention_weights(
-    c: KimiDeltaAttentionConfig, hidden: int, path: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
+    c: KimiDeltaAttentionConfig,
+    hidden: int,
+    path: tuple,
+    name: str,
+    a_log: tuple[int, ...],
+    outputs: Sequence[str],
+    rate: str = "A_log",
 ) -> list[Weight]:
-    """List the parameters of a KDA layer at `path`, with joined q, k and v."""
+    """List the parameters of a KDA layer at `path`, with joined q, k and v.
+
+    Args:
+        a_log: shape of the tensor `rate` of decay rates.
+    """
     weights = [
         Weight(
             (*path, "in_proj_qkv"),
@@ -97,7 +107,7 @@ def delta_attention_weights(
         Weight(
             (*path, "A_log"),
             (c.heads,),
-            (WeightSource({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
+            (WeightSource({f"{name}.{rate}": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
             float32=True,
         ),
         tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
@@ -160,4 +170,6 @@ def latent_attention_weights(
         weights.append(tensor((*path, "query_norm", "weight"), norm, (c.query_rank,), float32=True))
     if c.head_gate:
         weights.append(tensor((*path, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
+    if c.output_gate:
+        weights.append(tensor((*path, "gate"), f"{name}.gate_proj.weight", (c.heads * c.value_size, hidden)))
     return weights

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -411,6 +412,22 @@ BAD_FORMS: list[tuple[Any, str]] = [
 def test_forms_that_are_refused(text_lm: hybridlm.LM, form: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^structured_outputs: .*{message}|^structured_outputs: {message}"):
         text_lm.generate([PROMPT], structured_outputs=form)
+
+
+class Answer(pydantic.BaseModel):
+    n: int = pydantic.Field(ge=0, le=99)
+    k: Literal["x", "y"]
+
+
+def test_a_class_of_pydantic_is_its_schema(text_lm: hybridlm.LM) -> None:
+    """Each completion is an object of the class; the class of a value alone has no schema."""
+    assert grammar_text({"json": Answer}) == grammar_text({"json": Answer.model_json_schema()})
+    form = {"json": Answer, "disable_any_whitespace": True}
+    for seed in range(3):
+        (completion,) = text_lm.generate(PROMPT, max_tokens=60, temperature=1.0, seed=seed, structured_outputs=form)
+        assert Answer.model_validate_json(completion.text or "").n in range(100)
+    with pytest.raises(ValueError, match="json: expected a JSON schema"):
+        grammar_text({"json": int})
 
 
 def test_settings_that_do_not_go_with_a_form(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ MODELS = [
     ("kimi_base", False), ("ling_base", False), ("jamba_base", False), ("nemotron_latent", False),
     ("granite_experts", False), ("bamba_base", False), ("olmo_base", False),
     ("minimax_base", False), ("indexed_base", False), ("ling_lightning", True),
+    ("gigachat_base", False), ("alice_base", False),
 ]  # fmt: skip
 """A model of each family with attention, and whether it has its MTP head."""
 STEPS = [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]

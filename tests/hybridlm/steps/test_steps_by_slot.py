@@ -26,6 +26,7 @@ MODELS = [
     ("nemotron_latent", False), ("granite_experts", False), ("bamba_base", False), ("mamba2_base", False),
     ("olmo_base", False), ("zamba2_base", False), ("lfm3_base", False), ("lara_base", False),
     ("minimax_base", False), ("indexed_base", False), ("ling_lightning", True),
+    ("gigachat_base", False), ("alice_base", False),
 ]  # fmt: skip
 """A model of each kind of layer, and whether it has its MTP head."""
 KERNELS = ["auto", "off"]

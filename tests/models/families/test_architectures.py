@@ -98,6 +98,7 @@ def test_a_class_of_another_family_names_that_family() -> None:
     ({"model_type": "nemotron_h_puzzle", "architectures": ["NemotronHPuzzleForCausalLM"]}, "nemotron_h"),
     ({"model_type": "bailing_moe_linear", "architectures": ["BailingMoeLinearV2ForCausalLM"]}, "bailing_hybrid"),
     ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "qwen3_5_moe"),
+    ({"architectures": ["GigaChat35ForCausalLM"]}, "gigachat3_5"),
 ], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
 def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nearest: str) -> None:
     message = refused(fields)
@@ -105,10 +106,10 @@ def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nea
 
 
 @pytest.mark.parametrize(("fields", "part"), [
-    ({"model_type": "gigachat3_5", "architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
-    ({"architectures": ["GigaChat35ForCausalLM"]}, "norms with a learned gate"),
-    ({"model_type": "alice_ai", "architectures": ["AliceAIForCausalLM"]}, "Block Attention Residuals"),
+    ({"model_type": "glm5_next"}, "several residual streams (mHC)"),
     ({"model_type": "glm5_next_text"}, "attention over indexed positions"),
+    ({"model_type": "inkling"}, "short convolutions inside attention"),
+    ({"model_type": "zaya"}, "convolutions over compressed keys and values"),
 ], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
 def test_missing_parts_of_known_families_are_named(fields: dict[str, Any], part: str) -> None:
     assert part in refused(fields) and "this is not implemented; supported are" in refused(fields)

@@ -149,6 +149,24 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
         293_601_280,
         40_960,
     ),
+    "GigaChat3.5-432B": (
+        [
+            "30 x GatedDeltaNet conv: tap*channel*2 B = 3*16384*2 B = 98,304 B",
+            "30 x GatedDeltaNet recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
+            "10 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        128_778_240,
+        11_520,
+    ),
+    "AliceAI-80B": (
+        [
+            "36 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "36 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            *attention(12, 2, 256),
+        ],
+        78_151_680,
+        24_576,
+    ),
     "OLMo-Hybrid-7B": (
         [
             "24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.layers.activations import bounded_silu_gated
 from models.ops.float32 import silu, silu_gated
 
 X = np.array([-1e4, -200.0, -88.0, -30.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 30.0, 1e4], np.float32)
@@ -13,6 +14,16 @@ def test_silu_is_that_of_float64() -> None:
     want = X.astype(np.float64) / (1 + np.exp(-X.astype(np.float64).clip(-700)))
     np.testing.assert_allclose(jax.jit(silu)(X), want, rtol=1e-6, atol=1e-30)
     np.testing.assert_allclose(jax.jit(silu_gated)(X, np.float32(3) * X), want * 3 * X, rtol=1e-6, atol=1e-25)
+
+
+def test_bounds_are_before_the_activation() -> None:
+    """Gates have an upper bound alone, the other inputs both."""
+    gate, up = np.meshgrid(np.array([-20.0, -3.0, 0.5, 2.0, 9.0], np.float32), np.float32([-9, -1, 0.5, 9]))
+    least = np.minimum(gate.astype(np.float64), 2.5)
+    want = least / (1 + np.exp(-least)) * np.clip(up, -2.5, 2.5)
+    np.testing.assert_allclose(bounded_silu_gated(jnp.asarray(gate), jnp.asarray(up), 2.5), want, rtol=1e-6)
+    x = jnp.asarray(X)
+    np.testing.assert_array_equal(bounded_silu_gated(x, x, None), silu_gated(x, x))
 
 
 def test_gradients_are_finite_everywhere() -> None:

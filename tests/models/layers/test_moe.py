@@ -25,14 +25,19 @@ CASES = {
     "relu squared": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2"),
     "latent": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2", latent=4),
     "latent with gates": MoeConfig(ROUTER, 6, latent=4),
+    "bounded": MoeConfig(ROUTER, 6, shared_width=7, limit=0.3),
 }
 
 
-def feed_forward(x: np.ndarray, gate: np.ndarray | None, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+def feed_forward(
+    x: np.ndarray, gate: np.ndarray | None, up: np.ndarray, down: np.ndarray, limit: float | None = None
+) -> np.ndarray:
     inner = up @ x
     if gate is None:
         return down @ np.maximum(inner, 0) ** 2
-    return down @ (gate @ x / (1 + np.exp(-gate @ x)) * inner)
+    gates, bound = gate @ x, np.inf if limit is None else limit
+    gates, inner = np.minimum(gates, bound), np.clip(inner, -bound, bound)
+    return down @ (gates / (1 + np.exp(-gates)) * inner)
 
 
 def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -47,13 +52,13 @@ def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -
             gate, up = np.split(w["gate_up_proj"][expert], 2)
         else:
             gate, up = None, w["up_proj"][expert]
-        out += factor * feed_forward(visible, gate, up, w["down_proj"][expert])
+        out += factor * feed_forward(visible, gate, up, w["down_proj"][expert], config.limit)
     if config.latent is not None:
         out = w["latent_out"] @ out
     if config.shared_width:
-        shared = feed_forward(
-            x, w.get("shared_expert.gate_proj"), w["shared_expert.up_proj"], w["shared_expert.down_proj"]
-        )
+        gate, up, down = (w.get(f"shared_expert.{part}_proj") for part in ("gate", "up", "down"))
+        assert up is not None and down is not None
+        shared = feed_forward(x, gate, up, down, config.limit)
         out = out + (shared / (1 + np.exp(-w["shared_expert_gate"] @ x)) if config.shared_gate else shared)
     return out
 

@@ -3,8 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled, random_values
+from flax import nnx
 
-from models.layers.norms import RMSNorm, rms_norm
+from models.layers.norms import GATE_WIDTH, NormConfig, RMSNorm, rms_norm
 from models.ops.float32 import l2_norm
 
 EPS = 1e-6
@@ -30,6 +32,19 @@ def test_l2_norm_as_float64(scale: float) -> None:
     x = (scale * np.random.default_rng(0).normal(size=(2, 3, 4, 16))).astype(np.float32)
     want = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).sum(-1, keepdims=True) + EPS)
     np.testing.assert_allclose(l2_norm(jnp.asarray(x)), want, rtol=3e-6, atol=1e-30)
+
+
+def test_gated_norm_as_float64() -> None:
+    """The gate has the normed input as its input, and its factor."""
+    norm = filled(lambda: NormConfig(EPS, 1.0, 1.7).build(12, nnx.Rngs(0)), random_values(0))
+    x = np.random.default_rng(0).normal(size=(2, 3, 12)).astype(np.float32)
+    down, up = (np.asarray(matrix[...], np.float64) for matrix in (norm.gate_in, norm.gate_out))
+    assert down.shape == (GATE_WIDTH, 12) and up.shape == (12, GATE_WIDTH)
+    normed = float64_rms(x, 1 + np.asarray(norm.weight[...]), EPS)
+    inner = normed @ down.T
+    want = 1.7 * normed / (1 + np.exp(-(inner / (1 + np.exp(-inner))) @ up.T))
+    np.testing.assert_allclose(norm(jnp.asarray(x)), want, rtol=0, atol=3e-6)
+    assert type(NormConfig(EPS, 1.0).build(12, nnx.Rngs(0))) is RMSNorm
 
 
 def test_eps_is_inside_the_root() -> None:

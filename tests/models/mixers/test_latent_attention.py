@@ -9,6 +9,7 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from models.layers.norms import GatedRMSNorm, NormConfig, RMSNorm
 from models.layers.rope import Rope
 from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
 from models.sharding.devices import Devices
@@ -19,6 +20,7 @@ HIDDEN = 12
 PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)
 GATED = LatentAttentionConfig(2, 5, 6, 4, 3, rope=Rope(6, 100.0), head_gate=True)
 COMPRESSED = replace(PLAIN, query_rank=9)
+GATED_NORMS = replace(COMPRESSED, norm=NormConfig(1e-6, 1.0, 1.7), output_gate=True, row_factor=1.3, score_factor=0.8)
 ON_A_TPU = replace(PLAIN, devices=Devices(platform="tpu"))
 
 
@@ -36,6 +38,17 @@ def rotated(x: np.ndarray, rope: Rope | None) -> np.ndarray:
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1)
 
 
+def normed(x: np.ndarray, norm: RMSNorm) -> np.ndarray:
+    """A norm with its gate, if it has one."""
+    of = lambda parameter: np.asarray(parameter[...], np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * (of(norm.weight) + norm.offset)
+    if not isinstance(norm, GatedRMSNorm):
+        return x
+    inner = x @ of(norm.gate_in).T
+    inner = inner / (1 + np.exp(-inner)) @ of(norm.gate_out).T
+    return norm.factor * x / (1 + np.exp(-inner))
+
+
 def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     """Compute one sequence [token, hidden] in float64, with the keys and values of every head."""
     c = mixer.config
@@ -43,29 +56,26 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     of = lambda parameter: np.asarray(parameter[...], np.float64)
     query_input = x
     if mixer.query_down is not None and mixer.query_norm is not None:
-        query_input = x @ of(mixer.query_down).T
-        query_input = query_input / np.sqrt((query_input**2).mean(-1, keepdims=True) + c.eps)
-        query_input = query_input * of(mixer.query_norm.weight)
+        query_input = normed(x @ of(mixer.query_down).T, mixer.query_norm)
     q = (query_input @ of(mixer.q_proj).T).reshape(tokens, c.heads, c.query_size)
     row = x @ of(mixer.row_proj).T
-    latent = row[:, : c.rank]
-    latent = latent / np.sqrt((latent**2).mean(-1, keepdims=True) + c.eps) * of(mixer.row_norm.weight)
+    latent = c.row_factor * normed(row[:, : c.rank], mixer.row_norm)
     shared = rotated(row[:, c.rank :], c.rope)
     q = np.concatenate([q[..., : c.key_size], rotated(q[..., c.key_size :], c.rope)], axis=-1)
     out = np.zeros((tokens, c.heads, c.value_size))
     for head in range(c.heads):
         key = np.concatenate([latent @ of(mixer.key_up)[head], shared], axis=-1)
         value = latent @ of(mixer.value_up)[head].T
-        scores = q[:, head] @ key.T / np.sqrt(c.query_size)
+        scores = c.score_factor * q[:, head] @ key.T / np.sqrt(c.query_size)
         scores[np.triu_indices(tokens, 1)] = -np.inf
         p = np.exp(scores - scores.max(-1, keepdims=True))
         out[:, head] = p / p.sum(-1, keepdims=True) @ value
     if mixer.gate is not None:
-        out = out / (1 + np.exp(-(x @ of(mixer.gate).T)))[..., None]
+        out = out / (1 + np.exp(-(x @ of(mixer.gate).T))).reshape(tokens, c.heads, -1)
     return out.reshape(tokens, -1) @ of(mixer.o_proj).T
 
 
-@pytest.mark.parametrize("config", [PLAIN, GATED, COMPRESSED, ON_A_TPU])
+@pytest.mark.parametrize("config", [PLAIN, GATED, COMPRESSED, GATED_NORMS, ON_A_TPU])
 def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
     """A sequence longer than a cache block next to a short one, over NaN."""
     mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
@@ -80,6 +90,6 @@ def test_equals_attention_with_keys_and_values_written_out(config: LatentAttenti
     assert jax.tree.leaves(new)[0].shape == (5, 1, KV_BLOCK, stored)
 
 
-@pytest.mark.parametrize("config", [PLAIN, COMPRESSED, pytest.param(GATED, marks=pytest.mark.long)])
+@pytest.mark.parametrize("config", [PLAIN, COMPRESSED, GATED_NORMS, pytest.param(GATED, marks=pytest.mark.long)])
 def test_steps_equal_single_tokens_at_every_length(config: LatentAttentionConfig) -> None:
     check_lengths(layer(config), HIDDEN, (1, 4, KV_BLOCK + 2), 2e-5, {"key": 2e-5}, blocks=2)

@@ -45,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lara_base": {}, "mamba2_base": {}, "nemotron_dense": NEMOTRON, "nemotron_latent": NEMOTRON,
     "granite_experts": {}, "bamba_one_group": {}, "falcon_base": {}, "kimi_base": {}, "ling_base": {},
     "ling_query_rank": {}, "ling_lightning": {"num_attention_heads": 8}, "minimax_base": {}, "olmo_base": {},
+    "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "alice_base": {},
     "olmo_grouped": {}, "zamba2_base": {}, "zamba2_blocks": {},
 }  # fmt: skip
 MESHES: list[tuple[str, Axes]] = [
@@ -63,6 +65,8 @@ MESHES: list[tuple[str, Axes]] = [
             "ling_lightning",
             "minimax_base",
             "indexed_base",
+            "gigachat_base",
+            "alice_base",
         )  # fmt: skip
     ),
     *((name, (1, 1, 8)) for name in ("sparse_base", "kimi_base")),

@@ -12,6 +12,7 @@ TOLERANCES = {
     "lfm2_moe": 5e-5, "lfm3": 1e-4, "lara_mini": QWEN_TOLERANCE, "kimi_linear": 3e-4, "bailing_hybrid": 3e-4,
     "minimax": 1e-4, "olmo_hybrid": 3e-4, "mamba": 5e-5, "falcon_mamba": 5e-5, "jamba": 3e-4, "mamba2": 5e-5,
     "nemotron_h": 5e-5, "granitemoehybrid": 5e-4, "bamba": 3e-4, "falcon_h1": 3e-4, "zamba2": 1e-3,
+    "gigachat3_5": 1e-3, "alice_ai": QWEN_TOLERANCE,
 }  # fmt: skip
 """Absolute, on float32 logits of the tiny models, by family: about five times the noise that one rounding of the
 embeddings makes in the oracle itself. It is large where the gated norm of a delta net amplifies small recurrent

@@ -19,6 +19,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2}, "granite_experts": {"embedding_multiplier": 1.7},
     "falcon_base": {}, "kimi_base": {}, "ling_base": {}, "olmo_base": {}, "bamba_one_group": {}, "zamba2_base": {},
     "lfm3_base": {}, "lara_base": {}, "minimax_base": {}, "ling_lightning": {"num_attention_heads": 8},
+    "gigachat_base": {"linear_num_value_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "alice_base": {"linear_num_key_heads": 8, "linear_num_value_heads": 8},
 }  # fmt: skip
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

@@ -431,6 +431,102 @@ LING_LIGHTNING = Variant(
 )  # fmt: skip
 """Ling 2.5, without a class in transformers; tests compare it with `float64_delta`."""
 
+GIGACHAT_BASE: dict[str, Any] = (
+    SMALL
+    | LATENT
+    | {
+        "q_lora_rank": 24,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-3,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_gating_type": "gated_rmsnorm_sigmoid_zero_centered",
+        "linear_sigmoid_gate_scale": 1.6,
+        "layernorm_gating_weight": 0.6,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "swiglu_limit": 0.4,
+        "num_hidden_layers": 3,
+        "full_attention_layers": [1],
+        "first_k_dense_replace": 1,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 8.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "original_max_position_embeddings": 64,
+        },
+    }
+)
+ALICE_BASE: dict[str, Any] = (
+    BASE
+    | MOE
+    | {
+        "rms_norm_eps": 1e-3,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 4,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "block_attn_res_block_size": 2,
+    }
+)
+GATED = (
+    Variant("gigachat_base", "gigachat3_5", GIGACHAT_BASE),
+    Variant(
+        "gigachat_plain",
+        "gigachat3_5",
+        {name: value for name, value in GIGACHAT_BASE.items() if name not in ("rope_scaling", "full_attention_layers")}
+        | {
+            "q_lora_rank": None,
+            "use_mla_scaling_factor": False,
+            "gated_attention": False,
+            "linear_gating_type": "gated_rmsnorm_sigmoid",
+            "linear_attn_o_norm_eps": 1e-2,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "v_head_dim": 20,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "swiglu_limit": 0.0,
+            "first_k_dense_replace": 0,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    Variant("alice_base", "alice_ai", ALICE_BASE),
+    Variant(
+        "alice_blocks",
+        "alice_ai",
+        {name: value for name, value in ALICE_BASE.items() if name != "layer_types"}
+        | {
+            "num_hidden_layers": 5,
+            "full_attention_interval": 2,
+            "block_attn_res_block_size": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 12,
+            "linear_conv_kernel_dim": 3,
+            "num_key_value_heads": 1,
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+)
+"""GigaChat3.5 and Alice AI, without a class in transformers; tests compare them with `float64_gated`."""
+
 MINIMAX_BASE = SMALL | {
     "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
@@ -502,7 +598,7 @@ def shrunk(variant: Variant) -> Variant:
 
 def variant(name: str) -> Variant:
     """The variant of that name."""
-    return {each.name: each for each in (*VARIANTS, LING_LIGHTNING)}[name]
+    return {each.name: each for each in (*VARIANTS, *GATED, LING_LIGHTNING)}[name]
 
 
 GOLDEN = tuple(
@@ -512,6 +608,7 @@ GOLDEN = tuple(
         "sparse_multimodal", "indexed_base", "lfm2_base", "lfm2_moe_base", "lfm3_base", "lara_base", "mamba_base",
         "falcon_mamba_base", "jamba_base", "mamba2_base", "zamba2_base", "nemotron_latent", "granite_experts",
         "bamba_base", "falcon_base", "kimi_base", "ling_base", "ling_query_rank", "minimax_base", "olmo_base",
+        "gigachat_base", "alice_base",
     )
 )  # fmt: skip
 OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})

@@ -24,6 +24,7 @@ NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "indexed_base", "lfm2_base", "lfm2_moe_base", "kimi_base",
     "ling_base", "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts",
     "bamba_base", "falcon_base", "olmo_base", "zamba2_base", "lfm3_base", "lara_base", "minimax_base",
+    "gigachat_base", "alice_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 

@@ -1,0 +1,180 @@
+"""GigaChat3.5: Gated DeltaNet, latent attention (MLA), MoE, and norms with a learned gate.
+
+Sources: the model files of vLLM and SGLang, and the training code of its authors for `norm_type` and `swiglu_limit`.
+
+Not shared with other families: the fields of its norms, gates and factors, and a gate of every norm among the weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from models.config.fields import paired, read_decoder_config, read_kinds
+from models.config.reader import ConfigReader
+from models.config.rope import read_rope, yarn_score_factor
+from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.families.linear_attention.kimi import latent_attention_weights, read_feed_forward, read_latent_attention
+from models.families.qwen import gated_delta_net_weights
+from models.families.qwen3_next import fused_projections
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.norms import GATE_WIDTH, NormConfig
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.samples import GATED_DELTA_NET, LATENT_ATTENTION
+from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights, norm_weight
+from models.weights.sources import Weight, tensor
+
+DEFAULT_POSITIONS = 131_072
+MTP_COUNTS = ("num_nextn_predict_layers",)
+NORMS = ("input_layernorm", "post_attention_layernorm")
+POST_NORMS = ("post_self_attn_layernorm", "post_feedforward_layernorm")
+GATED_NORMS = {"gated_rmsnorm_sigmoid": 0.0, "gated_rmsnorm_sigmoid_zero_centered": 1.0}
+"""Norms of a delta net's outputs, with a sigmoid gate -> offset of their weights."""
+# Redundant sizes, MTP layers, training and caches of other systems.
+UNUSED = """head_dim qk_head_dim num_nextn_predict_layers nextn_is_sparse aux_loss_alpha optimizer_eps pretraining_tp
+    seq_aux ep_size""".split()
+IMPLEMENTED: dict[str, Any] = {
+    "attention_type": "LlamaLatentAttention",
+    "attention_distillation": False,
+    "linear_attention_type": "Qwen3NextGatedDeltaNet",
+    "linear_use_short_conv": True,
+    "linear_use_legacy_qkvz_layout": False,
+    "output_gate_type": "sigmoid",
+    "mamba_ssm_dtype": "float32",
+    "norm_type": "ZeroCenteredGatedNorm",
+    "layernorm_type": "pre_post",
+    "num_krope_heads": 1,
+    "rope_interleave": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "use_shared_expert_sigmoid": False,
+    "hidden_act": "silu",
+    "apply_qk_norm": False,
+    "embed_scale": 1.0,
+    "use_embed_ln": False,
+    "lm_head_logit_softcapping": None,
+}
+"""Fields of the mathematics, with the implemented value."""
+
+
+def _read_types(reader: ConfigReader, layers: int) -> list[str]:
+    """Read each layer's kind: numbers from 0 of attention layers, or the names of all."""
+    attending = reader.integers("full_attention_layers")
+    kinds = ["full_attention" if i in attending else "linear_attention" for i in range(layers)]
+    if any(layer >= layers for layer in attending):
+        reader.fault("full_attention_layers", f"numbers of layers, from 0 to {layers - 1}")
+    if "layer_types" not in reader:
+        return kinds
+    types = read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+    if "full_attention_layers" in reader and types != kinds:
+        reader.fault("layer_types", "attention in the layers of full_attention_layers alone")
+    return types
+
+
+def _read_delta_net(reader: ConfigReader, eps: float) -> GatedDeltaNetConfig:
+    key_heads, value_heads = reader.integer("linear_num_key_heads", 32), reader.integer("linear_num_value_heads", 64)
+    if value_heads % key_heads:
+        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    gating = "gated_rmsnorm_sigmoid_zero_centered"
+    return GatedDeltaNetConfig(
+        key_heads,
+        value_heads,
+        reader.integer("linear_key_head_dim", 128),
+        reader.integer("linear_value_head_dim", 128),
+        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        reader.number("linear_attn_o_norm_eps", eps),
+        gate="sigmoid",
+        gate_factor=reader.number("linear_sigmoid_gate_scale", 2.0),
+        norm_offset=GATED_NORMS[reader.choice("linear_gating_type", list(GATED_NORMS), gating)],
+    )
+
+
+def _read_attention(reader: ConfigReader, norm: NormConfig) -> LatentAttentionConfig:
+    rope = read_rope(reader, reader.integer("qk_rope_head_dim"), 1e5, 1.0, DEFAULT_POSITIONS)
+    c = read_latent_attention(reader, rope, head_gate=False)
+    scaling = reader.get("rope_scaling") or reader.get("rope_parameters")
+    query_factor = row_factor = 1.0
+    if reader.flag("use_mla_scaling_factor", True):
+        # A factor on queries is one on scores.
+        hidden = reader.integer("hidden_size")
+        query_factor, row_factor = (hidden / (c.query_rank or hidden)) ** 0.5, (hidden / c.rank) ** 0.5
+    return replace(
+        c,
+        norm=norm,
+        score_factor=yarn_score_factor(scaling) * query_factor,
+        row_factor=row_factor,
+        output_gate=reader.flag("gated_attention", True),
+    )
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    heads = config.get("num_attention_heads")
+    missing = {"num_key_value_heads": heads, "q_lora_rank": 1536}
+    reader = ConfigReader("gigachat3_5", {**missing, **config})
+    layers, eps = reader.integer("num_hidden_layers"), reader.number("rms_norm_eps", 1e-6)
+    norm = NormConfig(eps, 1.0, reader.number("layernorm_gating_weight", 2.0))
+    mixers = {"full_attention": _read_attention(reader, norm), "linear_attention": _read_delta_net(reader, eps)}
+    # 0 stands for no bound.
+    limit = None if reader.get("swiglu_limit") in (None, 0) else reader.number("swiglu_limit")
+    feed_forward = [replace(each, limit=limit) for each in read_feed_forward(reader, layers, 3, (1, 1), 2.5)]
+    blocks = paired(_read_types(reader, layers), mixers, feed_forward)
+    for name, value in IMPLEMENTED.items():
+        reader.choice(name, [value], value)
+    for name in UNUSED:
+        reader.get(name)
+    decoder = read_decoder_config(
+        reader,
+        layers=tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks),
+        eps=eps,
+        tied=reader.flag("tie_word_embeddings", False),
+        positions=DEFAULT_POSITIONS,
+        rope=mixers["full_attention"].rope,
+    )
+    return replace(decoder, norm_offset=norm.offset, norm_gate=norm.gate)
+
+
+def _gate(norm: Path, name: str, size: int) -> list[Weight]:
+    """List the matrices of the gate of the norm at the path `norm`."""
+    shapes = {"gate_in": ("gate_up", (GATE_WIDTH, size)), "gate_out": ("gate_down", (size, GATE_WIDTH))}
+    return [tensor((*norm, part), f"{name}.{end}_projection.weight", shape) for part, (end, shape) in shapes.items()]
+
+
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    inner, name = c.inner if isinstance(c, PostNorm) else c, f"{layer}.self_attn"
+    if isinstance(inner, LatentAttentionConfig):
+        sizes = {"row_norm": ("kv_a_layernorm", inner.rank), "query_norm": ("q_a_layernorm", inner.query_rank)}
+        gates = [_gate((*path, part), f"{name}.{stored}", size) for part, (stored, size) in sizes.items() if size]
+        return [*latent_attention_weights(inner, hidden, path, name, ("o_proj",), interleaved=True), *sum(gates, [])]
+    if isinstance(inner, GatedDeltaNetConfig):
+        return gated_delta_net_weights(inner, hidden, path, name, fused_projections)
+    if isinstance(inner, MoeConfig):
+        return moe_weights(inner, hidden, path, f"{layer}.mlp")
+    assert isinstance(inner, MlpConfig)
+    return mlp_weights(inner.width, hidden, path, f"{layer}.mlp")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    weights = decoder_weights(config, _describe, norms=NORMS) + _gate(("norm",), "model.norm", config.hidden_size)
+    for i in range(config.num_layers):
+        for j, names in enumerate(zip(NORMS, POST_NORMS, strict=True)):
+            branch, (front, post) = ("layers", i, "branches", j), (f"model.layers.{i}.{name}" for name in names)
+            weights += _gate((*branch, "norm"), front, config.hidden_size)
+            weights.append(norm_weight(config.hidden_size, branch, post, post=True))
+            weights += _gate((*branch, "post_norm"), post, config.hidden_size)
+    return weights
+
+
+GIGACHAT3_5 = Family(
+    "gigachat3_5",
+    ("gigachat3_5",),
+    read_config,
+    weights,
+    (r".*\.rotary_emb\.inv_freq",),
+    (),
+    architectures=text_classes("GigaChat35"),
+    mixers=(GATED_DELTA_NET, LATENT_ATTENTION),
+    mtp_counts=MTP_COUNTS,
+)

@@ -1,0 +1,181 @@
+"""config.json and tensors of GigaChat3.5 and Alice AI: layers of published models, options, refusals."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+from published import ALICE, GIGACHAT
+from tiny_variants import variant
+
+from models import DecoderConfig, family_of
+from models.config.reader import ConfigError
+from models.decoder.decoder import BlockResidual, PostNorm
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.norms import NormConfig
+from models.layers.rope import Rope, YarnScaling
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+
+TINY: dict[str, Any] = {"model_type": "gigachat3_5", **variant("gigachat_base").text}
+
+
+def read(config: dict[str, Any]) -> DecoderConfig:
+    return family_of(config).read_config(config)
+
+
+def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def inner(config: DecoderConfig) -> list[list[Any]]:
+    """The branches without their wrappers, all of which are of one kind."""
+    wrappers = PostNorm | BlockResidual
+    assert all(isinstance(branch, wrappers) for layer in config.layers for branch in layer)
+    return [[getattr(branch, "inner") for branch in layer] for layer in config.layers]  # noqa: B009
+
+
+def test_published_gigachat() -> None:
+    config, gated = read(GIGACHAT), NormConfig(1e-6, 1.0, 2.0)
+    assert config.norm == gated and not config.tied and config.max_position_embeddings == 262144
+    assert all(isinstance(branch, PostNorm) and branch.in_front for layer in config.layers for branch in layer)
+    mixers, forwards = zip(*inner(config), strict=True)
+    rope = Rope(64, 1e5, YarnScaling(8.0, 32768.0, 1.0, 32.0, 1.0, True))
+    attention = LatentAttentionConfig(
+        64,
+        512,
+        64,
+        128,
+        128,
+        rope,
+        norm=gated,
+        # The square of YaRN's factor, and the square root of 7168 / 1536 for queries.
+        score_factor=(0.1 * math.log(8) + 1) ** 2 * (14 / 3) ** 0.5,
+        query_rank=1536,
+        output_gate=True,
+        row_factor=14**0.5,
+    )
+    delta_net = GatedDeltaNetConfig(32, 64, 128, 128, 4, 1e-6, gate="sigmoid", gate_factor=2.0, norm_offset=1.0)
+    assert [mixer == attention for mixer in mixers] == [False, False, False, True] * 10
+    assert {mixer for mixer in mixers} == {attention, delta_net}
+    assert forwards[:3] == (MlpConfig(18432, limit=10.0),) * 3
+    (moe,) = set(forwards[3:])
+    assert isinstance(moe, MoeConfig) and (moe.width, moe.shared_width, moe.limit) == (2048, 2048, 10.0)
+    router = moe.router
+    assert (router.experts, router.per_token, router.scores, router.bias, router.scale) == (
+        256,
+        8,
+        "sigmoid",
+        True,
+        2.5,
+    )
+
+
+def test_options_of_gigachat() -> None:
+    spelled = without(TINY, "full_attention_layers") | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"]
+    }
+    assert read(spelled) == read(TINY) == read(TINY | {"layer_types": spelled["layer_types"]})
+    defaults = ("layernorm_gating_weight", "linear_gating_type", "linear_sigmoid_gate_scale", "num_key_value_heads")
+    chosen = {"layernorm_gating_weight": 2.0, "linear_sigmoid_gate_scale": 2.0}
+    assert read(without(TINY, *defaults)) == read(TINY | chosen)
+    (plain, _), (attending, _), _ = inner(
+        read(
+            TINY
+            | {"gated_attention": False, "use_mla_scaling_factor": False, "linear_gating_type": "gated_rmsnorm_sigmoid"}
+        )
+    )
+    assert (attending.output_gate, attending.row_factor, plain.norm_offset) == (False, 1.0, 0.0)
+    assert attending.score_factor == pytest.approx((0.1 * 0.7 * math.log(8) + 1) ** 2)
+    for unbounded in (0, 0.0, None):
+        assert {forward.limit for _, forward in inner(read(TINY | {"swiglu_limit": unbounded}))} == {None}
+    # The rank has a default; null stands for queries without compression.
+    assert inner(read(without(TINY, "q_lora_rank")))[1][0].query_rank == 1536
+    assert inner(read(TINY | {"q_lora_rank": None}))[1][0].query_rank is None
+
+
+def test_mtp_layers_of_gigachat_are_skipped() -> None:
+    family = family_of(GIGACHAT)
+    assert all(family.skips(f"model.layers.{layer}.eh_proj.weight") for layer in (40, 41, 42))
+    assert not family.skips("model.layers.39.mlp.gate.weight") and not family.skips("model.layers.43.eh_proj.weight")
+    assert family_of(ALICE).skips("mtp.layers.0.self_attn.q_proj.weight")
+
+
+def test_published_alice() -> None:
+    config = read(ALICE)
+    assert config.norm == NormConfig(1e-6, 1.0) and not config.tied and config.mixes_sources
+    mixers, forwards = zip(*inner(config), strict=True)
+    attention = AttentionConfig(16, 2, 256, Rope(64, 1e6), QkNorm(1e-6, offset=1.0), output_gate=True)
+    delta = KimiDeltaAttentionConfig(32, 128, 4, 1e-6, bottleneck=128)
+    assert [mixer == attention for mixer in mixers] == [False, False, False, True] * 12
+    assert set(mixers) == {attention, delta}
+    (moe,) = set(forwards)
+    assert isinstance(moe, MoeConfig) and moe.shared_gate and (moe.width, moe.shared_width) == (512, 512)
+    router = moe.router
+    assert (router.experts, router.per_token, router.scores, router.bias, router.scale) == (512, 10, "sigmoid", True, 1)
+    # A block has four layers; the first branch of all reads the embedding.
+    assert [branch.begins for layer in config.layers for branch in layer] == ([True] + [False] * 7) * 12
+    assert [branch.mixes for layer in config.layers for branch in layer] == [False] + [True] * 95
+
+
+def test_tensors_of_alice() -> None:
+    config = read(ALICE)
+    paths = {
+        name: weight.path
+        for weight in family_of(ALICE).weights(config)
+        for option in weight.options
+        for name in option.shapes
+    }
+    assert "model.layers.0.attn_res_proj.weight" not in paths and "model.layers.0.attn_res_norm_weight" not in paths
+    assert paths["model.layers.4.attn_res_proj.weight"] == ("layers", 4, "branches", 0, "mix", "query")
+    assert paths["model.layers.0.mlp_res_norm_weight"] == ("layers", 0, "branches", 1, "mix", "norm", "weight")
+    assert paths["model.attnres_final.res_proj.weight"] == ("mix", "query")
+    assert paths["model.attnres_final.res_norm_weight"] == ("mix", "norm", "weight")
+    assert "model.layers.0.linear_attn.a_log_bias" in paths and "model.layers.0.linear_attn.o_proj.weight" in paths
+    assert "model.layers.3.self_attn.q_norm.weight" in paths and "model.layers.3.mlp.shared_expert_gate.weight" in paths
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (GIGACHAT, {"norm_type": "LlamaRMSNorm"}, "norm_type: expected one of 'ZeroCenteredGatedNorm'"),
+        (GIGACHAT, {"layernorm_type": "pre"}, "layernorm_type: expected one of 'pre_post'"),
+        (
+            GIGACHAT,
+            {"linear_gating_type": "sigmoid_gate"},
+            "linear_gating_type: expected one of 'gated_rmsnorm_sigmoid'",
+        ),
+        (GIGACHAT, {"linear_attention_type": "KimiDeltaAttention"}, "linear_attention_type: expected one of"),
+        (GIGACHAT, {"linear_use_legacy_qkvz_layout": True}, "linear_use_legacy_qkvz_layout: expected one of False"),
+        (GIGACHAT, {"use_shared_expert_sigmoid": True}, "use_shared_expert_sigmoid: expected one of False"),
+        (GIGACHAT, {"scoring_func": "softmax"}, "scoring_func: expected one of 'sigmoid'"),
+        (GIGACHAT, {"rope_interleave": False}, "rope_interleave: expected one of True"),
+        (GIGACHAT, {"swiglu_limit": -1.0}, "swiglu_limit: expected a number greater than 0"),
+        (GIGACHAT, {"full_attention_layers": [40]}, "full_attention_layers: expected numbers of layers, from 0 to 39"),
+        (GIGACHAT, {"layer_types": ["full_attention"] * 40}, "layer_types: expected attention in the layers of"),
+        (GIGACHAT, {"linear_num_value_heads": 48}, "linear_num_value_heads: expected a multiple of"),
+        (GIGACHAT, {"num_key_value_heads": 8}, "num_key_value_heads: expected num_attention_heads (64)"),
+        (GIGACHAT, {"n_group": 3}, "n_group: expected a divisor of the 256 experts"),
+        (GIGACHAT, {"lm_head_logit_softcapping": 30.0}, "lm_head_logit_softcapping: expected one of None"),
+        (ALICE, {"router_score_function": "softmax"}, "router_score_function: expected one of 'sigmoid'"),
+        (ALICE, {"router_bias_correction": False}, "router_bias_correction: expected one of True"),
+        (ALICE, {"kda_allow_negative_eigenvalues": True}, "kda_allow_negative_eigenvalues: expected one of False"),
+        (ALICE, {"linear_num_value_heads": 16}, "linear_num_value_heads: expected 32, as of the keys"),
+        (ALICE, {"linear_value_head_dim": 64}, "linear_value_head_dim: expected 128, as of the keys"),
+        (ALICE, {"block_attn_res_block_size": 0}, "block_attn_res_block_size: expected a whole number of at least 1"),
+        (
+            ALICE,
+            {"block_attn_res_block_size": True},
+            "block_attn_res_block_size: expected a whole number of at least 1",
+        ),
+        (ALICE, {"mlp_only_layers": [3]}, "mlp_only_layers: expected one of []"),
+        (ALICE, {"decoder_sparse_step": 2}, "decoder_sparse_step: expected one of 1"),
+        (ALICE, {"num_experts_per_tok": 513}, "num_experts_per_tok: expected at most num_experts (512)"),
+    ],
+)
+def test_unsupported_fields_are_refused(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(config | change)

@@ -294,7 +294,7 @@ class Engine:
             return self._pool
 
     def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
-        """Return the devices of `RowPool.devices_for`; evict cached states if there are none."""
+        """Return the devices of `RowPool.devices_for`; without any, evict cached states."""
         pool, cache = self.pool, self.prefix_cache
         devices = pool.devices_for(positions, shared)
         if not devices and cache is not None:

@@ -148,12 +148,12 @@ class Inputs:
         Raises as `encode` and `after`, and ValueError without room in the KV cache.
         """
         tokens = self.encode(item, where) if prefix is None else self.after(prefix, item, where)
-        room, most = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
-        if room < most:
-            behind = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
+        room, count = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
+        if room < count:
+            drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
             raise ValueError(
-                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + most - 1} "
-                f"positions{behind}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
+                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + count - 1} "
+                f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
                 f"{max(room, 0)}, or load with a larger cache"
             )
         return tokens, None if prefix is None else prefix.snapshot

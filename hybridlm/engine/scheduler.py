@@ -349,7 +349,7 @@ class Scheduler:
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Give a sequence a row with its deepest cached state; False without pages for its prompt.
+        """Give a sequence a row with its deepest cached state; False without free pages.
 
         Raises:
             SlotsExhausted: no other sequence has pages; the request should have been refused.
@@ -573,7 +573,7 @@ def _in_use(engines: Sequence[Engine]) -> bool:
 def _kind_of(sequence: Queued) -> Hashable:
     """Return the key of a sequence's heap.
 
-    Texts, nested prefixes and other prefixes of a reading have one each, so that none blocks the others.
+    Texts, nested prefixes and other prefixes of a reading have separate heaps: they do not block one another.
     """
     if isinstance(sequence, QueuedText):
         return sequence.reading, sequence.index is None, sequence.parent is None

@@ -200,7 +200,7 @@ class Tokenizer:
         return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids; ids beyond the vocabulary have none, as in transformers.
+        """Return the text of token ids, without ids beyond the vocabulary, as in transformers.
 
         Raises:
             ValueError: a negative id, or of more than 32 bits.

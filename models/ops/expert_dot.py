@@ -273,7 +273,7 @@ RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
 
 
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply ragged groups; results of rows without an expert are undefined."""
+    """Sort rows by expert and multiply ragged groups; without an expert: undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight

@@ -47,7 +47,7 @@ class ExpertTiles(NamedTuple):
     """Sizes of a program instance.
 
     Attributes:
-        segment: sorted rows whose experts begin in it.
+        segment: sorted rows of experts that begin in it.
         rows, columns: of one product.
         terms: of one iteration.
     """
@@ -83,9 +83,9 @@ def expert_rows_kernel(
     start = pl.program_id(0) * segment
     # The last segment begins earlier and skips rows of the previous one.
     position = jnp.minimum(start, count - segment) + lax.broadcasted_iota(jnp.int32, (segment,), 0)
-    own, previous = expert[position], expert[jnp.maximum(position - 1, 0)]
-    leaders = jnp.where(((own != previous) | (position == 0)) & (position >= start), own, none)
-    without = ((own == none) & (position >= start))[:, None]
+    experts, previous = expert[position], expert[jnp.maximum(position - 1, 0)]
+    leaders = jnp.where(((experts != previous) | (position == 0)) & (position >= start), experts, none)
+    without = ((experts == none) & (position >= start))[:, None]
     store_if(without, out.at[order[position][:, None], column], jnp.zeros((segment, columns), jnp.float32))
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -122,7 +122,7 @@ def expert_rows_kernel(
 
 
 def tile_rows(count: int, experts: int) -> int:
-    """Return the rows of a tile: twice the mean rows of an expert, as a power of two."""
+    """Return a tile's rows: twice an expert's mean rows, as a power of two."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
 
 
@@ -151,7 +151,7 @@ def expert_rows(
     rows = tile_rows(count, experts)
     segment = 1 << max(0, (count // (SEGMENTS * experts)).bit_length() - 1)
     pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
-    # The interpreter stores the old numbers at masked places: those of a tile have to differ.
+    # The interpreter stores the old numbers at masked places: places of a tile have to differ.
     places = max(count, rows) if interpret else count
     columns = _columns(outputs, min(count, experts), MAX_COLUMNS // (1 + gated))
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))

@@ -37,7 +37,7 @@ def shared_memory() -> int:
 
 
 def runs_kernels() -> bool:
-    """Return whether the traced GPU, or the local one, is an NVIDIA GPU from capability 8.0 on.
+    """Return whether the traced or local GPU is an NVIDIA GPU from capability 8.0 on.
 
     True without a GPU: for absent targets and the interpreter.
     """

@@ -141,9 +141,9 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
+    """State of a layer with a short convolution, a linear recurrence, or both.
 
-    Attributes:
+    Attributes, None without the operation:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
             of caches.
         recurrent: S [value, key], float32; in a state space model [head, state].

@@ -206,7 +206,7 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply queries and keys of one chunk, lane and head with its keys; a chunk of padding is not read."""
+    """Multiply queries and keys of one chunk with its keys, without reading padding chunks."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
@@ -217,7 +217,7 @@ def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> N
         totals: list[Any] = []
         for part in _parts(keys.shape[1]):
             query, key = (jnp.where(real, rows[:, part], 0.0) for rows in (queries, keys))
-            products = [kernel_product(left, key, 1) for left in (query, key)[: len(out)]]
+            products = [kernel_product(rows, key, 1) for rows in (query, key)[: len(out)]]
             totals = [total + product for total, product in zip(totals, products, strict=True)] if totals else products
         return tuple(totals)
 

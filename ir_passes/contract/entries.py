@@ -63,9 +63,10 @@ class Lane:
 class Packed:
     """Concatenated tokens: index t along `axis` belongs to the lane of token t.
 
-    Tokens after the last lane are padding: their results are outside every claim, and no lane may depend on them. A
-    lane without tokens is padding too: it is on the null row of every slot map and has null pages only. If pools have
-    one row per lane, every lane has a token.
+    The layout is an input of the step; the number of tokens of each lane is shared. Tokens after the last lane are
+    padding: their results are outside every claim, and no lane may depend on them. A lane without tokens is padding
+    too: it is on the null row of every slot map and has null pages only. If pools have one row per lane, every lane has
+    a token.
 
     Attributes:
         axis: the token axis, of equal length in all arrays of a layout.
@@ -142,7 +143,7 @@ class SlotMap(_RowMap):
 
 @dataclass(frozen=True)
 class PageTable(_RowMap):
-    """int32 [N,...]: the pages of each lane in pools.
+    """int32 [N, ...]: the pages of each lane in pools.
 
     A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
     table of the same groups, and it is not the null page. Pages of several lanes are read only. The host promises this
@@ -236,6 +237,7 @@ ROW_MAPS = (SlotMap, PageTable)
 
 
 def check_role(where: str, entry: Any) -> None:
+    """Raise ContractError for an unknown role."""
     if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
         return
     of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}

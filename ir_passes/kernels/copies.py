@@ -4,8 +4,8 @@ A running copy may write its target at any time, and signals its end at a semaph
 write at the wait for it if three things are shown:
 
 * The wait is for this copy: no other running copy has its semaphore, and the wait names the same place of the target.
-* In between, nothing touches the target's place or writes to the source's.
-* The copy was started under the conditions of the wait.
+* In between, nothing touches the target's place or writes to the source's, so it is unchanged.
+* The copy was started under the conditions of the wait, so it runs whenever the wait is reached.
 
 Places and semaphores are compared as terms (`index_terms`). A loop that waits for copies of the iteration before is
 read by induction (`Loop`). Copies to other devices are not read.
@@ -152,6 +152,7 @@ class Copies:
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
     def check_none(self, where: str) -> None:
+        """Raise UnreadableKernel if a copy is running."""
         if self.running:
             raise UnreadableKernel(f"a copy is under way {where}")
 

@@ -1,6 +1,6 @@
 """A Pallas kernel as a plain program: loops over its grid around its body.
 
-It has the semantics of the kernel's machine, not of interpret mode:
+The program has the semantics of the kernel's machine, not of interpret mode:
 
 * Unwritten memory holds anything: scratch, blocks of results, masked elements of a load.
 * An index of a block, or into a block, has to be in bounds; otherwise the kernel reaches foreign memory.
@@ -74,6 +74,18 @@ class _State:
 
 @dataclass(frozen=True)
 class _Kernel:
+    """A kernel.
+
+    Attributes:
+        jaxpr: its body; the inputs are prefetched scalars, operands, results and scratch.
+        grid: lengths of its axes; the maximum for a computed length.
+        body_axes: axes that the body counts; `jax.vmap` adds others.
+        in_place: True if it works in its results' memory, False if blocks are written whole.
+        copies: True for a TPU, with asynchronous copies.
+        aliases: result -> index in `inputs` of the operand with the same memory.
+        computed: grid axes with an operand as length, in the order of these operands, which come first.
+    """
+
     jaxpr: Any
     grid: tuple[int, ...]
     body_axes: tuple[int, ...]
@@ -152,6 +164,7 @@ class _Kernel:
                     )
 
     def run(self, *operands: Any) -> list[Any]:
+        """Run all steps; raises BlockGuessFailed for a wrong part of an array."""
         self._check_order()
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
         lengths: list[Any] = list(self.grid)
@@ -350,6 +363,7 @@ class _Kernel:
 
 
 def _most_steps(mapping: Any, axis: int) -> int:
+    """Return the fewest blocks along a grid axis; raises UnreadableKernel without any."""
     counts = []
     for blocks in mapping.block_mappings:
         index_map = blocks.index_map_jaxpr.jaxpr
@@ -369,6 +383,7 @@ def _chosen(runs: Any, new: Any, old: Any) -> Any:
 
 
 def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
+    """Return whether steps of each grid axis run in order; `in_place`; whether it is a TPU."""
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
         return (False,) * axes, "triton" in kind, False

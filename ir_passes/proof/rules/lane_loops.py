@@ -1,14 +1,15 @@
 """Loops with a stop for each lane, and loops over active lanes or real tokens.
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
-do not if a stopped lane stays stopped and keeps its values. `stops_by_lane` proves this for every carry.
+do not if a stopped lane stays stopped and keeps its values. `stops_by_lane` proves this: in every carry, a stopped
+lane's rows equal the rows before the iteration.
 
 * `while any(active)`: a lane has stopped if its element of `active` is false. It stays stopped: `active` follows from
   carries that do not change in stopped lanes, or is `t < lengths` with a counter t. The condition may have shared
-  parts, as in `any(active) & (t < limit)`. Changed shared carries depend on all lanes.
+  parts, as in `any(active) & (t < limit)`. Shared carries may change; then their last values depend on all lanes.
 * A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
   grows. The loop runs until every lane has stopped, or until t is a shared number. Only the counter may change in
-  stopped lanes.
+  stopped lanes; its last value depends on all lanes.
 """
 
 from collections.abc import Sequence
@@ -107,6 +108,9 @@ def counter_of(
 
     The carry begins at 0 or above, each iteration adds 1, and the condition compares it with an unchanged bound. With
     the number of active lanes as bound, the carry is an active lane; with the last lane's end, a real token.
+
+    Args:
+        inner: number of constants of the body.
     """
     condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
     test, carries = maker(condition.jaxpr, condition.jaxpr.outvars[0]), condition.jaxpr.invars[len(outer) :]
@@ -139,7 +143,7 @@ def _unconverted(jaxpr: Any, atom: Any) -> Any:
 def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     """Return an array and a truth value if a condition tests any element for it.
 
-    Of a conjunction, the caller checks the other parts.
+    It may be a conjunction with one such test; the caller checks that its other parts are shared.
     """
     eqn, negated = maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "and" and eqn.outvars[0].aval.shape == ():
@@ -158,7 +162,7 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) -> tuple[dict[Number, Range], set[int]]:
     """Return value numbers of the tested array and its negation, in stopped lanes.
 
-    Also return carries that decide about it.
+    Also return the carries that decide about it, except a counter compared with lengths.
     """
     active = _tested_array(condition, condition.outvars[0])
     if active is None or not _shared_otherwise(prover, condition, condition.outvars[0]):

@@ -22,7 +22,7 @@ _FILLED = ("filled out of bounds",)
 
 @dataclass(frozen=True)
 class Access:
-    """The pairing of an operand's elements with a window array's: a read's result, or a write's updates.
+    """The pairing of an operand's elements with a read's result or a write's updates.
 
     Attributes:
         full: shape of the operand.
@@ -109,7 +109,7 @@ class Access:
     def put(self, view: View, dim: int, row: View = ()) -> View | None:
         """Return the view after this write puts a part back; None for another place.
 
-        Only a write that drops fill values keeps them out of the pool.
+        Elements read out of bounds hold a fill value; only a write that drops them keeps it out of the pool.
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]

@@ -223,7 +223,8 @@ def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value,
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
     """Return the operands of a branch taken if a layout mask is `when`.
 
-    The mask may put the previous and this token into one lane, or exclude padding.
+    If the mask puts the previous and this iteration's token into one lane, both belong to it. A map or table entry
+    belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, Mask):
@@ -367,7 +368,8 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
 def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     """Return numbers excluded by finite limits; None without such limits.
 
-    An element is an operand's element, or nan. `clamp` is the minimum of a maximum.
+    An element is an operand's element, or nan if one of these is nan. It is at most a minimum's finite operand, and at
+    least a maximum's. `clamp` is the minimum of a maximum.
     """
     if site.name not in ("max", "min", "clamp"):
         return None
@@ -389,7 +391,7 @@ def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
 
 
 def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
-    """Combine masks of pairs: a true "and", a false "or"."""
+    """Combine masks of pairs: true "and" and false "or" hold for both operands."""
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "not":
@@ -435,7 +437,7 @@ def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) ->
 def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
     """True if a mask excludes padding along the columns of a same-lane mask.
 
-    A token not later than a real token is real.
+    Padding follows all real tokens, so a token not later than a real token is real.
     """
     if isinstance(fact, SameLane):
         return (fact.rows, fact.columns, fact.when, fact.padding) == (mask.rows, mask.columns, mask.when, False)
@@ -454,7 +456,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     """Add facts to the result of `select_n`.
 
-    A same-lane mask leaves the row's lane; replacing nan and infinity leaves finite elements.
+    With a same-lane mask, each row depends on its lane only. Without nan and infinity, elements are finite.
     """
     mask, *cases = operands
     if len(cases) != 2:
@@ -491,7 +493,8 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
     """Add facts to the result of `dot_general`.
 
-    A product of tokens depends on token pairs; a sum with masked weights on the row's lane.
+    A product of two arrays of tokens depends on token pairs, a sum over tokens with masked weights on the row's lane
+    only.
     """
     contract, batch = site.params["dimension_numbers"]
     shapes = site.shapes

@@ -1,9 +1,11 @@
 """Page tables: arithmetic on their entries, and reads and writes of pages by them.
 
-An index into a pool by page table must have the fact `PageEntry`.
+An index into a pool by page table must have the fact `PageEntry`: its quotient by the number of indices per page is
+some entry of the lane's own table.
 
 A read stays within the lane: a page in the lane's table is the lane's own page, a page without writers, or out of
-bounds. A shared prefix and the null page have no writers. A read out of bounds is filled, or clamped to the null page.
+bounds. Other lanes cannot change pages without writers: a shared prefix and the null page. A read out of bounds is
+filled, or clamped to the null page.
 
 A write stays within the lane: the host promises (`PageTable`) that no other lane names the written pages, and that they
 are not the null page. A write out of bounds is dropped.
@@ -34,7 +36,8 @@ _BY_PAGE = (
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
     """Return the fact of an entry times a constant; None if the product may wrap.
 
-    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s.
+    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. Indices past every pool stay past it, negative
+    indices negative.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
@@ -45,7 +48,7 @@ def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | Non
 def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
     """Return the fact of an entry plus an offset within the page.
 
-    None if the entry may be below row 0: the sum may be a row.
+    A row past every pool stays past it. None if the entry may be below row 0: the sum may be a row.
     """
     fact, by = x.fact, y.range
     if not isinstance(fact, PageEntry) or by is None or by[0] < 0:
@@ -58,7 +61,7 @@ def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
 def over(x: Value, divisor: int | None) -> PageEntry | None:
     """Return the fact of an entry divided by a constant.
 
-    (entry * sc + o) // c is entry * s + o // c. Rounding may raise a number below row 0 to a row.
+    (entry * sc + o) // c is entry * s + o // c. Division rounds to zero, so a number below row 0 may become a row.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or not divisor or divisor < 1 or fact.stride % divisor:
@@ -71,8 +74,9 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """Select between entries of a lane and unowned rows.
 
-    JAX counts negative indices from the end by `where(x < 0, x + length, x)`, only for negative numbers. A number far
-    below row 0 stays below it; with any other predicate, `entry + size` is past every pool.
+    JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
+    number far below row 0 stays below it; other negative numbers have no fact. With any other predicate, `entry + size`
+    is past every pool.
 
     Args:
         cases: for false first.
@@ -101,6 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
+    """Return the kind of an unowned row (`PageEntry.alternatives`)."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -174,5 +179,6 @@ def page_fault(
 
 
 def no_entry(site: Site, path: str) -> Mixed:
+    """Return the owner of rows without page table entries as index."""
     message = f"pages of {path} are picked by an index that is not an entry of the lane's row in its page table"
     return site.mixed(message, _BY_PAGE, ViolationKind.WRONG_ROW)

@@ -117,7 +117,8 @@ def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
 def _row_key(index: Value) -> tuple:
     """Return a key of the rows that an index selects.
 
-    A slot map's fact identifies the rows; pages and elements within rows need the index.
+    A lane has one entry in a slot map, so its fact identifies the rows. Elements within rows, and pages, also need the
+    index.
     """
     fact = index.fact
     has_several_rows = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
@@ -127,7 +128,7 @@ def _row_key(index: Value) -> tuple:
 def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
     """Return the view after rows are written back by their slot map.
 
-    The read may lack the guard of the write.
+    The read may lack the guard of the write. Elements within rows, and pages, need the same index for both.
     """
     index = access.columns[axis]
     forms = [_row_key(index)]
@@ -154,6 +155,7 @@ def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> V
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
+    """Return the rows' owner, in dimensions of the window array."""
     axis = pool.axis
     path = site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
@@ -200,6 +202,12 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
 
 
 def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+    """Record the rows of an access, for comparison within the pool's group.
+
+    Args:
+        owner: of the entries of `index`.
+        shape: of the window array; along the owner's axis one row for each entry.
+    """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
@@ -213,7 +221,7 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
 def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
     """Return the key of all lanes visited by a scan, else of the lane.
 
-    In a branch or an inner loop, an iteration may skip its access.
+    An iteration that may skip its access, in a branch or an inner loop, stands for its lane alone.
     """
     depth, key = site.prover.scanned.get(owner.lane, (0, None))
     skips = any(eqn.primitive.name in ("cond", "while") for eqn in site.prover.callers[depth:])

@@ -87,7 +87,10 @@ def map_fault(
 
 
 def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
-    """True for a slot map of optional second rows."""
+    """True for a slot map of optional second rows.
+
+    An active lane without a second row has the null row.
+    """
     entry = bound.inputs[leaf].entry
     maps = [
         bound_input.entry
@@ -113,7 +116,8 @@ def counts_within(site: Site, index: Value) -> bool:
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
     """Return the fault of row numbers of a split pool.
 
-    Each device subtracts the number of previous devices' rows from global row numbers.
+    Each device must subtract the number of rows on previous devices from global row numbers. Local row numbers are used
+    unchanged, by the lanes of the device.
     """
     local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
     if local is not None and isinstance(owner, LaneRows | OneLane):

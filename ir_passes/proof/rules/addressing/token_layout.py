@@ -1,11 +1,11 @@
 """Facts about arrays computed from `cu_seqlens`: lanes of tokens, bounds of lanes, masks.
 
 All facts follow from one promise of the contract: cu_seqlens begins with 0, never falls, and ends at most at the number
-of tokens. So t's lane plus one is the number of entries up to t. Elements of padding are unspecified unless a fact
-names them.
+of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
+unspecified unless a fact names them.
 
-Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens `t - 2`, `t
-- 1` and `t` into one lane.
+Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t - 2 >= start` puts the tokens `t - 2`,
+`t - 1` and `t` into one lane.
 
 More than 300 lines: one rule for each operation on a layout.
 """

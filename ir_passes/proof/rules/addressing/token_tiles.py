@@ -1,7 +1,8 @@
 """Rows with the tokens of each lane, and loops over the tokens of one lane.
 
 An index `cu_seqlens[i] + j` may leave lane i. A select by a mask `j < length of lane i` takes only elements of lane i's
-tokens. So does this mask in the index, with dropped numbers past the last token elsewhere.
+tokens. The same mask in the index, with a number past the last token elsewhere, reads and writes tokens of lane i only,
+if indices out of bounds are dropped.
 
 A loop from `cu_seqlens[i]` to `cu_seqlens[i + 1]` counts the tokens of lane i.
 """
@@ -46,7 +47,7 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
 def limited(site: Site) -> OwnTokens | None:
     """Return the fact about a limited place that stays in the lane of its token.
 
-    A maximum is at least one operand's bound, at most both operands'.
+    A maximum is at least the first token if an operand is, and at most the last one if both are.
     """
     layouts = site.prover.bound.layouts
     for layout, of_token, axis in product(layouts, layouts, range(len(site.shape))):

@@ -85,7 +85,7 @@ def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> V
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Select by a `WithinLane` mask along an axis."""
+    """Select by a `WithinLane` mask: where it is `when`, tokens belong to the row's lane."""
     assert fact.axis is not None
     axis, length = fact.axis, site.shape[fact.axis]
     row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)

@@ -1,9 +1,8 @@
 """GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
-`expert_dot.grouped_product` defines it. There is no capacity. Rows are sorted by expert; a program instance has the
-experts that begin in its segment of sorted rows, and multiplies tiles of twice the mean number of rows. A plain or
-packed matrix is read once per tile. Rows are read and results written at their own places. Gate and up are one matrix:
-one kernel multiplies both and applies SwiGLU.
+`expert_dot.grouped_product` defines it. Rows are sorted by expert; a program instance has the experts that begin in its
+segment, and multiplies tiles of twice the mean number of rows. A plain or packed matrix is read once per tile. Gate and
+up are one matrix: the kernel also applies SwiGLU.
 """
 
 from functools import partial
@@ -25,11 +24,11 @@ MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 128, 128, 64
 STAGES = 3
 """Iterations with operands loaded ahead."""
 MAX_ROUNDED_ROWS = 1024
-"""Maximum rows that are rounded in the kernel, without an operation for it; more are read by many instances."""
+"""Maximum rows rounded in the kernel; more are read by many instances."""
 MIN_INSTANCES = 128
 """Program instances, about as many as a GPU's processors."""
 SEGMENTS = 2
-"""Segments of sorted rows per expert, for equal work of the instances."""
+"""Segments of sorted rows per expert, for equal work."""
 MAX_WARP_NUMBERS = 1 << 13
 """Results of one product that four warps hold in registers."""
 
@@ -142,7 +141,7 @@ def expert_rows(
 ) -> Float32[Array, "row *choice result"]:
     """Multiply each row by the matrix of its expert, or of each of its experts.
 
-    Arguments as for `expert_dot`; rows are in any order.
+    Arguments as for `expert_dot`.
     """
     from jax.experimental import pallas as pl
 
@@ -178,16 +177,16 @@ def expert_rows(
 
 
 def _terms(width: int, itemsize: int) -> int:
-    """Return the most terms of an iteration with operands in shared memory.
+    """Return the most terms of an iteration within shared memory.
 
-    A float32 takes three more numbers of bfloat16; `width` counts rows and columns of a program instance.
+    A float32 takes three more numbers of bfloat16; `width` counts rows and columns.
     """
     each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
     return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
 
 
 def _columns(outputs: int, chosen: int, limit: int) -> int:
-    """Return a program instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
+    """Return an instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
 
     `chosen` is the maximum number of experts with rows.
     """

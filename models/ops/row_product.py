@@ -79,7 +79,7 @@ def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -
 
 
 def fastest() -> str:
-    """Return this processor's fastest instruction set in the library."""
+    """Return this processor's fastest instruction set."""
     kernels = library()
     assert kernels is not None, "callers have chosen the kernel"
     return kernels.instructions[-1]

@@ -1,7 +1,7 @@
 """GPU kernel: the sequential part of the chunked forms.
 
-Defined by `chunked_scan.scan_chunks`. One program instance carries some state rows of one lane and value head through
-the chunks with real tokens, in registers. Products inside chunks are computed earlier, all at once.
+Defined by `chunked_scan.scan_chunks`. A program instance carries some state rows of one lane and value head through the
+chunks, in registers. Products inside chunks are computed earlier.
 """
 
 from functools import partial
@@ -70,15 +70,13 @@ KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
-    """Carry some state rows of one lane and head through the chunks with real tokens.
+    """Carry some state rows of one lane and head through the chunks.
 
     Args:
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
             `fields`, [chunk, place, ..] of lane and head, `decay` [chunk, key] or in full; state [value, key], or in
             full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
             memory, if needed. Idle lanes read and write no state.
-        by_slot: the state is a pool.
-        by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

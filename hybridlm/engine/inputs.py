@@ -1,4 +1,4 @@
-"""Checked requests and token ids from users' prompts, texts and settings."""
+"""Checked requests and token ids from users' arguments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Inputs:
         return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
-        """Return the token ids of one item of any length; raises as `encode`."""
+        """Return an item's token ids, of any length; raises as `encode`."""
         ids = to_token_ids(item, where, self.tokenizer, self.vocab_size, continues)
         for i, token in enumerate(ids if self.placeholders else ()):
             if token in self.placeholders:
@@ -62,10 +62,7 @@ class Inputs:
         return ids
 
     def encode_all(self, items: Any, name: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
-        """Return the token ids of every item of a list; raises as `encode`.
-
-        They fit the context, unless `of_any_length`.
-        """
+        """Return the token ids of every item of a list; raises as `encode`."""
         named = [(item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
         if of_any_length:
             return [self.token_ids(item, where) for item, where in named]
@@ -108,8 +105,8 @@ class Inputs:
     ) -> list[Request]:
         """Return `n` requests for each prompt.
 
-        Random numbers follow from a request's seed and its index among all requests; with a list of settings, from its
-        index among the `n` of its prompt.
+        Random numbers follow from a request's seed and its index; with a list of settings, its index among the `n` of
+        its prompt.
 
         Raises:
             TypeError, ValueError: names the prompts, the settings or both; of lists all faults.

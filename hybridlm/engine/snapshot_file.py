@@ -1,7 +1,7 @@
 """Snapshots in safetensors files: tokens, label and arrays.
 
-Keys and values have the seen positions only; all other arrays are whole. The metadata are `format`, `label`,
-`token_ids` (JSON) and `sha256` of these and the arrays. The hash detects accidental damage, not malice.
+Keys and values have the seen positions only. The metadata are `format`, `label`, `token_ids` (JSON) and `sha256` of
+these and the arrays, against accidental damage, not malice.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def load_snapshot(
     """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
-        SnapshotError: missing, damaged, or of another model, with the expected and the actual value.
+        SnapshotError: missing, damaged, or of another model.
         TypeError, ValueError: token ids outside the vocabulary or the context.
     """
     engine.placement.require_one_process("load_prefix")

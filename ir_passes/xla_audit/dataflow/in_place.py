@@ -1,8 +1,8 @@
 """Check of operations that write into the bytes of their operands.
 
-XLA puts a result into the bytes of an operand without later readers. This is right if each element depends on the same
-element alone. XLA:CPU has erred (openxla/xla#49176). So every path in a fused computation from the result to such an
-operand must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
+XLA puts a result into the bytes of an operand without later readers: right if each element depends on the same element
+alone. XLA:CPU has erred (openxla/xla#49176). So every path in a fused computation from the result to such an operand
+must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
 
 Reductions on a TPU: the backend configuration lists results over operands (`aliasing_operands`; operands are numbered
 first). A reduction in the same fusion may read such an operand at the written position.

@@ -80,7 +80,7 @@ def load_snapshot(
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
-    """Return a label as JSON without its epoch, unknown to readers."""
+    """Return a label as JSON without its epoch."""
     return {
         "model": str(kind.model),
         "dtype": kind.dtype,
@@ -92,14 +92,14 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
 
 
 def _layout(array: ArrayLayout) -> list[Any]:
-    """Return an array's layout as JSON; device count only for reordered arrays."""
+    """Return an array's layout as JSON."""
     return [array.path, list(array.shape), array.dtype, array.positions] + (
         [array.devices] if array.devices > 1 else []
     )
 
 
 def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
-    """Return the types in a file, with the seen positions; none without any."""
+    """Return the types in a file, with the seen positions."""
 
     def shape(array: ArrayLayout) -> tuple[int, ...]:
         return tuple(position if axis == array.positions else size for axis, size in enumerate(array.shape))

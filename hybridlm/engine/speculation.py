@@ -105,7 +105,7 @@ class Speculation:
         )
 
     def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
-        """Whether to verify drafts: for speed, or to measure their time."""
+        """Whether to verify drafts, for speed or to measure."""
         if not self.times.measured(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
             self._refused = MIN_WAIT
             return True

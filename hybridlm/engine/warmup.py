@@ -61,7 +61,7 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
     """Return all step shapes: prefill, decode, verification, scoring, and moves of states.
 
-    Steps with log-probabilities or a logits processor are compiled on first use.
+    Steps with log-probabilities or a processor are compiled on first use.
 
     Args:
         only_full: the largest number of lanes; moves only with a prefix cache.

@@ -1,4 +1,4 @@
-"""Rows or pages of a pool split over mesh devices: numbers count over all devices."""
+"""Rows or pages of a pool split over mesh devices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

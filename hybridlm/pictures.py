@@ -247,7 +247,7 @@ def _figure(name: str, width: float, height: float, rows: int = 1, columns: int 
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure for notebooks, on every backend."""
+        """A figure for notebooks."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()

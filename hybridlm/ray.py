@@ -53,6 +53,7 @@ def score_dataset(
     Args:
         dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them in every
             row, and maybe "id"; prompts with completions and messages as for `LM.score_file`; and the task's columns.
+            Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or a Hub id.
         actors: each loads the model once.
         num_cpus: cores of an actor; None for one. On CPUs give all cores: a step uses them.
@@ -62,7 +63,7 @@ def score_dataset(
         **settings: arguments of `hybridlm.load` in every actor (lanes, context, dtype, chunk, ...).
 
     Returns:
-        Rows with id, the task's columns, and error.
+        Rows with id, the task's columns, and error; wrong rows have id and error only.
 
     Raises:
         ValueError: `actors` or `batch_size` is no count, or the task is not for tables.

@@ -77,7 +77,8 @@ class Session:
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
-            first = session.submit("Once upon a time") while session.busy:
+            first = session.submit("Once upon a time")
+            while session.busy:
                 for event in session.step():
                     ...
 
@@ -134,7 +135,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a request's end is not yet returned by `step`."""
+        """Whether `step` has not yet returned a request's end."""
         return bool(self._alive or self._events)
 
     @takes_settings

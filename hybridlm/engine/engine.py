@@ -308,7 +308,7 @@ class Engine:
                 self._pool.vacate()
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps; a failure of the device loses the pool."""
+        """Wait for outputs; a failure of the device loses the pool."""
         try:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:

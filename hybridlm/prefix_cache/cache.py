@@ -148,7 +148,7 @@ class PrefixCache:
         """Whether to wait until a prefill has cached a common prefix of a chunk.
 
         Args:
-            reading: prompts in prefill; get a stop at the end of the common prefix.
+            reading: prompts in prefill; they get a stop at the end of the common prefix.
         """
         cached, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:

@@ -202,7 +202,7 @@ class Programs:
 
     @under_settings
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """Return a program with jaxpr, HLO and proof; a stored one is compiled again."""
+        """Return a program with jaxpr, HLO and proof."""
         program = self.compiled(shape, arguments)
         return program.in_full if isinstance(program, StoredStep) else program
 

@@ -51,7 +51,7 @@ class SamplingParams(PlainSettings):
     separate calls.
 
     Attributes:
-        max_tokens: maximum of generated tokens.
+        max_tokens: maximum number of generated tokens.
         temperature: divides logits; 0 takes the most likely token.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
         top_p: then among the fewest tokens with this total probability, and ties; 1 for all.
@@ -92,7 +92,7 @@ class SamplingParams(PlainSettings):
 class Settings(TypedDict, total=False):
     """The fields of `SamplingParams` as keywords, perhaps lists per prompt.
 
-    A list of token ids, strings or words is one value.
+    A list of token ids, strings or words is one value; a list of such lists has one for each prompt.
     """
 
     max_tokens: Each[int]

@@ -319,8 +319,8 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation; encode it with `add_special_tokens=False`.
 
-        It equals transformers' text. For templates without lists, content parts are joined by line ends; without texts,
-        JSON arguments of tool calls become objects.
+        It equals transformers' text. Content parts are joined by line ends if the template takes no lists; JSON
+        arguments of tool calls become objects if it takes no texts.
 
         Args:
             messages: {"role": ..., "content": text or list of text parts} in order.

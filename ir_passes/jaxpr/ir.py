@@ -214,7 +214,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
 
 def copying(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation with the same operand and result that copies."""
+    """Return an equation that copies."""
     return eqn.replace(primitive=primitives.copy_p, params={})
 
 

@@ -10,7 +10,7 @@ The program has the semantics of the kernel's machine, not of interpret mode:
 * A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
   Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; steps from n on change
-  nothing. 0 <= n <= M is proved. If n differs between lanes, all memory depends on them.
+  nothing. This needs 0 <= n <= M, which the proof shows. If n differs between lanes, all memory depends on them.
 * On a TPU the last block may reach beyond the array: loads there give foreign memory, stores are dropped.
 * Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
@@ -383,7 +383,7 @@ def _chosen(runs: Any, new: Any, old: Any) -> Any:
 
 
 def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
-    """Return whether steps of each grid axis run in order; `in_place`; whether it is a TPU."""
+    """Return for each axis whether steps run in order; `in_place`; whether a TPU."""
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
         return (False,) * axes, "triton" in kind, False

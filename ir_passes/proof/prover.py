@@ -145,7 +145,6 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression; equal forms are equal."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
@@ -201,7 +200,6 @@ class Prover:
         return self._makers[id(jaxpr)][1]
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that forgets later violations and accesses."""
         violations, accesses, consumed = len(self.violations), len(self.accesses), set(self.versions.consumed)
 
         def forget() -> None:

@@ -55,8 +55,8 @@ def expert_dot(
     Args:
         x: rows; rounded to the dtype of the weight.
         weight: `[out, in]` per expert.
-        expert: expert or experts of each row, in `[0, number of experts]`; the last number: no expert, with the result
-            zero.
+        expert: expert or experts of each row, in `[0, number of experts]`; the number of experts: no expert, with the
+            result zero.
         gated: the first half of the outputs are gates of the second half; return their SwiGLU.
     """
     return grouped_product(x, weight, expert, devices, gated)

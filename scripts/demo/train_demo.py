@@ -1,7 +1,7 @@
 """Train the embedded model on generated stories, on the CPU, with the package's model code.
 
-    python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model python scripts/demo/train_demo.py --output
-    hybridlm/demo/model
+    python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
+    python scripts/demo/train_demo.py --output hybridlm/demo/model
 
 Gradients flow through the chunked recurrence and the state between chunks. Some steps mask the attention layers, so
 that the recurrent layers learn to answer alone. The same seeds give the same model on one machine and version. Weights

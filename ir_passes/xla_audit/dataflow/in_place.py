@@ -65,7 +65,7 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Yield operations that overwrite an operand before they have read it."""
+    """Yield operations that overwrite an operand too early."""
     module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
     for instruction in live.executed:
         if instruction.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
@@ -141,7 +141,7 @@ class _Reads:
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
     def elsewhere(self) -> dict[int, Instruction]:
-        """Return parameters that are read at unwritten positions, with their readers."""
+        """Return parameters read at unwritten positions, with readers."""
         readers: dict[int, Instruction] = {}
         visited: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]

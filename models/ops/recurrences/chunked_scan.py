@@ -96,7 +96,8 @@ def _scan_over_values(
 ) -> tuple[Array, Array]:
     """Scan, with a chunk's outputs in the memory of its values.
 
-    Otherwise XLA:GPU writes zeros for all layers' outputs at the beginning of a step: gigabytes for some models.
+    Otherwise XLA:GPU writes zeros for all layers' outputs at the beginning of a step: 2.4 GB for 8 prompts of 256
+    tokens of Granite-4.0-H-Small.
     """
     chunks, begins = operands
 

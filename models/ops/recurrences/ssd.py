@@ -3,7 +3,7 @@
 Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the head's group, value v_t and state S
 [value, key]:
 
-    S_t = a_t S_{t-1} + v_t B_t^T y_t = S_t C_t
+    S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
 `recurrence` has the operands, results and contract of all forms. A group of heads shares the scores of a chunk, without
 their decay.
@@ -65,7 +65,7 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks (arXiv:2405.21060, section 6).
 
-    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i. B_j exp(G_i - G_j).
+    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j).
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)

@@ -1,7 +1,7 @@
 """Research access: logits, hidden states and recurrent states, differentiable.
 
-Chunks, lanes and order are those in scoring steps, so `LM.score` and `LM.forward` have the same bits; a gradient
-recomputes values inside chunks.
+Chunks, lanes and order are as in scoring steps, so bits are equal to `LM.score`; a gradient recomputes values inside
+chunks.
 
 More than 300 lines: the pass, its plan and the checks of its arguments.
 """
@@ -213,7 +213,7 @@ class ForwardSettings(NamedTuple):
         runs: (width, number of consecutive steps).
         lanes: at a time on a device.
         padded: lanes of all devices, a multiple of `lanes`.
-        blocks: KV cache blocks to visit; static, so that the loop has a gradient.
+        blocks: KV cache blocks to visit; static, for the gradient.
         split: None on one device.
     """
 
@@ -350,7 +350,7 @@ def lane_types(arrays: Any, pages: Any, context: int) -> Any:
 
 
 def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
-    """Return the visited positions of KV caches as a pool of pages (`own_pages`)."""
+    """Return the visited positions of KV caches as pages (`own_pages`)."""
     if array.positions_axis is None:
         return x
     blocks = max(blocks, 2)  # ops/layout: one block
@@ -373,7 +373,7 @@ def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return (width, number of consecutive steps) for `count` tokens.
 
-    As in `LM.score`, which omits the last token: it has a step only if the others are full.
+    As in `LM.score`: the last token has a step only if the others are full.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:

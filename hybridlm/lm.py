@@ -68,7 +68,7 @@ class LM:
 
     Texts are lists of strings or of token-id lists; a bare string is one text. Methods raise TypeError or ValueError
     for wrong arguments before anything is computed, and NumericalError for NaN or infinity. Groups of settings:
-    `SamplingParams`, `ProbeSettings` (reads and changes inside the model), `DistributionSettings` and `FileOptions`.
+    `SamplingParams`, `ProbeSettings`, `DistributionSettings` and `FileOptions`.
 
     Attributes:
         config: from config.json.
@@ -135,7 +135,7 @@ class LM:
         hidden_states: Sequence[int] = (), states: bool = False, positions: str = "last",
         capture_to: File | None = None, interventions: Any = None, **settings: Unpack[Settings],
     ) -> list[Completion]:  # fmt: skip
-        """Generate completions for any number of prompts, by continuous batching.
+        """Generate completions for prompts, by continuous batching.
 
         `ProbeSettings` describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`, which
         disable drafts. Positions "all" precede each sampled token, "last" precedes the last token; interventions count
@@ -145,13 +145,11 @@ class LM:
             sampling_params: for all prompts, or a list with one for each.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, jittable,
-                of one lane; it does not change reported log-probabilities. The same function object reuses its compiled
-                step.
-            progress: show a bar; None does for more prompts than lanes on a terminal.
+                of one lane; without effect on log-probabilities. The same object reuses its compiled step.
+            progress: show a bar; None: for more prompts than lanes on a terminal.
             prefix: state that every prompt, perhaps empty, continues (see `prefix`).
             speculate: drafter, as for `load`; it changes tokens only where float32 rounds to a tie.
-            **settings: fields of `SamplingParams`, which override `sampling_params`; lists have a value for each
-                prompt.
+            **settings: fields of `SamplingParams`, over `sampling_params`; lists have a value for each prompt.
 
         Returns:
             Completions in prompt order, the n of one prompt together.
@@ -187,8 +185,8 @@ class LM:
     ) -> Generator[Event, None, None]:  # fmt: skip
         """Yield sampled tokens, interleaved over all requests; arguments of `generate`.
 
-        Arguments are checked at once; the first step runs when the first event is requested. Closing or dropping the
-        iterator cancels the remaining requests.
+        Arguments are checked at once; steps run as events are requested. Closing or dropping the iterator cancels the
+        requests.
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
@@ -207,8 +205,8 @@ class LM:
     ) -> Completion:  # fmt: skip
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
-        The completion's `reasoning` has thoughts, `answer` the text after them. Other arguments are arguments of
-        `generate`; positions count the whole prompt.
+        The completion's `reasoning` has thoughts, `answer` the text after them. Other arguments as for `generate`;
+        positions count the whole prompt.
 
         Args:
             messages: `{"role": ..., "content": ...}` in order.
@@ -250,7 +248,7 @@ class LM:
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",
         capture_to: File | None = None,
     ) -> Session:  # fmt: skip
-        """Open a session that submits and cancels requests and runs the engine stepwise.
+        """Open a session that submits and cancels requests, step by step.
 
         Args:
             logits_processor: of all requests, as for `generate`.
@@ -268,8 +266,7 @@ class LM:
     ) -> list[Score]:  # fmt: skip
         """Compute the log-probability of every token of every text.
 
-        It is a float32 log-softmax over the vocabulary. Common beginnings are prefilled once, without changing a bit of
-        any score.
+        It is a float32 log-softmax over the vocabulary. Common beginnings are prefilled once, with the same bits.
 
         `DistributionSettings` describes `token_ids`, `top`, `start`, `temperature` and `entropy`; `ProbeSettings`
         describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`. Probed texts share no
@@ -311,7 +308,7 @@ class LM:
             texts: token ids for different tokenizers.
 
         Returns:
-            KL in both directions, Jensen-Shannon divergence and agreement of all tokens of all texts, and their means.
+            KL in both directions, Jensen-Shannon divergence and agreement of all tokens, and their means.
         """
         return compare_texts(self.text_model, text_model_of(other), texts)
 
@@ -358,13 +355,13 @@ class LM:
         return self.run_file(ClassifyTask(), input, output, **options)
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
-        """Answer typed questions about a state with option probabilities; no token is generated.
+        """Answer typed questions about a state by option probabilities.
 
         Args:
             state: text or other JSON.
-            questions: name -> `{"type": "choice", "instructions": ..., "criteria": {option: description or None}}`,
-                `{"type": "score", "criteria": [ascending levels]}` or `{"type": "noul"}` (true or false, with optional
-                criteria). See docs/scoring.md.
+            questions: name -> `{"type": "choice", "instructions": ..., "criteria": {option: description or
+                None}}`, `{"type": "score", "criteria": [ascending levels]}` or `{"type": "noul"}` (true or false, with
+                optional criteria). See docs/scoring.md.
 
         Returns:
             Name of a question -> its answer.
@@ -401,7 +398,7 @@ class LM:
             **options: fields of `FileOptions`.
 
         Returns:
-            `ScoreFileReport` or a kind of it, or `BatchFileReport`.
+            `ScoreFileReport` or `BatchFileReport`.
 
         Raises:
             ValueError: a wrong row if `strict`; an input without rows or of another format; the output is the input or
@@ -414,8 +411,7 @@ class LM:
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
 
-        Both are tokenized together, without a space between them; the scored tokens contain the whole option. An empty
-        context is the model's first or end token.
+        Both are tokenized together, without a space between them. An empty context is the model's first or end token.
 
         Args:
             context: text or token ids.
@@ -428,7 +424,7 @@ class LM:
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,
         stride: int | None = None,
     ) -> float:  # fmt: skip
-        """Compute the perplexity of a corpus: exp of the mean negative log-probability of counted tokens.
+        """Compute a corpus's perplexity: exp of the counted tokens' mean negative log-probability.
 
         Conventions differ in counted tokens and context (docs/evaluation.md).
 
@@ -450,7 +446,7 @@ class LM:
         state: SequenceState | None = None, params: Mapping[str, jax.Array] | None = None, logits: bool = True,
         chunk: int | None = None,
     ) -> ForwardOutput:  # fmt: skip
-        """Compute logits and hidden states of every position and, on request, the final state.
+        """Compute logits, hidden states and, on request, the final state.
 
         Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
         and under `jax.jit`, `jax.vmap` and `jax.shard_map`: `jax.grad(lambda p: -lm.forward(tokens, params=p,
@@ -465,7 +461,7 @@ class LM:
             state: to start from; None starts a sequence.
             params: instead of `lm.params`.
             logits: False needs the memory of one block.
-            chunk: tokens that run together; None for the steps of `score`. Others differ in rounding.
+            chunk: tokens that run together; None for the steps of `score`. Others round differently.
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
@@ -475,8 +471,8 @@ class LM:
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
         """Compute logits by the final norm and the vocabulary head (a logit lens).
 
-        The last of `lm.forward(tokens).hidden_states` gives `forward`'s logits, up to rounding. Differentiable. Plain
-        JAX without a certificate: rows are independent.
+        The last of `lm.forward(tokens).hidden_states` gives `forward`'s logits, up to rounding. Differentiable; without
+        a certificate.
 
         Args:
             hidden: float32 [.., hidden], as in `ForwardOutput.hidden_states` and `Captured.hidden_states`.
@@ -508,8 +504,7 @@ class LM:
     def merge_adapter(self, adapter: File) -> None:
         """Merge a LoRA adapter in PEFT's format into the current weights.
 
-        The model equals one loaded with the adapter. Prefixes of the earlier weights are dropped or refused
-        (docs/checkpoints/adapters.md).
+        Earlier prefixes are dropped or refused (docs/checkpoints/adapters.md).
 
         Args:
             adapter: directory or Hub id.
@@ -524,15 +519,14 @@ class LM:
     def update(self, params: NewWeights, *, partial: bool = False) -> None:
         """Replace the weights, as after a training step, without compilation.
 
-        After all checks, a layer at a time is replaced: arrays with the sharding and dtype of `lm.params` are used
-        without a copy, and must not be donated later. Prefixes of the earlier weights are dropped or refused
-        (docs/research.md).
+        Arrays with the sharding and dtype of `lm.params` are used without a copy, and must not be donated later.
+        Earlier prefixes are dropped or refused (docs/research.md).
 
         Args:
             params: an `nnx.State` of `lm.model`, arrays by the names of `lm.params` or of the checkpoint's tensors, or
                 a directory, GGUF file or Hub id with the same configuration. Arrays may be DLPack tensors in host
-                memory (PyTorch). Floats of 16 or 32 bits are converted. Over a mesh an array is whole, also replicated
-                over another mesh, or sharded as in `lm.params`.
+                memory (PyTorch). Floats of 16 or 32 bits are converted. Over a mesh an array is whole, or sharded as in
+                `lm.params`.
             partial: missing parameters stay.
 
         Raises:
@@ -544,7 +538,7 @@ class LM:
         self._weights.update(params, partial)
 
     def save(self, directory: File) -> None:
-        """Write the model to a directory that `hybridlm.load` opens faster.
+        """Write the model to a directory for a faster `load`.
 
         It gives the same bits, on any mesh. All processes call this with a shared directory
         (docs/checkpoints/saving.md).
@@ -560,11 +554,11 @@ class LM:
         self._weights.save(directory)
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
-        """Compile and store the steps of generation and scoring, as `hybridlm warmup`.
+        """Compile and store the steps of generation and scoring.
 
         Args:
             every_bucket: also for fewer sequences than lanes (1, 2, 4, ...).
-            progress: show a bar; None does on a terminal.
+            progress: show a bar; None: on a terminal.
 
         Returns:
             Seconds by step.
@@ -575,8 +569,8 @@ class LM:
         """Run the worker loop if the mesh spans several processes.
 
         It repeats process 0's commands until process 0 ends: `if not lm.run_worker(): print(lm.generate(prompts))` in
-        every process. It returns False in process 0 and without such a mesh. If another process ends or does not
-        answer, this one reports why and exits (status 70); process 0 raises an error.
+        every process. It returns False in process 0 and without such a mesh. If another process fails, this one reports
+        why and exits (status 70); process 0 raises an error.
         """
         return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
 

@@ -42,8 +42,8 @@ class StateHistory:
         norms: float32 [L, G, heads], Frobenius norm after each group.
         ranks: float32 [L, G, heads], effective rank: exp of the entropy of normalised singular values, from 1 to the
             smaller side; 0 for zeros.
-        written: float32 [L, G, G, heads], norm of the state's part of each group (second G) after each group (first G),
-            with later decays and corrections. Recurrences are linear, so the parts add up to the state.
+        written: float32 [L, G, G, heads], norm of each group's part (second G) of the state after each group (first G);
+            the parts add up to the state.
     """
 
     token_ids: tuple[int, ...]
@@ -124,7 +124,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return each layer's norm before its recurrent mixer, or None, and this mixer."""
+    """Return each recurrent mixer, and the norm before it."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -211,7 +211,7 @@ class LogitLens:
 
 
 def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
-    """Read the residual stream after each layer by the final norm and the vocabulary head.
+    """Read each layer's residual stream by the final norm and the vocabulary head.
 
     Args:
         lm: on one device.
@@ -250,7 +250,7 @@ def _figure(name: str, width: float, height: float, rows: int = 1, columns: int 
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure for notebooks, on every backend."""
+        """A figure for notebooks."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
@@ -268,7 +268,7 @@ def _written(figure: Any, path: str | os.PathLike[str] | None) -> Any:
 
 
 def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw norm, effective rank and effective memory of each head, a row per layer."""
+    """Draw norm, effective rank and effective memory of each head."""
     figure, axes = _figure("draw_states", 10, 2.2 * len(history.layers), len(history.layers), 3)
     kinds = ("norm", history.norms), ("effective rank", history.ranks), ("effective memory, tokens", history.memory)
     for row, layer in zip(range(len(history.layers)), history.layers, strict=True):
@@ -296,7 +296,7 @@ def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None)
 
 
 def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first: int = 0, count: int = 16) -> Any:
-    """Draw the most likely next token after each layer, coloured by probability.
+    """Draw the most likely next token after each layer.
 
     Args:
         first, count: shown tokens.

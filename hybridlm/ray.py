@@ -48,30 +48,27 @@ def score_dataset(
 
     Rows are in the dataset's order, computed in batches of `batch_size` consecutive rows: the same dataset and settings
     give the same bits, for all blocks and actors. Nothing runs before the result is consumed. A warning is given if the
-    actors take all cores of the cluster, because reading tasks would wait.
+    actors take all cores: reading tasks would wait.
 
     Args:
-        dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them not null in
-            every row, and maybe "id" (strings or whole numbers); prompts with completions and messages as for
-            `LM.score_file`; and the columns of the task. Other columns are dropped.
+        dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them in every
+            row, and maybe "id"; prompts with completions and messages as for `LM.score_file`; and the task's columns.
+            Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or a Hub id.
         actors: each loads the model once.
-        num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores: give their number,
-            so that a machine gets one actor.
+        num_cpus: cores of an actor; None for one. On CPUs give all cores: a step uses them.
         num_gpus: GPUs of an actor; None for none. A model uses one.
-        batch_size: rows that are computed together, the longest first.
-        task: `ScoreTask`, `EmbedTask` or `ClassifyTask`. Requests (`DecideTask`, `BatchTask`) fit no table, and a
-            second model (`DivergenceTask`) cannot be sent to an actor.
+        batch_size: rows computed together.
+        task: `ScoreTask`, `EmbedTask` or `ClassifyTask`. Other tasks fit no table, or no actor.
         **settings: arguments of `hybridlm.load` in every actor (lanes, context, dtype, chunk, ...).
 
     Returns:
-        Rows with id, the columns of the task, and error; only id and error for a row that cannot be computed.
+        Rows with id, the task's columns, and error; wrong rows have id and error only.
 
     Raises:
-        ValueError: `actors` or `batch_size` is not a whole number of at least 1, or the task is not for tables.
+        ValueError: `actors` or `batch_size` is no count, or the task is not for tables.
         TypeError: `dataset` is not a Ray dataset.
-        ray.exceptions.RayTaskError: when the result is consumed: the model cannot be loaded, a setting is wrong, or the
-            columns are.
+        ray.exceptions.RayTaskError: when the result is consumed: a wrong model, setting or column.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dataset: expected a ray.data.Dataset, got {type(dataset)}")

@@ -62,7 +62,7 @@ class AliveRequest:
     """A request that has not ended.
 
     Attributes:
-        sequence: its tokens; another one after an inserted end of thoughts.
+        sequence: its tokens; another after an inserted end of thoughts.
     """
 
     sequence: ActiveSequence
@@ -82,16 +82,15 @@ class Session:
                 for event in session.step():
                     ...
 
-    Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    previous one. Sessions share the pool of rows and pages, and do not see each other.
+    Sequences join and leave at any step. Each `step` dispatches one step and returns the previous one's tokens.
+    Sessions share rows and pages.
 
     Args:
-        tokenizer: None if tokens have no text.
-        to_request: checks the arguments of `submit` and makes a request of them.
-        processor: changes the logits of each lane before sampling.
-        speculation: when to draft and verify; None never drafts.
-        probing: reads and changes inside the model; None without any yet.
-        capture_to: folder for files of captured arrays of submitted requests; None keeps them in memory.
+        to_request: makes a request of checked arguments of `submit`.
+        processor: changes each lane's logits before sampling.
+        speculation: when to draft and verify; None: never.
+        probing: reads and changes inside the model, if any.
+        capture_to: folder for captured arrays of submitted requests; None: memory.
 
     Attributes:
         errors: reasons of ends without a completion, by request number.
@@ -136,7 +135,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is unfinished, or its end not yet returned by `step`."""
+        """Whether `step` has not yet returned a request's end."""
         return bool(self._alive or self._events)
 
     @takes_settings
@@ -161,12 +160,12 @@ class Session:
         Args:
             prompt: a string or token ids.
             sampling_params: of this request.
-            priority: the highest goes first; equal ones in order of arrival.
+            priority: the highest first; equal ones by arrival.
             prefix: state that the prompt continues (see `LM.prefix`).
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The request's number: 0, 1, ... It is part of its random key.
+            The request's number: 0, 1, ..., part of its random key.
 
         Raises:
             TypeError, ValueError: a wrong prompt or setting; nothing was queued.
@@ -219,7 +218,7 @@ class Session:
                 self._unscored.append(alive)
 
     def _start(self, alive: AliveRequest, logprobs: PromptLogprobs | None = None) -> None:
-        """Queue a request, or end it if its prompt fills the context."""
+        """Queue a request, or end it with a full context."""
         alive.prompt_logprobs = logprobs
         if len(alive.sequence.request.prompt) < self._engine.context:
             self._scheduler.add(alive.sequence)
@@ -241,11 +240,11 @@ class Session:
         """Dispatch the next step, then wait for the previous one and return its tokens.
 
         Returns:
-            Events in lane order; empty after the first step, or if prompts are prefilled only in part.
+            Events in lane order, perhaps none.
 
         Raises:
-            NumericalError: a request has NaN logits and has ended; others continue in the next call.
-            GrammarError: no token can follow in a request's grammar; it has ended, too.
+            NumericalError: a request has ended with NaN logits; others continue.
+            GrammarError: a request has ended without a possible token in its grammar.
             IsolationError, AuditError, HloError: a refused step (see `load`).
             RowsLost: an interrupted step closed the session; submit its requests again.
             RuntimeError: a closed session.
@@ -398,7 +397,7 @@ class Session:
     def _error(
         self, sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]
     ) -> NumericalError | GrammarError | None:
-        """Return the error of a sampled token; None once the sequence's grammar has taken it."""
+        """Return the error of a sampled token, if any."""
         token, logprobs = int(sampled.token[place]), sequence.request.params.logprobs
         grammar, params, vocab_size = sequence.grammar, sequence.request.params, self._engine.vocab_size
         item, position = f"request {sequence.request.index}", len(sequence.request.prompt) + len(sequence.generated)

@@ -3,8 +3,8 @@
     python scripts/write_accelerator_tables.py [--tables decode tpu] [--rows "8 131,072 off"] [--new] [--few]
 
 Takes the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
-has already are kept, unless --new. With --few, 4 and 8 of the 40 layers are compiled, and figures marked by "~" are
-those of 4 layers and nine times the difference. The exit status is 1 if a step has a finding.
+has already are kept, unless --new. With --few, 4 and 8 of the 40 layers are compiled; figures marked by "~" add nine
+times the difference to 4 layers. The exit status is 1 if a step has a finding.
 """
 
 import argparse
@@ -111,14 +111,14 @@ class Figures(NamedTuple):
 
 
 def few_rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
-    """Compile a step of few layers twice; return the row of all layers, marked, and the faults."""
+    """Compile a step with few layers twice; return all layers' marked row, and faults."""
     text, steps = fields["text_config"], []
     for layers in (FEW_LAYERS, 2 * FEW_LAYERS):
         part = text | {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}
         steps.append(figures_of(job, fields | {"text_config": part})[::2])
-    (first, faults), (second, further) = steps
+    (first, faults), (second, more_faults) = steps
     times = text["num_hidden_layers"] // FEW_LAYERS - 1
-    return {job.table: [[*job.key, *first.and_further(second, times).cells("~")]]}, (*faults, *further)
+    return {job.table: [[*job.key, *first.and_further(second, times).cells("~")]]}, (*faults, *more_faults)
 
 
 def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
@@ -141,7 +141,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
 def figures_of(
     job: Job, fields: dict[str, Any]
 ) -> "tuple[Figures, tuple[tuple[ScheduledKernel, ...], int], tuple[str, ...]]":
-    """Compile a step; return its figures, its operations with the iterations of loops, and its faults."""
+    """Compile a step; return figures, operations with loop iterations, and faults."""
     from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
 
     from hybridlm.compiler.targets import read_target

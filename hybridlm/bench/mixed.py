@@ -74,10 +74,7 @@ class OwnMixedSide:
         return seconds
 
     def late_token(self, requests: Sequence[MixedRequest]) -> tuple[float, int]:
-        """Return seconds and steps to the first token of a request while all other lanes decode.
-
-        The request is greedy, with a median prompt.
-        """
+        """Return seconds and steps to a greedy request's first token; all other lanes decode."""
         count = min(self._lm.engine.lanes - 1, len(requests))
         late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
         with self._lm.session() as session:

@@ -19,7 +19,7 @@ from ir_passes.targets import Target
 
 DEFAULT_PREFILL_LANES, DEFAULT_CHUNK = 8, 256
 SERVING = EngineConfig(lanes=64)
-"""Defaults for serving a large model: lanes, prompts prefilled at a time, tokens of a chunk."""
+"""Defaults for serving a large model."""
 
 
 def abstract_engine(
@@ -35,11 +35,11 @@ def abstract_engine(
         path: a config.json of Hugging Face, or the name of `checkpoint`.
         options: as for `load`; `chunk` is 256 or the context, `dtype` the file's by default. Mesh devices need not
             exist.
-        recipe: of packed weights; None for plain ones.
-        checkpoint: has configuration and weights, packed as by `load`.
+        recipe: of packed weights, if any.
+        checkpoint: has configuration and weights.
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: with every fault of the file.
+        CheckpointError, ConfigError, UnsupportedModel: with every fault.
         ValueError: every wrong argument, a model that these devices cannot divide, or no supported head.
     """
     fields = read_config(path) if checkpoint is None else checkpoint.config

@@ -1,11 +1,11 @@
 """Admission by pages of the KV cache: sequences that join or are preempted.
 
-A sequence joins if pages are free for its prompt and some more tokens, and gets another page when the last is full. If
-no page is free, states of the prefix cache are evicted; after them the last joined sequence of the queue is preempted:
-it gives back row and pages, waits in its old place, and reads its prompt and tokens once more (recomputation).
+A sequence joins if pages are free for its prompt and `ROOM`, and gets another page when the last is full. Without free
+pages, states of the prefix cache are evicted, then the last joined sequence is preempted: it gives back row and pages,
+waits in its old place, and recomputes its tokens.
 
-The first sequence of a device is never preempted, and a request for more pages than a device has is refused at
-submission, so one sequence can always go on.
+A device's first sequence is never preempted, and requests for more pages than a device has are refused: one sequence
+can always go on.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
-"""Reserved positions behind a joining sequence's prompt; fewer if it samples fewer tokens."""
+"""Reserved positions behind a joining sequence's prompt."""
 
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
@@ -38,7 +38,7 @@ class Admission:
         """Acquire a row for a waiting sequence, with pages for its prompt and `ROOM`.
 
         Args:
-            shared: pages of a cached state that begins the prompt; a row of their device shares them.
+            shared: pages of a cached state; a row of their device shares them.
 
         Raises:
             SlotsExhausted: no row or pages, and not `may_wait`.
@@ -96,7 +96,7 @@ class Admission:
         return queued.slot_of(self._engine) if isinstance(queued, QueuedText) else queued.slot
 
     def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the positions of a decoding sequence after its next step, with all drafts."""
+        """Return a decoding sequence's positions after its next step, with drafts."""
         ahead = 0 if self._speculation is None else self._speculation.ahead
         return min(sequence.consumed + 1 + ahead, self._limit(sequence, pool))
 

@@ -33,7 +33,7 @@ def check_commit(model: Decoder) -> None:
 
 @lru_cache(maxsize=1)
 def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
-    """Return the shards of a model's parameters, cached for several meshes."""
+    """Return the shards of parameters, cached for several meshes."""
     return family.abstract(config).sharded_dims()
 
 

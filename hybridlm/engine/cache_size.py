@@ -33,7 +33,7 @@ def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | 
     """Return the pages of a pool on each device by `load(cache=)`, without the null page.
 
     Args:
-        page_bytes: on each device; 0 for a model without a KV cache, which has no limit.
+        page_bytes: on each device; 0 without a KV cache.
 
     Raises:
         ValueError: `cache` holds not one page on each device.
@@ -53,9 +53,7 @@ def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | 
 
 
 def pool_pages(rows: int, blocks: int, limit: int | None) -> int:
-    """Return the pages of a pool on each device, null page included.
-
-    A model without a KV cache has 0.
+    """Return a device's pages, with the null page; 0 without a KV cache.
 
     Args:
         blocks: pages of a whole context.

@@ -19,12 +19,6 @@ from hybridlm.steps.operands import Batch, StepInputs
 
 @dataclass(eq=False)
 class PrefixText(QueuedText):
-    """A prefix that is prefilled.
-
-    Attributes:
-        outside: the sampler's token for logits that are not numbers.
-    """
-
     outside: int = field(kw_only=True)
 
     def take(self, outputs: SampledTokens, lane: int, first: int, count: int) -> None:

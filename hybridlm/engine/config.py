@@ -28,8 +28,7 @@ def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
-        **arguments: of `typer.Option`; `flags`, spellings of the option, by default its name; and `read`, from the text
-            of the option to the value of the field.
+        **arguments: of `typer.Option`; `flags`, the option's spellings; `read`, from the option's text to the value.
     """
     return field(default=default, metadata={"help": help, **arguments})
 
@@ -39,52 +38,45 @@ class EngineConfig:
     """Options of `hybridlm.load`: its keyword arguments.
 
     Attributes:
-        lanes: maximum number of sequences that are computed at the same time.
+        lanes: maximum number of sequences computed at a time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
         cache: size of the KV cache of all sequences, in pages of 128 positions: "8GB" on each device, or a number of
-            positions on all devices. None for the context of every lane. With less, sequences wait for free pages, and
-            the last ones may be preempted and computed again (docs/engine.md).
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the checkpoint,
-            also against config.json (a warning counts the other tensors). "float32" computes every product in full
-            float32, also on devices that would use TF32 by default.
+            positions on all devices. None for the context of every lane. With less, sequences wait for pages, or are
+            preempted (docs/engine.md).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the checkpoint
+            (a warning counts the other tensors). "float32" products are in full float32, without TF32.
         certify: "error": a step without a proof of isolation, or with a failed audit, raises IsolationError or
-            AuditError on first use, and is never run; "warn" warns and runs it; "off" runs every step unchecked. If a
-            backend of XLA does not report its buffer assignment there is no audit: the step runs, and its certificate
-            has the reason (`not_audited`).
-        compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
-            (unless JAX has been given one), False for none. Certificates are stored, too. Files that somebody else
-            could have written are not read (docs/trust.md).
-        chunk: tokens of a prompt or text in one step. None for 128, or a shorter context, and for narrower steps where
-            fewer tokens are left.
-        progress: show a line per phase, and its duration in the last start; None shows them if standard error is a
-            terminal.
-        sanitize: for debugging: shadow labels (owner, position and step of a state) move with every row and are checked
-            wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
-            neither audited nor dispatched ahead, and are several times slower.
-        speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the tokens
-            after earlier occurrences of the last tokens; "mtp" uses the multi-token-prediction head of the checkpoint,
-            read only for this option; an object with `propose(token_ids, k) -> list[int]` is a custom drafter; None
-            does not draft. The sampled tokens stay the same. Drafts pause while they cost more time than they save
+            AuditError and is never run; "warn" warns and runs it; "off" runs every step unchecked. Without XLA's buffer
+            assignment there is no audit: the certificate has the reason (`not_audited`).
+        compilation_cache: folder for compiled steps between processes; None for JAX's, or one in the user's cache
+            directory; False for none. Files that somebody else could have written are not read (docs/trust.md).
+        chunk: tokens of a prompt or text in one step. None for 128, or a shorter context, and narrower steps for fewer
+            tokens.
+        progress: show a line per phase; None: if standard error is a terminal.
+        sanitize: for debugging: labels (owner, position, step) move with every row and are checked in every
+            computation. A row of another lane raises SanitizerError. Steps are proved, but neither audited nor
+            dispatched ahead, and several times slower.
+        speculate: drafter for speculative decoding: "ngram" proposes the tokens after earlier occurrences of the last
+            tokens; "mtp" uses the checkpoint's multi-token-prediction head; an object with
+            `propose(token_ids, k) -> list[int]` is a custom drafter; None does not draft. Sampled tokens stay the same
             (docs/speculation.md).
         draft_tokens: maximum number of drafts of a sequence in a step; less than the context.
         prefix_cache: memory for the states of earlier prompts, "512MB" or a number of bytes: a prompt continues from
-            its deepest cached state. This much on the device and as much in host memory, for the least recently used
-            states; {"device": size, "host": size} sets both. None disables the cache (docs/prefix-cache.md).
+            its deepest cached state. The size is for the device, and again for host memory; {"device": size, "host":
+            size} sets both. None disables the cache (docs/prefix-cache.md).
         mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
             and "expert"; None for JAX's default device (docs/devices.md).
-        kernels: "auto" runs the kernels of this library where the platform has them: products of few rows on CPUs,
-            states, attention and experts on GPUs; "off" compiles the plain forms with XLA everywhere; "interpret" runs
-            kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
-            elsewhere. The numbers are the same up to rounding (docs/performance.md, docs/accelerators.md).
-        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
-            they are read; None keeps matrices packed where possible (docs/quantised.md).
-        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
-            are rounded. None for the adapter in the directory of the weights, or of a decision model; False for the
-            weights alone. A directory with an adapter alone is loaded with the base model of its adapter_config.json
-            (docs/checkpoints/adapters.md).
+        kernels: "auto" runs the kernels of this library where the platform has them; "off" compiles plain forms with
+            XLA; "interpret" runs kernels of GPUs and TPUs by Pallas' interpreter, for tests; None is "auto" on CPUs and
+            "off" elsewhere. Numbers are equal up to rounding (docs/performance.md, docs/accelerators.md).
+        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights;
+            None keeps matrices packed where possible (docs/quantised.md).
+        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32. None for
+            the adapter in the weights' directory, or of a decision model; False for none. An adapter alone is loaded
+            with the base model of its adapter_config.json (docs/checkpoints/adapters.md).
 
     Raises:
-        TypeError, ValueError: an option is wrong. Options against the model are checked by `resolved`.
+        TypeError, ValueError: an option is wrong.
     """
 
     lanes: int = option(8, "Most sequences in one batch (continuous batching).")
@@ -125,7 +117,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check every option; raise one ValueError for all wrong numbers, names and folders."""
+        """Check every option; raise one ValueError for all faults."""
         faults = [
             f"{name}: expected a whole number of at least 1, got {number!r}"
             for name, number in (("lanes", self.lanes), ("context", self.context), ("chunk", self.chunk))
@@ -163,7 +155,7 @@ class EngineConfig:
 
     @property
     def chosen_dtype(self) -> str | None:
-        """The dtype of the matrices by `dequantise` or `dtype`; None for the checkpoint's."""
+        """The dtype of the matrices; None for the checkpoint's."""
         return self.dequantise or self.dtype
 
     def resolved(
@@ -191,7 +183,7 @@ class EngineConfig:
     def texts(self, *without: str) -> dict[str, str]:
         """Return the options as texts, equal in all processes.
 
-        A custom drafter is represented by the name of its class, a mesh by the sizes of its axes.
+        A custom drafter is the name of its class, a mesh the sizes of its axes.
         """
         values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in without}
         if not isinstance(self.speculate, str | None):
@@ -206,7 +198,7 @@ class ResolvedConfig(EngineConfig):
     """Options of one engine: None is replaced by the value for the model; see `EngineConfig.resolved`.
 
     Attributes:
-        widths: tokens of a lane in a prefill or scoring step, the widest first; `chunk` only if this is empty.
+        widths: tokens of a lane in a prefill or scoring step, the widest first; empty: `chunk`.
     """
 
     context: int = DEFAULT_CONTEXT

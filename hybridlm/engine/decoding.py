@@ -1,7 +1,7 @@
 """Decode steps: one token per sequence, or verified drafts (speculative decoding).
 
-A step that samples one token is dispatched before the previous tokens have been read: the lane's last token is in its
-row. Drafts depend on the sampled tokens, so a verifying step waits for them.
+A sampling step is dispatched before the previous tokens have been read; a verifying step waits for them, as drafts
+depend on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,9 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 
 
 class DispatchedStep(NamedTuple):
-    """A step that was dispatched.
+    """A dispatched step: pending outputs, and sequences with lanes.
 
     Attributes:
-        sampled: pending outputs.
-        sequences: sampling sequences, with their lanes.
         accepted: accepted tokens per lane of a verifying step.
         reads: values inside the model, by lane.
     """
@@ -67,7 +65,7 @@ class Decoding:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def prepare(self, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Compile the step after a prefill in a thread, during the prefill."""
+        """Compile the step after a prefill, in a thread."""
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (
@@ -114,7 +112,7 @@ class Decoding:
         """Process the accepted tokens per lane of a verifying step, int32 [N].
 
         Raises:
-            SlotError: a number is less than 1 or more than the lane's drafts and the token before them.
+            SlotError: a number below 1, or above the lane's drafts plus 1.
         """
         engine, speculation = self._engine, self._speculation
         assert speculation is not None

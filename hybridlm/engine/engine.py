@@ -53,10 +53,10 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
-"""Lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
+"""Lanes of a prefill step: enough for full matmul throughput."""
 
 TURN_LOCK = threading.Condition()
-"""Held while queues or a pool change: threads of sessions and calls take turns."""
+"""Held while queues or a pool change."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -65,7 +65,7 @@ class Engine:
     """Runs the steps of one model.
 
     Args:
-        model: the model as one device holds it, for the shapes of its state.
+        model: the model as one device holds it.
         params: flat.
         fingerprint: of the checkpoint; "" without weights.
         runner: None runs the compiled steps in this process alone.
@@ -75,13 +75,12 @@ class Engine:
 
     Attributes:
         decisions: commands and decisions shared with other processes.
-        blocks: pages of a sequence of `context` tokens; 0 without KV caches.
-        page_limit: most pages of a pool on each device by `load(cache=)`.
-        given_up: release rows of dropped queues; called by `pool`, because the garbage collector may drop a queue while
-            the pool changes.
+        blocks: pages of a context; 0 without KV caches.
+        page_limit: most pages of a pool on each device.
+        given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
         checked: check the holders of all rows after every step.
-        finished: takes the results of finished texts while a part of a file is scored.
-        after_step: test hook, called with the rows and their owners in a step.
+        finished: takes the results of finished texts of a file.
+        after_step: test hook, called with rows and owners.
     """
 
     checked = False
@@ -181,7 +180,7 @@ class Engine:
         self.clear_prefix_cache()
 
     def clear_prefix_cache(self) -> None:
-        """Drop the states of all earlier prompts, in all processes."""
+        """Drop all cached states, in all processes."""
         if self._cache_budget is not None:
             with self.decisions.command("clear prefix cache"):
                 if self.prefix_cache is not None:
@@ -194,7 +193,7 @@ class Engine:
 
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
-        """Number of parameters that each device holds, and their bytes."""
+        """Number of parameters on each device, and their bytes."""
         numbers = 0
         for param in self.params:
             # Codes of a packed weight are sharded as its numbers are.
@@ -204,13 +203,12 @@ class Engine:
 
     @property
     def row_bytes_on_a_device(self) -> int:
-        """Bytes of one row, on each device that has a part of it."""
+        """Bytes of one row on each device."""
         devices = self.placement.data
         return bytes_on_a_device(self.row_arrays.abstract(devices, devices * self.blocks))
 
     @property
     def mtp_drafts(self) -> int:
-        """Tokens that the MTP head drafts in a step by default."""
         return self.draft_tokens if self.speculate == "mtp" else 0
 
     @property
@@ -223,7 +221,7 @@ class Engine:
 
     @property
     def cache_positions(self) -> int:
-        """Positions of the KV cache of a run, on all devices."""
+        """Positions of a run's KV cache, on all devices."""
         return max(0, self.pages(self.rows) - self.placement.data) * KV_BLOCK
 
     @property
@@ -234,7 +232,7 @@ class Engine:
 
     @property
     def head_drafts(self) -> int:
-        """Most positions behind the end of a sequence that drafts of the MTP head need."""
+        """Most positions of MTP drafts behind a sequence's end."""
         return self.draft_tokens if self._head else 0
 
     @property
@@ -257,7 +255,6 @@ class Engine:
 
     @cached_property
     def kind(self) -> StateKind:
-        """Model, dtype and layout of continuable states."""
         rows, arrays = self.row_arrays.abstract(1, 1), self.programs.structure.arrays
         return StateKind(self._model, self.dtype, self.context, layout_of(rows, arrays, self.context, self.placement))
 
@@ -276,10 +273,7 @@ class Engine:
 
     @property
     def pool(self) -> RowPool:
-        """The pool of all sequences and texts, allocated at first use and after a loss.
-
-        A sequence begins from zero state inside the step, so old contents are irrelevant.
-        """
+        """The pool of all sequences and texts, allocated at first use and after a loss."""
         self.require_parameters()
         with TURN_LOCK:
             while self.given_up:
@@ -294,7 +288,7 @@ class Engine:
             return self._pool
 
     def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
-        """Return the devices of `RowPool.devices_for`; evict cached states if there are none."""
+        """Return the devices of `RowPool.devices_for`; without any, evict cached states."""
         pool, cache = self.pool, self.prefix_cache
         devices = pool.devices_for(positions, shared)
         if not devices and cache is not None:
@@ -306,7 +300,7 @@ class Engine:
     def release(self, slot: Slot) -> None:
         """Give a row back; a pool without arrays is given up with all its rows.
 
-        An empty pool hands out rows in the order of a new one: no run depends on an earlier one.
+        An empty pool hands out rows like a new one: no run depends on earlier runs.
         """
         if self._pool is not None and self._pool.whole:
             self._pool.release(slot)
@@ -314,7 +308,7 @@ class Engine:
                 self._pool.vacate()
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps; a failure of the device loses the pool."""
+        """Wait for outputs; a failure of the device loses the pool."""
         try:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:
@@ -336,8 +330,8 @@ class Engine:
 
         Args:
             rows: `LaneMap.rows`, int32 [N]; `inputs` has its slots.
-            inputs: host arrays, not written to afterwards.
-            owners: of each lane, for the sanitizer and the test hook; None for an idle lane.
+            inputs: host arrays, not written afterwards.
+            owners: of each lane; None for an idle lane.
             counts: tokens that each lane consumes, int32 [N]; None if the step returns them as its first output, for
                 `RowPool.settle`.
 
@@ -374,7 +368,7 @@ class Engine:
         return self.programs.in_full(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
-        """Return the proof and the scratch plan of a step without compilation; raises IsolationError."""
+        """Return a step's proof and scratch plan; raises IsolationError."""
         return self.programs.planned(shape, self.example_arguments(shape))
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:

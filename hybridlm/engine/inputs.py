@@ -1,4 +1,4 @@
-"""Checked requests and token ids from users' prompts, texts and settings."""
+"""Checked requests and token ids from users' arguments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Inputs:
         return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
-        """Return the token ids of one item of any length; raises as `encode`."""
+        """Return an item's token ids, of any length; raises as `encode`."""
         ids = to_token_ids(item, where, self.tokenizer, self.vocab_size, continues)
         for i, token in enumerate(ids if self.placeholders else ()):
             if token in self.placeholders:
@@ -62,10 +62,7 @@ class Inputs:
         return ids
 
     def encode_all(self, items: Any, name: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
-        """Return the token ids of every item of a list; raises as `encode`.
-
-        They fit the context, unless `of_any_length`.
-        """
+        """Return the token ids of every item of a list; raises as `encode`."""
         named = [(item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
         if of_any_length:
             return [self.token_ids(item, where) for item, where in named]
@@ -108,8 +105,8 @@ class Inputs:
     ) -> list[Request]:
         """Return `n` requests for each prompt.
 
-        Random numbers follow from a request's seed and its index among all requests; with a list of settings, from its
-        index among the `n` of its prompt.
+        Random numbers follow from a request's seed and its index; with a list of settings, its index among the `n` of
+        its prompt.
 
         Raises:
             TypeError, ValueError: names the prompts, the settings or both; of lists all faults.
@@ -148,12 +145,12 @@ class Inputs:
         Raises as `encode` and `after`, and ValueError without room in the KV cache.
         """
         tokens = self.encode(item, where) if prefix is None else self.after(prefix, item, where)
-        room, most = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
-        if room < most:
-            behind = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
+        room, count = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
+        if room < count:
+            drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
             raise ValueError(
-                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + most - 1} "
-                f"positions{behind}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
+                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + count - 1} "
+                f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
                 f"{max(room, 0)}, or load with a larger cache"
             )
         return tokens, None if prefix is None else prefix.snapshot

@@ -1,7 +1,6 @@
 """Admission of a model by memory per device: weights, rows, pages, scratch, prefix cache.
 
-A model without room is refused at load; later nothing is allocated: sequences wait for rows and pages
-(`hybridlm.engine.admission`).
+A model without room is refused at load; later nothing is allocated.
 """
 
 import math
@@ -37,7 +36,7 @@ class Demand:
     Attributes:
         row: arrays of fixed size of one sequence.
         page: 0 without a KV cache.
-        states: common beginnings of scored texts, with arrays besides the pool.
+        states: common beginnings of scored texts, outside the pool.
         scratch: of the largest step; 0 before compilation.
     """
 
@@ -90,7 +89,6 @@ class Demand:
         remaining = available - self.weights - self.scratch - self.prefix_cache
 
         def most(numbers: Sequence[int], pool: Callable[[int], int]) -> int:
-            """Return the largest number with a pool that fits, or 0."""
             count = bisect_left(numbers, True, key=lambda number: pool(number) > remaining)
             return numbers[count - 1] if count else 0
 
@@ -113,7 +111,7 @@ class Demand:
 def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
     """Return the bytes that each device can still allocate; None if unknown.
 
-    On a CPU this is the available memory within the process's control group; virtual devices share it.
+    On a CPU it is the control group's; virtual devices share it.
     """
     devices = placement.local_devices
     if devices[0].platform != "cpu":
@@ -158,7 +156,7 @@ def weight_bytes(
     placement: Placement,
     packed: Mapping[ParameterPath, PackedLayout] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of the parameters per device; virtual CPU devices share common bytes."""
+    """Return the parameters' bytes per device; virtual CPU devices share them."""
     sharing = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for weight in weights:
@@ -195,7 +193,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     """Check weights, rows and the largest steps' scratch before a pool is allocated.
 
     Raises:
-        InsufficientMemory: weights, rows and the scratch of the largest steps do not fit together.
+        InsufficientMemory: they do not fit together.
     """
     remaining = available_memory(engine.placement)
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:

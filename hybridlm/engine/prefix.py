@@ -12,8 +12,7 @@ from hybridlm.rows.snapshot import Snapshot
 class Prefix:
     """The beginning of prompts or texts, prefilled once; `LM.prefix` makes it.
 
-    Its state is the one before the last token: that token is consumed again with each continuation, because the step
-    that consumes it predicts the next one.
+    Its state ends before the last token: each continuation consumes that token, to predict the next one.
 
     Attributes:
         token_ids: tokens of the prefix, at least one.
@@ -30,9 +29,7 @@ class Prefix:
         return f"Prefix({len(self)} tokens, {self.nbytes / 1e6:.1f} MB)"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a safetensors file for `LM.load_prefix`: its tokens, its label, and the state.
-
-        Keys and values are written for its own positions only.
+        """Write it to a safetensors file for `LM.load_prefix`.
 
         Raises:
             OSError, ValueError: the file cannot be written; an older one is unchanged.

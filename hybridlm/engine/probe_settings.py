@@ -26,11 +26,11 @@ class ProbeSettings:
 
     Attributes:
         hidden_states: indices as in `LM.forward`: 0 after the embedding, i after layer i - 1.
-        positions: tokens to read at, among all that the model reads: "last" or "all"; for `LM.score` also indices or a
-            mask, or one of these for each score.
+        positions: tokens to read at: "last" or "all"; for `LM.score` also indices or a mask, or one of these for each
+            score.
         states: read recurrent states and convolution inputs after these tokens.
-        capture_to: new folder for a safetensors file per score or completion, or a Parquet file (`.parquet`) with a row
-            per position, without `captured`. None: in memory.
+        capture_to: new folder for a safetensors file per result, or a Parquet file with a row per position, without
+            `captured`. None: in memory.
         interventions: list of `Intervention` for all texts, or one for each score or prompt.
     """
 
@@ -54,7 +54,7 @@ class ProbeSettings:
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
     def of_texts(self, engine: Engine, texts: Sequence[range], prefix: Prefix | None) -> TextProbing:
-        """Return the reads and changes in texts, with positions behind each prompt."""
+        """Return the reads and changes in texts."""
         sites = probe_sites(engine, "score")
         capture = sites.capture(self.hidden_states, self.states)
         changes = interventions_of(self.interventions, len(texts), "scores")

@@ -1,4 +1,4 @@
-"""Probes on an engine: inputs of steps, and reads and changes of states between them.
+"""Probes on an engine: inputs of steps, reads and changes between them.
 
 States are copied and changed between steps: a step ends with the token concerned.
 """
@@ -64,7 +64,7 @@ class StepReads(NamedTuple):
 class Probing:
     """Reads and changes inside the model by the sequences of one call or session.
 
-    A sequence is an `ActiveSequence` or a `QueuedText`. Requests read hidden states where a token is sampled.
+    Requests read hidden states where a token is sampled.
 
     Args:
         target: folder for a file per sequence, or a table; None for memory.
@@ -115,7 +115,7 @@ class Probing:
         """Dispatch changes of states after a step, then copies; return reads by lane.
 
         Args:
-            stepped: lane, sequence, and its number of consumed tokens.
+            stepped: lane, sequence, consumed tokens.
         """
         probed = [entry for entry in stepped if entry[1].probe is not None]
         self._edit(
@@ -131,7 +131,6 @@ class Probing:
         return reads
 
     def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
-        """Dispatch the changes of states, in turns of one per lane."""
         shape = EditShape(len(lane_map.slots), pool.size, pool.pages)
         for turn in range(max(map(len, edits.values()), default=0)):
             changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(shape.lanes)]
@@ -189,7 +188,7 @@ class Probing:
 class TextProbing(Probing):
     """Reads and changes inside the model by the texts of one call.
 
-    The slots follow from all texts of the call; a step without probes is the plain step.
+    The slots follow from all texts.
 
     Attributes:
         one_by_one: whether every step consumes one token of a text.

@@ -1,8 +1,6 @@
 """Texts to score, or to read residual streams or a state from.
 
-A text has a row as a request has, and samples no token.
-
-Its step widths follow from its number of tokens, so its results depend neither on other texts nor on requests.
+A text's step widths follow from its number of tokens, so its results do not depend on other texts and requests.
 
 More than 300 lines: a text and its steps refer to one another.
 """
@@ -37,10 +35,8 @@ class QueuedText:
         prefix: results begin behind it.
         parent: shared prefix with the first tokens' results.
         consumed: tokens of the state after all dispatched steps.
-        snapshot: state after its last step, if `keeps_state`; of a shared prefix while texts wait.
+        snapshot: state after its last step, if `keeps_state`.
         first_wrong: first token without finite results.
-        stepped: it has had a step in its row.
-        restarts: preemptions.
         order: place in the queue, as `ActiveSequence.order`.
     """
 
@@ -82,7 +78,7 @@ class QueuedText:
 
     @property
     def end(self) -> int:
-        """Tokens to prefill: all but the last, unless the probe reads it."""
+        """Tokens to prefill: without the last, unless the probe reads it."""
         last = len(self.tokens) - 1
         return last + 1 if self.probe is not None and self.probe.reads(last) else last
 
@@ -97,7 +93,7 @@ class QueuedText:
         return None if self.prefix is None else self.prefix.snapshot
 
     def begin_again(self) -> None:
-        """Drop the results and read from the first token: the prefix's state may be released."""
+        """Drop the results and read from the first token."""
         self.parent, self.consumed, self.recorder, self.first_wrong = None, 0, None, None
         self.restarts += 1
         self.__post_init__()
@@ -120,11 +116,11 @@ class QueuedText:
         raise NotImplementedError
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name, to store or to fill."""
+        """Return the arrays of results by name."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Copy the first tokens' results from the shared prefix, after all steps."""
+        """Copy the first tokens' results from the shared prefix."""
         if self.parent is not None and self.parent.first_wrong is not None:
             self.first_wrong = self.parent.first_wrong
 
@@ -157,16 +153,14 @@ class TextPart(NamedTuple, Generic[T]):
 class Reading(Generic[T]):
     """The texts of one call, and their steps.
 
-    A text has the same lane in the steps of each model.
-
     Args:
         inputs: (batch, texts in lanes, feeds) -> inputs.
         top: most likely tokens to report.
         widths: descending; None for the first engine's.
 
     Attributes:
-        max_states: states of shared prefixes at a time. One is reserved for nested prefixes. Texts overtake
-            prefixes without room for a state, and release states when they begin: there is no deadlock.
+        max_states: states of shared prefixes at a time, one reserved for nested prefixes. Texts overtake prefixes
+            without room, and release states when they begin: there is no deadlock.
     """
 
     def __init__(
@@ -196,7 +190,7 @@ class Reading(Generic[T]):
     def devices(self, text: T, joined: Sequence[QueuedText]) -> list[int]:
         """Return the devices with room for a text in each model, most free rows first.
 
-        Room is a free row, pages and a lane; cached states are evicted for pages.
+        Cached states are evicted for pages.
         """
         pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
         used = [pool.device_of(slot) for slot in slots_of([other for other in joined if other.reading is self])]
@@ -282,7 +276,6 @@ class Reading(Generic[T]):
         return outputs[0] if self._combine is None else self._combine(outputs), parts
 
     def take(self, results: Any, parts: Sequence[TextPart[T]]) -> list[T]:
-        """Store the results of a step in its texts; return the finished texts."""
         finished = list[T]()
         for lane, text, first, count, reads, last, restarts in parts:
             if restarts != text.restarts:
@@ -305,6 +298,6 @@ def slots_of(sequences: Sequence[Any]) -> list[Slot]:
 def max_states(lanes: int) -> int:
     """Return the most states of shared prefixes: one per lane, and a nested one.
 
-    Free memory does not count: the steps of a text depend on texts and settings alone.
+    It does not depend on free memory: the steps of a text follow from texts and settings.
     """
     return lanes + 1

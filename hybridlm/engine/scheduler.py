@@ -1,10 +1,9 @@
 """The scheduler: continuous batching. Sequences join, prefill, decode and leave at any step.
 
-A sequence waits for admission, then has one row of the pool until it ends: its prompt is prefilled in it chunk by chunk
-(chunked prefill), then it decodes. A scored or read text has a row while it is prefilled. All sessions and calls share
-one pool. A prefill step has priority over a decode step, because a decode step costs the same with idle lanes; after
-`MAX_PREFILL_RUN` prefill steps the decoding sequences get one step. Every second prefill step has the first sequence or
-text without a step, so one that gets a row waits for two steps at most.
+A sequence waits for admission, then has one row until it ends: its prompt is prefilled chunk by chunk, then it decodes.
+A text has a row while it is prefilled. All sessions and calls share one pool. Prefill steps come first, because a
+decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` of them the decoding sequences get one step. Every
+second prefill step has the first sequence or text without a step.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
@@ -42,10 +41,9 @@ from ir_passes.host.slot_owner import SlotError, SlotFault
 MAX_PREFILL_RUN = 2
 """Consecutive prefill steps after which decoding sequences get a step."""
 SHRINK_PLACES = 256
-"""A decode step gets fewer lanes if this saves so many idle places, lanes times remaining steps: otherwise compiling
-the smaller step costs more time."""
+"""Idle places, lanes times remaining steps, that pay for compiling a decode step with fewer lanes."""
 IDLE_TURNS = 8
-"""Turns of another session or call of the same thread until a session without a turn is idle."""
+"""Turns of others on the same thread until a session without a turn is idle."""
 IDLE_SECONDS = 10.0
 """Seconds without a turn until a session is idle for other threads."""
 WAIT_SECONDS = 0.001
@@ -71,7 +69,7 @@ def _in_turn(method: Method) -> Method:
 class Scheduler:
     """Scheduler of one session's sequences, or one call's texts, in the engine's pool.
 
-    Without free rows or pages, sequences of idle sessions are preempted (`IDLE_TURNS`, `IDLE_SECONDS`).
+    Sequences of idle sessions are preempted for rows or pages (`IDLE_TURNS`, `IDLE_SECONDS`).
 
     Args:
         engines: all that read texts in lockstep.
@@ -122,7 +120,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[tuple[tuple[int, ...], Queued]]:
-        """(order, sequence or text without a row); texts of an unread prefix are its `children`."""
+        """(order, sequence or text without a row); an unread prefix has its texts as `children`."""
         return [entry for heap in self._heaps.values() for entry in heap]
 
     @property
@@ -136,7 +134,6 @@ class Scheduler:
 
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
-        """Add a sequence to the queue."""
         self._decoding.begin(sequence)
         self._wait(sequence)
 
@@ -275,9 +272,9 @@ class Scheduler:
     def _admit(self) -> None:
         """Give rows and pages to waiting sequences and texts.
 
-        A sequence waits while another one prefills their common prefix, and texts wait for a lane of their reading.
-        Texts overtake shared prefixes that wait for the state of another one. None overtakes a sequence or text that
-        waits for a row, for pages, or after a preemption for its tokens of a step in flight.
+        A sequence waits while another one prefills their common prefix, a text for a lane of its reading. Texts
+        overtake shared prefixes that wait for a state. Nothing overtakes a sequence or text that waits for a row, for
+        pages, or after a preemption for tokens in flight.
         """
         engine, pool, delayed, blocked = self._engine, self._pool, list[ActiveSequence](), set[Hashable]()
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
@@ -316,7 +313,7 @@ class Scheduler:
     def _device_for(self, text: QueuedText) -> int | None:
         """Return a device with a free row and pages for a waiting text, or None.
 
-        Without rows in use this is the first device: texts too long for an empty pool are refused earlier.
+        Without rows in use this is the first device.
         """
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
@@ -349,10 +346,10 @@ class Scheduler:
         return self._engine.prefix_cache if sequence.shares_states else None
 
     def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Give a sequence a row with its deepest cached state; False without pages for its prompt.
+        """Give a sequence a row with its deepest cached state; False without free pages.
 
         Raises:
-            SlotsExhausted: no other sequence has pages; the request should have been refused.
+            SlotsExhausted: no other sequence has pages.
         """
         engine, moves, start = self._engine, self._engine.moves, sequence.request.start
         cache, cacheless = self._cache_of(sequence), False
@@ -399,10 +396,7 @@ class Scheduler:
         self._wait(sequence)
 
     def _read_texts(self, leader: QueuedText) -> DispatchedStep:
-        """Dispatch the next step of the leader's call, texts with the widest step first.
-
-        Texts with and without probes have separate steps.
-        """
+        """Dispatch the next step of the leader's call, texts with the widest step first."""
 
         def kind(text: QueuedText) -> tuple[Reading[Any], bool]:
             return text.reading, text.probe is None
@@ -470,7 +464,7 @@ class Scheduler:
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.
 
-        So requests without probes keep the bits of the plain step.
+        Requests without probes keep the bits of the plain step.
         """
         probed = [sequence for sequence in sequences if sequence.probe is not None]
         if not probed or len(probed) == len(sequences):
@@ -542,7 +536,6 @@ class Scheduler:
         return lanes, lane_map
 
     def _top(self, sequences: list[ActiveSequence]) -> int | None:
-        """Return the most log-probabilities that a sequence requests; None if none does."""
         return max(
             (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
         )
@@ -573,7 +566,7 @@ def _in_use(engines: Sequence[Engine]) -> bool:
 def _kind_of(sequence: Queued) -> Hashable:
     """Return the key of a sequence's heap.
 
-    Texts, nested prefixes and other prefixes of a reading have one each, so that none blocks the others.
+    Texts, nested prefixes and other prefixes of a reading have separate heaps: they do not block one another.
     """
     if isinstance(sequence, QueuedText):
         return sequence.reading, sequence.index is None, sequence.parent is None

@@ -1,7 +1,7 @@
 """Snapshots in safetensors files: tokens, label and arrays.
 
-Keys and values have the seen positions only; all other arrays are whole. The metadata are `format`, `label`,
-`token_ids` (JSON) and `sha256` of these and the arrays. The hash detects accidental damage, not malice.
+Keys and values have the seen positions only. The metadata are `format`, `label`, `token_ids` (JSON) and `sha256` of
+these and the arrays, against accidental damage, not malice.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def load_snapshot(
     """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
-        SnapshotError: missing, damaged, or of another model, with the expected and the actual value.
+        SnapshotError: missing, damaged, or of another model.
         TypeError, ValueError: token ids outside the vocabulary or the context.
     """
     engine.placement.require_one_process("load_prefix")
@@ -80,7 +80,7 @@ def load_snapshot(
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
-    """Return a label as JSON without its epoch, unknown to readers."""
+    """Return a label as JSON without its epoch."""
     return {
         "model": str(kind.model),
         "dtype": kind.dtype,
@@ -92,14 +92,14 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
 
 
 def _layout(array: ArrayLayout) -> list[Any]:
-    """Return an array's layout as JSON; device count only for reordered arrays."""
+    """Return an array's layout as JSON."""
     return [array.path, list(array.shape), array.dtype, array.positions] + (
         [array.devices] if array.devices > 1 else []
     )
 
 
 def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
-    """Return the types in a file, with the seen positions; none without any."""
+    """Return the types in a file, with the seen positions."""
 
     def shape(array: ArrayLayout) -> tuple[int, ...]:
         return tuple(position if axis == array.positions else size for axis, size in enumerate(array.shape))

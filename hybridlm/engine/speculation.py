@@ -1,7 +1,7 @@
 """Speculation: the choice of drafts for the next decode step.
 
-Drafts never change the sampled tokens, only the speed. A verifying step takes longer, and yields more tokens with right
-drafts; step times and each sequence's rate of right drafts are measured.
+Drafts change the speed only. A verifying step takes longer, and yields more tokens with right drafts; step times and
+each sequence's acceptance are measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from hybridlm.requests.sequence import ActiveSequence
 MIN_SPEEDUP = 1.02
 """Least expected speed-up over no drafts, for verifying."""
 MIN_WAIT, MAX_WAIT = 8, 512
-"""Steps without drafting after unprofitable drafts of all lanes; doubles each time in a row."""
+"""Steps without drafting after unprofitable drafts; doubles each time in a row."""
 REMEASURE_AFTER = 64
-"""Steps without drafting until unprofitable drafts are verified once: step times may have changed."""
+"""Steps until unprofitable drafts are verified once: step times may have changed."""
 
 
 class Speculation:
@@ -55,8 +55,7 @@ class Speculation:
     def should_draft(self, sequences: Sequence[ActiveSequence], context: int) -> bool:
         """Whether the next step drafts and therefore needs the previous step's tokens.
 
-        To wait for them costs time; it pays where the read tokens, although one short, have drafts: where text repeats
-        itself. MTP drafts come with those tokens.
+        The wait pays where the read tokens, although one short, have drafts. MTP drafts come with those tokens.
         """
         if self._head:
             return self._mtp_next
@@ -68,7 +67,7 @@ class Speculation:
     def drafts(self, lanes: Sequence[ActiveSequence | None], context: int) -> list[tuple[int, ...]] | None:
         """Return the drafts of every lane; None if the next step should not verify any.
 
-        All sampled tokens of the lanes must have been read.
+        All sampled tokens must have been read.
 
         Raises:
             TypeError, ValueError: a drafter's answer is not a list of token ids.
@@ -88,7 +87,7 @@ class Speculation:
         """Return the number of MTP drafts in the next step, for a later step.
 
         Args:
-            verifying: the next step verifies drafts. One that samples drafts only if that may pay.
+            verifying: the next step verifies drafts; a sampling step drafts only if that may pay.
         """
         if not self._head:
             return 0
@@ -106,7 +105,7 @@ class Speculation:
         )
 
     def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
-        """Whether to verify drafts: for speed, or to measure their time."""
+        """Whether to verify drafts, for speed or to measure."""
         if not self.times.measured(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
             self._refused = MIN_WAIT
             return True
@@ -118,7 +117,6 @@ class Speculation:
         return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
-        """Return the measured time of a verifying step relative to a sampling step."""
         plain, verify = self.steps(lanes)
         return self.times.min_seconds(verify) / self.times.min_seconds(plain)
 

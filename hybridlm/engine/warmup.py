@@ -10,7 +10,7 @@ from hybridlm.programs.shapes import AnyShape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
-"""Budget of one step, from tracing to its certificate; a warning names slower steps."""
+"""Budget of one step, from tracing to certificate; a warning names slower steps."""
 
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
@@ -61,11 +61,11 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
     """Return all step shapes: prefill, decode, verification, scoring, and moves of states.
 
-    Steps with log-probabilities or a logits processor are compiled on first use.
+    Steps with log-probabilities or a processor are compiled on first use.
 
     Args:
         only_full: the largest number of lanes; moves only with a prefix cache.
-        drafts: include verifying steps, even if the engine does not draft by default.
+        drafts: include verifying steps in any case.
     """
     prefill = [engine.prefill_lanes] if only_full else engine.prefill_sizes
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
-"""Narrowest step of other platforms: their products need more tokens to be bound by arithmetic."""
+"""Narrowest step of other platforms, to be bound by arithmetic."""
 STEP_COST = {"cpu": 48}
 """Cost of a step in token places by platform: the weights are read once for any number of tokens."""
 DEVICE_STEP_COST = 256
-"""Cost on other platforms, which read weights more slowly than they multiply them."""
+"""Cost on other platforms."""
 WIDTH_RATIO = 4
 """Ratio of neighbouring widths, each with a compiled program."""
 
@@ -38,8 +38,7 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 def next_width(count: int, widths: tuple[int, ...]) -> int:
     """Return the width of the next step for a number of remaining tokens.
 
-    The widest that `count`, rounded up to a multiple of the narrowest, fills. So the widths of a text never grow, and a
-    beginning of whole steps has the widths of a separate text.
+    The widest that `count`, rounded up to a multiple of the narrowest, fills. So the widths of a text never grow.
     """
     rounded = -(-count // widths[-1]) * widths[-1]
     return next(width for width in widths if width <= rounded)
@@ -63,8 +62,8 @@ def cheapest_step(
 ) -> PrefillStep:
     """Return the next prefill step with the least total cost: places plus `STEP_COST` per step.
 
-    Later steps are counted as full, with as many sequences as the largest. The first sequence is in every step, so that
-    none waits forever; the others have the most tokens.
+    Later steps are counted as full, with as many sequences as the largest. The first sequence is in every step, so
+    nobody waits forever; the others have the most tokens.
 
     Args:
         counts: remaining tokens of each sequence, in the order of arrival.

@@ -70,7 +70,7 @@ READER = RowReader(_columns, _row, "custom_id")
 
 
 def open_batch(path: Path, *fields: Any) -> TextSource:
-    """Open a file of requests; blank lines are no rows, a pipe is copied to a temporary file."""
+    """Open a file of requests; a pipe is copied to a temporary file."""
     del fields
     if ending_of(path).startswith(".csv"):
         return open_csv(path, READER)

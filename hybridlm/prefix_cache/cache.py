@@ -71,7 +71,7 @@ class PrefixCache:
     def pinned(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
         """Pin a prompt's deepest cached state in a `with` block, against eviction.
 
-        At least one prompt token is left, to predict the next one.
+        At least one prompt token is left.
 
         Args:
             start: state to continue from in any case.
@@ -99,7 +99,7 @@ class PrefixCache:
     ) -> int:  # fmt: skip
         """Restore a pinned state into a prompt's row; return the consumed tokens.
 
-        Its host buffers move to the device, if there is room: full pages become the row's pages.
+        Its host buffers move to the device, if there is room.
         """
         if snapshot is start:
             self._misses += 1
@@ -125,13 +125,11 @@ class PrefixCache:
         return True
 
     def lose_pages(self) -> None:
-        """Drop the states with pages of the pool; its arrays are lost."""
         with self._lock:
             states = self._nodes.values()
             self._drop_all(node for node in states if any(buffers.page for buffers in _arrays(node)))
 
     def clear(self) -> None:
-        """Drop all states, and give back their pages."""
         with self._lock:
             self._drop_all(self._nodes.values())
 
@@ -150,7 +148,7 @@ class PrefixCache:
         """Whether to wait until a prefill has cached a common prefix of a chunk.
 
         Args:
-            reading: prompts in prefill; a stop is added at the end of the common prefix.
+            reading: prompts in prefill; they get a stop at the end of the common prefix.
         """
         cached, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
@@ -165,9 +163,8 @@ class PrefixCache:
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
         """Return the sorted positions to cache in a prompt prefilled from `begin` on.
 
-        These are the prompt's end, where a conversation continues; the beginning of its last step, where the same
-        prompt continues; the end of the cached part, if that saves a chunk (the step is cut there); and the end of
-        every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
+        These are the prompt's end; the beginning of its last step, for the same prompt; the end of the cached part, if
+        that saves a chunk; and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
             cached = self._tree.match(prompt).length

@@ -2,7 +2,7 @@
 
 A small model with random weights has one layer of each kind with state. Two verifying steps with equal accepted tokens
 and different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens
-alone. Layers run in sequence, so outputs at accepted tokens that depend on rejected drafts are found, too.
+alone. Layers run in sequence, so outputs at accepted tokens that depend on rejected drafts are detected, too.
 """
 
 import threading
@@ -31,16 +31,16 @@ from models.state.state import StateArray
 
 VOCABULARY = 64
 POSITION = 5
-"""Tokens before the step in half of the lanes; the other sequences begin in it."""
+"""Tokens before the step in half of the lanes."""
 COUNTS = 8
 """Numbers of accepted tokens per call, with four lanes each."""
 TOLERANCE = 1e-3
-"""Largest difference from the ordinary step, as a fraction of the lane's largest number: float32 rounding is about
-1e-6, the state of a few wrong random tokens about 1."""
+"""Largest difference from the ordinary step, relative to the lane's largest number: rounding is about 1e-6, wrong
+tokens about 1."""
 RANDOM_BLOCK = 1 << 20
 """Random numbers to draw; larger weights repeat them."""
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
-"""Options of XLA:CPU that save compile time: the layers run only three times."""
+"""Options of XLA:CPU that save compile time."""
 REMEDY = (
     "While info.verifying, return the inputs of each token instead of a new state; make the state of them in "
     "commit(kept, info, state), whose info.valid masks the accepted tokens (docs/adding-a-family.md)."
@@ -138,7 +138,7 @@ def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
 
 
 def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.ndarray:
-    """Return random weights of variance 1 / fan-in; in a vector around 1."""
+    """Return random weights of variance 1 / fan-in; vectors around 1."""
     size = min(int(np.prod(leaf.shape)), RANDOM_BLOCK)
     numbers = rng.uniform(0.5, 1.5, size) if len(leaf.shape) < 2 else rng.normal(size=size) * leaf.shape[-1] ** -0.5
     return np.resize(numbers.astype(leaf.dtype), leaf.shape)
@@ -209,7 +209,7 @@ def _of_lanes(pool: np.ndarray, axis: int | None, lanes: int) -> np.ndarray:
 
 
 def _written_positions(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:
-    """Return a row, or a cache to `end`: later positions are written before reads."""
+    """Return a row, or a cache to `end`."""
     return row if axis is None else np.take(row, np.arange(end), axis)
 
 

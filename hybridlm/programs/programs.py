@@ -51,23 +51,21 @@ _log = logging.getLogger("hybridlm")
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 COPIED: tuple[Role, ...] = ("conv", "hidden")
-"""Roles of small pools that a step may copy: the last inputs of a convolution, which shift by the step's tokens, and
-the previous step's hidden state, which the MTP head reads after this step has written its own. On CPUs XLA writes both
-in place (tests/reference/pages/certificate_table.py)."""
+"""Roles of small pools that a step may copy: convolution inputs shift by the step's tokens, and the MTP head reads the
+previous hidden state after the new one is written. On CPUs XLA writes both in place."""
 
 PASSES = (drop_dead,)
-"""The model's steps already have the form that the other rewrites produce."""
+"""The model's steps already have the other rewrites' form."""
 GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 """Commands of a CUDA graph: XLA's own, and loops and branches, which otherwise wait for the host."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
 }
-"""XLA's compiler options by platform, below XLA_FLAGS. Merging products of one input would copy their weights in every
-step."""
+"""XLA's compiler options by platform, below XLA_FLAGS. Merged products would copy their weights in every step."""
 NO_TILES = "Couldn't find output tile sizes"
-"""XLA's message about a product that its Triton compiler cannot compute."""
+"""XLA's message about a product without Triton tiles."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-"""XLA flags that leave products to cuBLAS; the certificate lists them."""
+"""XLA flags that leave products to cuBLAS."""
 
 
 class Programs:
@@ -75,9 +73,9 @@ class Programs:
 
     Args:
         cache: JAX's compilation cache for uncertified programs; None for JAX's default.
-        executables: stores compiled steps between processes. Steps of a family from another distribution are not
-            stored: its sources may change.
-        config: measures the state after verifying steps; None: not measured.
+        executables: stores compiled steps between processes, except of families from another distribution: their
+            sources may change.
+        config: measures the state after verifying steps, if given.
 
     Attributes:
         on_compile: called by the compiling thread before each compilation.
@@ -123,15 +121,12 @@ class Programs:
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
-        """Return compiled programs with shapes, perhaps repeated under other settings of JAX."""
+        """Return compiled programs with shapes, perhaps repeated under other settings."""
         return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates of all compiled steps by shape name; a second one is "name (2)".
-
-        Sorted, because threads compile in any order.
-        """
+        """Certificates of all compiled steps by shape name; a second one is "name (2)"."""
         certificates: dict[str, Certificate] = {}
         for shape, program in sorted(self._finished(), key=lambda pair: str(pair[0])):
             name, count = str(shape), 1
@@ -179,8 +174,8 @@ class Programs:
 
         Args:
             arguments: example arguments for compilation, perhaps abstract.
-            all_have: whether all processes have the program; called once. XLA may compile for several processes in all
-                of them together, so none uses the store unless all can.
+            all_have: whether all processes have the program; called once. XLA may compile in all processes together, so
+                they use the store together.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused; nothing has run.
@@ -207,7 +202,7 @@ class Programs:
 
     @under_settings
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """Return a program with jaxpr, HLO and proof; a stored one is compiled again."""
+        """Return a program with jaxpr, HLO and proof."""
         program = self.compiled(shape, arguments)
         return program.in_full if isinstance(program, StoredStep) else program
 
@@ -329,7 +324,7 @@ class Programs:
         return (), faults
 
     def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
-        """Warn once that programs are not audited; each certificate has the reason."""
+        """Warn once that programs are not audited."""
         with self._lock:
             if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
                 return

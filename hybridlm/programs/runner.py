@@ -136,12 +136,11 @@ MAX_IN_FLIGHT = 16
 class InFlight:
     """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
 
-    XLA:CPU has one thread per device of a process. A collective holds the threads of arrived devices, and so does a
-    call for a device with 32 waiting programs. Without a free thread for the others, XLA ends the process after 40
-    seconds.
+    XLA:CPU has one thread per device of a process. A collective and a call for a device with 32 waiting programs hold
+    threads; without a free one XLA ends the process after 40 seconds.
 
     Args:
-        shared: programs run on several such devices; otherwise nothing is awaited.
+        shared: programs run on several such devices.
     """
 
     def __init__(self, shared: bool):
@@ -168,19 +167,17 @@ class OneProcess(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch the step; the pool's arrays are donated."""
+        """Dispatch the step; donate the pool's arrays."""
         inputs = self.placement.put(step.inputs)
         return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        """Dispatch the copy; the target's arrays are donated."""
         maps, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch the change; the pool's arrays are donated."""
         operands, program = self.placement.put(operands), self.compiled(shape, examples)
         pool.put(*self._call(program, pool.take(), *operands))
 

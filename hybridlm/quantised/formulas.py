@@ -130,7 +130,7 @@ def _tabled(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     name, table = tensor.parts["table"], _TABLES[tensor.scheme]
     if not np.allclose(read(name), table, rtol=0, atol=1e-6):
         raise DequantiseError(name, f"expected the table of {tensor.scheme}, found other numbers")
-    # The bytes may be stored as those of another dtype.
+    # The bytes may be stored with another dtype.
     stored = np.ascontiguousarray(read(tensor.parts["codes"])).view(np.uint8).reshape(-1)
     numbers, scale = table_numbers(stored, table, math.prod(tensor.shape)), tensor.scales(read)
     block = tensor.block[1]

@@ -34,7 +34,7 @@ Read = Callable[[str], np.ndarray]
 _LARGEST = np.float32(512)
 """Bound of codes: 8-bit floats, and integers less their zero points."""
 _BLOCK = 1 << 20
-"""Codes that are checked at once."""
+"""Codes checked at once."""
 
 
 class DequantiseError(ValueError):
@@ -80,7 +80,7 @@ class QuantisedTensor:
         return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
 
     def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the stored scales in float32; raises DequantiseError unless weights stay finite."""
+        """Return the scales in float32; raises DequantiseError unless weights stay finite."""
         stored = read(self.parts["scale"])
         if self.nested is not None:
             numbers = self._nested_scales(read, self.nested)
@@ -94,7 +94,7 @@ class QuantisedTensor:
         return numbers
 
     def by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
-        """Return scales or zero points for each row and group; one number applies to all."""
+        """Return scales or zero points for each row and group."""
         lead = self.shape[:-1]
         return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
 
@@ -140,14 +140,14 @@ class QuantisedTensor:
         return global_scale.reshape(*self.shape[:-2], 1, 1) if global_scale.size > 1 else global_scale.reshape(())
 
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
-        """Return zero points of "int-packed", [..., out, group], from words along rows."""
+        """Return zero points of "int-packed", [..., out, group]."""
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
     def gptq_zero_codes(self, read: Read) -> UInt8[np.ndarray, "out group"]:
         """Return the zero points of "gptq", stored in words along the rows.
 
-        The first version subtracts one from all integers of a word, with borrows; adding to the word undoes this.
+        The first version subtracts one from each integer of a word, with borrows.
         """
         words = read(self.parts["zero"]).view(np.uint32)
         increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)

@@ -22,8 +22,7 @@ Positions = int | range | Sequence[int] | None
 class Intervention:
     """A change inside the model in one sequence; the methods make one.
 
-    Positions count all tokens that the model reads, from 0: a number, a range, a list, or None for all. Absent sites
-    are refused on use.
+    Positions count all read tokens from 0: a number, a range, a list, or None for all.
 
     Attributes:
         kind: method that made it.
@@ -44,7 +43,7 @@ class Intervention:
     value: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        """Return fields without defaults: arrays by dtype and shape, positions by count and ends."""
+        """Return fields without defaults; arrays by dtype and shape."""
         parts = [f"{self.kind}, layer={self.layer}"]
         if self.runs is not None:
             first, last = self.runs[0].start, self.runs[-1].stop - 1
@@ -71,7 +70,7 @@ class Intervention:
 
     @classmethod
     def replace_hidden_state(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
-        """Replace the residual stream by a vector, for instance from another run (activation patching).
+        """Replace the residual stream by a vector (activation patching).
 
         Arguments as for `add`.
         """
@@ -110,7 +109,6 @@ class Intervention:
         Args:
             head: value head; None for all.
             array: "recurrent", "conv" for the last inputs of the convolution, or a field name.
-            positions: tokens after which it is scaled.
         """
         number = _numbers(factor, "factor")
         if number.shape != ():

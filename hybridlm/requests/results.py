@@ -35,7 +35,7 @@ class TokenLogprobs:
         return len(self.offsets) - 1
 
     def at(self, token: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ids, log-probabilities and ranks of one token's place."""
+        """Return ids, log-probabilities and ranks of one token."""
         entries = slice(self.offsets[token], self.offsets[token + 1])
         return self.token_ids[entries], self.logprobs[entries], self.ranks[entries]
 
@@ -55,7 +55,6 @@ class TokenLogprobs:
         return f"TokenLogprobs({len(self)} tokens, {len(self.token_ids)} entries)"
 
     def after(self, tokens: int) -> "TokenLogprobs":
-        """Return the entries behind the first `tokens` tokens."""
         first = self.offsets[tokens]
         ids, logprobs, ranks = (array[first:] for array in (self.token_ids, self.logprobs, self.ranks))
         return TokenLogprobs(ids, logprobs, ranks, self.offsets[tokens:] - first)
@@ -82,12 +81,12 @@ class Completion:
             thinking budget; None unless requested.
         top_logprobs: per token, the most likely tokens, best first; None unless requested.
         finish_reason: "stop" (end token or stop string), "length" (max_tokens or full context) or "cancelled".
-        tokenizer: renders tokens in notebooks; not compared, printed or pickled.
+        tokenizer: for notebooks; not compared, printed or pickled.
         reasoning: thoughts before the answer, or None.
         answer: text without thoughts and markers; None without a tokenizer.
         captured: hidden states and states, if requested; not compared.
-        seed: given or drawn; None for temperature 0; not compared.
-        prompt_logprobs: per prompt token, log-probabilities by id; None unless requested, or if cancelled at once.
+        seed: None for temperature 0; not compared.
+        prompt_logprobs: per prompt token, log-probabilities by id, if requested.
     """
 
     text: str | None
@@ -179,7 +178,6 @@ class Score:
 
     @property
     def perplexity(self) -> float | None:
-        """See `perplexity`."""
         count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)
 

@@ -47,31 +47,31 @@ class SamplingParams(PlainSettings):
     """Settings of one request: sampling, reported log-probabilities, and the end.
 
     `generate`, `stream`, `chat` and `Session.submit` take one, its fields as keywords, or both: keywords override.
-    `generate` and `stream` also take lists with a value for each prompt (`temperature=[0.0, 0.7]`); each request is
-    then sampled as in a call with its prompt alone.
+    `generate` and `stream` also take lists with a value for each prompt (`temperature=[0.0, 0.7]`), sampled as in
+    separate calls.
 
     Attributes:
         max_tokens: maximum number of generated tokens.
         temperature: divides logits; 0 takes the most likely token.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
-        top_p: then among the fewest tokens with this total probability, and ties with the last; 1 for all.
+        top_p: then among the fewest tokens with this total probability, and ties; 1 for all.
         min_p: then among tokens at least this many times as probable as the most likely; 0 for all.
         seed: the key is (seed, request index, position), whatever the lane and the batch. None draws a seed for each
             call, or for each prompt if a setting is a list; `Completion.seed` repeats the tokens.
         stop: strings or token ids that end a completion, besides the model's end tokens.
         stop_token_ids: more token ids that end a completion.
         ignore_eos: do not end at the model's end tokens.
-        logprobs: report log-probabilities of sampled tokens, and of this many most likely ones.
+        logprobs: report log-probabilities of sampled and this many most likely tokens.
         prompt_logprobs: the same for prompt tokens, which the steps of `LM.score` read once more.
-        repetition_penalty: divides positive logits of tokens of prompt and completion, multiplies others; 1 for none.
-            Penalties, biases and bans precede temperature and change no reported log-probability.
+        repetition_penalty: divides positive logits of earlier tokens, multiplies others; 1 for none. Penalties, biases
+            and bans precede temperature and change no reported log-probability.
         presence_penalty: subtracted from the logits of tokens of the completion; 0 for none.
         frequency_penalty: subtracted as often as the token is in the completion; 0 for none.
         logit_bias: token id -> number added to its logit, before the penalties.
         min_tokens: no end token or stop token id before this many tokens.
         bad_words: strings (also behind a space, as in vLLM) or lists of token ids; the last token of a list is banned
             after the others.
-        allowed_token_ids: sample these tokens only; None for all. Not together with `structured_outputs`.
+        allowed_token_ids: sample these tokens only; None for all. Not with `structured_outputs`.
         skip_special_tokens: leave special tokens out of the text.
         keep_tool_markers: but keep those with "tool" or "function" in their name (<tool_call>, ...).
         thinking_budget: after this many tokens of thoughts, insert their end marker; None for no limit.
@@ -90,7 +90,7 @@ class SamplingParams(PlainSettings):
 
 
 class Settings(TypedDict, total=False):
-    """The fields of `SamplingParams` as keywords; lists per prompt for `generate` and `stream`.
+    """The fields of `SamplingParams` as keywords, perhaps lists per prompt.
 
     A list of token ids, strings or words is one value; a list of such lists has one for each prompt.
     """

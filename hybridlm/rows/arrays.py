@@ -38,7 +38,7 @@ class RowArrays:
         return context_pages(context) if grows else 0
 
     def abstract(self, rows: int, pages: int) -> Rows:
-        """ShapeDtypeStructs of a pool with these rows, and pages of KV caches."""
+        """ShapeDtypeStructs of a pool."""
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
             return self._over_devices(array.of(rows, pages, self.dtype), array)
@@ -75,7 +75,7 @@ def zeros(types: Any) -> Any:
 
 
 def _zeros_to_copy(array_type: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Return host zeros that JAX must copy: aligned memory would be shared, not donatable."""
+    """Return host zeros that JAX must copy: shared memory is not donatable."""
     width = array_type.dtype.itemsize
     size = math.prod(array_type.shape) * width
     memory = np.zeros(size + 2 * _ALIGNED, np.uint8)

@@ -37,15 +37,14 @@ class KeptPage(NamedTuple):
 class CachedBuffers:
     """The fixed-size arrays of one position, or a page of the growing arrays.
 
-    A page is in a pool, where rows may share it, or in arrays: on the device if it is not full, or on the host. It
-    never changes.
+    A page is in a pool, where rows may share it, or in arrays: on the device if not full, or on the host.
 
     Attributes:
-        arrays: in the order of the layout; () for a page of a pool.
+        arrays: in layout order; () for a page of a pool.
         position: consumed tokens of a state; first position of a page.
         mark: the sanitizer's label of the copied row.
         nbytes: of all arrays, or of the page.
-        refcount: current uses; the buffers do not move while it is above 0.
+        refcount: current uses; above 0, the buffers do not move.
     """
 
     __slots__ = ("__weakref__", "_places", "arrays", "mark", "nbytes", "page", "refcount", "position")
@@ -67,7 +66,7 @@ class CachedBuffers:
         return f"CachedBuffers({self.nbytes:,} B at position {self.position}, {place})"
 
     def look(self) -> tuple[jax.Array, ...]:
-        """Return the arrays on their devices, for reading; host arrays stay on the host too."""
+        """Return the arrays on their devices, for reading."""
         arrays: Any = self.arrays
         return arrays if self.on_device else jax.device_put(arrays, self._places)
 
@@ -102,7 +101,7 @@ class CachedBuffers:
 
 
 B = TypeVar("B", bound=Hashable)
-"""Type of the buffers that edges have spans of; compared by identity."""
+"""Type of buffers; compared by identity."""
 
 
 class BufferSpan(NamedTuple, Generic[B]):

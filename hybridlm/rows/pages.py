@@ -1,6 +1,6 @@
 """Pages of a pool's rows: KV cache for the positions of their sequences.
 
-The first pages of a row may be shared with other rows and with the prefix cache; such pages are read only.
+Pages shared with other rows or the prefix cache are read only.
 """
 
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ class RowPages:
         return 0 if self.owner is None else kv_blocks(positions)
 
     def missing(self, row: int, positions: int) -> int:
-        """Return the number of missing pages of a row's first `positions` positions."""
+        """Return the number of missing pages of a row's first positions."""
         return max(0, self.needed(positions) - len(self._pages[row]))
 
     def free_in(self, device: int) -> int:
         return 0 if self.owner is None else self.owner.free_in(device)
 
     def reserve(self, row: int, positions: int) -> None:
-        """Give a row the missing pages of its first `positions` positions.
+        """Give a row the missing pages of its first positions.
 
         Raises:
             SlotError: a context has fewer positions.
@@ -90,12 +90,12 @@ class RowPages:
         del self._kept[page]
 
     def number(self, page: Page) -> int:
-        """Return the number of a page, over all devices; raises SlotError for a released one."""
+        """Return a page's number, over all devices; raises SlotError if it was released."""
         assert self.owner is not None
         return int(self.owner.bind([[page]], 1, 1)[0, 0])
 
     def device_of(self, page: Page) -> int:
-        """Return the device of a page; raises SlotError for a released one."""
+        """Return a page's device; raises SlotError if it was released."""
         return self.number(page) // self._page_part
 
     def home_of(self, pages: Sequence[Page]) -> int | None:
@@ -118,7 +118,7 @@ class RowPages:
     def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
         """Return the page table of a step, int32 [lane, block]; None without a KV cache.
 
-        Numbers are those on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
+        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
 
         Args:
             used: whether a sequence has the lane.
@@ -143,7 +143,7 @@ class RowPages:
             begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
 
         Raises:
-            SlotError: a page is missing, so that keys and values would be lost, or a written page is shared.
+            SlotError: a page is missing, or a written page is shared.
         """
         if self.owner is None:
             return

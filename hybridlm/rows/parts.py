@@ -1,7 +1,6 @@
 """The two parts of a row and their moves: fixed-size state, growing KV cache.
 
-Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values the
-first positions of one page, so that only the sequence's positions are cached.
+Fixed-size state is moved completely; of keys and values the first positions of one page.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,9 +85,8 @@ def copy_places(
 ) -> Callable[..., tuple[tuple[Array, ...]]]:
     """Return a step that copies the first positions of one page to another.
 
-    This is `step(target, source, read, write, count) -> (target,)`, from page `read[0]` of the source to page
-    `write[0]` of the target. Arrays are [page, .., place, ..], with the axis of places in `axes`; all other arguments
-    are int32 [1].
+    `step(target, source, read, write, count) -> (target,)` copies from page `read[0]` to page `write[0]`. Arrays are
+    [page, .., place, ..], with the axis of places in `axes`; other arguments are int32 [1].
     """
 
     def step(

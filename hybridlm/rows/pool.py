@@ -1,8 +1,7 @@
 """Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
-A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows, each with
-another row: an idle lane's row is left unchanged. The KV cache of a row is in pages, which it gets as its sequence
-grows.
+A sequence holds one row from its first token to its last. Lanes of a step have different rows: an idle lane's row is
+unchanged. A row gets pages of the KV cache as its sequence grows.
 """
 
 from collections.abc import Container, Sequence
@@ -53,7 +52,7 @@ class RowPool:
         self.vacate()
 
     def vacate(self) -> None:
-        """Release all rows and their pages; only kept pages keep a meaning."""
+        """Release all rows and their pages, except kept pages."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
         self.row_pages.vacate()
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
@@ -62,7 +61,7 @@ class RowPool:
         """Return the devices with room, first with the shared pages, then by free rows.
 
         Args:
-            shared: kept pages of one device, for the first of these positions.
+            shared: kept pages of one device, for the first positions.
         """
         home = self.row_pages.home_of(shared)
         ready = [
@@ -77,11 +76,10 @@ class RowPool:
         return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
-        """Return a free row without consumed tokens, with pages for `positions` positions.
+        """Return a free row, with pages for `positions` positions.
 
         Args:
             device: None for the first of `devices_for`.
-            shared: kept pages of one device, the first of the row.
 
         Raises:
             SlotsExhausted: no device has both a free row and free pages.
@@ -100,7 +98,7 @@ class RowPool:
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
-        """Give a row the pages of its first `positions` positions; raises as `RowPages.reserve`."""
+        """Give a row pages for positions; raises as `RowPages.reserve`."""
         self.row_pages.reserve(self.rows_of([slot])[0], positions)
 
     def missing(self, slot: Slot, positions: int) -> int:
@@ -147,7 +145,7 @@ class RowPool:
 
         Args:
             lanes: on all devices.
-            places: lane of each slot; None for the order of the rows, with as many lanes as rows their numbers.
+            places: lane of each slot; None for the order of the rows.
 
         Returns:
             Lane of each slot; rows of all lanes.
@@ -207,7 +205,7 @@ class RowPool:
         """Return the tokens that dispatched steps have consumed since the row's acquisition.
 
         Raises:
-            SlotError: a dispatched step decides the number, and its result has not been read.
+            SlotError: a dispatched step decides the number.
         """
         if not self.settled(slot):
             message = f"how many tokens {slot!r} has consumed is not known before its last step has been read"
@@ -219,7 +217,7 @@ class RowPool:
         self._consumed[rows] += counts
 
     def unsettle(self, rows: np.ndarray) -> None:
-        """Record that a dispatched step decides how many tokens it consumes in these rows."""
+        """Record that a dispatched step decides these rows' consumed tokens."""
         self._unread[rows] = True
 
     def settle(self, slot: Slot, count: int) -> None:

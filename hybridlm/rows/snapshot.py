@@ -1,8 +1,7 @@
 """Snapshots: the state of one sequence at one position, with an identifying label.
 
-A recurrent state cannot be truncated and does not show its tokens: a wrong state is as plausible as the right state.
-Therefore a snapshot is published only with the position that its row has reached, and is restored only where model,
-dtype, context, layout and tokens match.
+A recurrent state does not show its tokens: a wrong state is as plausible as the right state. So a snapshot is published
+only with its row's position, and restored only where model, dtype, context, layout and tokens match.
 """
 
 import hashlib
@@ -32,9 +31,9 @@ class ArrayLayout(NamedTuple):
 
     Attributes:
         path: path in the rows: "layers[0][0].conv".
-        shape: of one row, or of the pages of the context one after another.
+        shape: of one row, or of the context's pages in order.
         positions: position axis of `shape`; None for a state of fixed size.
-        devices: number of devices with shards that follow one another in it; 1 if it is in the order of the model.
+        devices: number of devices with consecutive shards in it; 1 in the model's order.
     """
 
     path: str
@@ -64,7 +63,7 @@ class StateKind:
     layout: tuple[ArrayLayout, ...]
 
     def differences(self, other: "StateKind") -> list[str]:
-        """List the differences of a state of another kind from this, expected kind."""
+        """List the differences from this, expected kind."""
         faults = [
             f"{field}: expected {expected}, got {got}"
             for field, expected, got in (
@@ -88,8 +87,7 @@ class SnapshotLabel:
     Attributes:
         position: number of seen tokens.
         tokens: `token_hash` of these tokens.
-        epoch: tenancy of the row that made it; 0 if nothing was consumed. It is for debugging and never compared: the
-            row may have had other tenants since.
+        epoch: tenancy of the row that made it, for debugging, never compared; 0 if nothing was consumed.
     """
 
     kind: StateKind
@@ -147,7 +145,7 @@ class Snapshot:
         """Check that a sequence begins with the tokens that the state has seen.
 
         Raises:
-            SnapshotError: it does not, or it has no token left that the state has not seen.
+            SnapshotError: it does not, or has no further token.
         """
         position = self.label.position
         if len(tokens) <= position:

@@ -1,4 +1,4 @@
-"""Rows or pages of a pool split over mesh devices: numbers count over all devices."""
+"""Rows or pages of a pool split over mesh devices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ class SplitRows(NamedTuple):
         """Return a row of a pool [row, ..] on every device; `row` is int32 [1].
 
         Args:
-            part: index of the wanted part, given the row's number on the device; None for the whole row. Indices
-                outside of the row give zeros.
+            part: row's number on the device -> index of the wanted part, with zeros outside of the row; None for the
+                whole row.
         """
         local_row = self.mine(row, pool)
         index = local_row if part is None else part(local_row)

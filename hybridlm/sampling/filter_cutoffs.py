@@ -1,8 +1,8 @@
 """Cutoffs of top_k and top_p on GPUs and TPUs, with a kernel for GPUs.
 
 `sampling.kept_by_filters` defines the tokens. Nothing is sorted: a cutoff is found digit by digit, from sums above each
-digit value, in one pass of the kernel each. Parts of a lane's logits are program instances, the same for every number
-of lanes, so that a lane's bits do not depend on it.
+digit value, in one pass of the kernel each. A lane's parts are program instances, equal for every number of lanes, so
+that its bits do not depend on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,15 @@ from models.sharding.varying import varying_like
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""
 WEIGHED_DIGIT = 3
-"""Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights of a small vocabulary in
-each pass."""
+"""Bits of a weighed cutoff per pass without the kernel: with more, XLA:GPU writes the weights in each pass."""
 PASSES = 32 // DIGIT
-"""Passes of the kernel for each of the two cutoffs."""
+"""Passes of the kernel for each cutoff."""
 MAX_BLOCK = 2048
 """Logits per read: they fit into registers with a digit's sums."""
 PART_BLOCKS = 2
-"""Blocks of a program instance: few, so that one lane occupies half of a GPU's processors."""
+"""Blocks of a program instance: few, to occupy the processors."""
 STATE = (jnp.uint32, jnp.uint32, jnp.float32)
-"""Dtypes of each instance's state for the next pass: digits found, cutoff of top_k, needed sum."""
+"""Dtypes of an instance's state: digits, cutoff of top_k, needed sum."""
 MIN_VOCAB = 16
 
 
@@ -158,7 +157,7 @@ def _lowest(
 ) -> UInt32[Array, "lane"]:
     """Return `ordered` of the largest number with enough weight at or above it.
 
-    Digits are found from the highest on; all sums of a digit are one operation that reads the logits once.
+    All sums of a digit are one operation that reads the logits once.
 
     Args:
         enough: total weight per lane -> minimum sum.

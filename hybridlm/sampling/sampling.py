@@ -38,7 +38,7 @@ class Sampling(NamedTuple):
 
     Attributes:
         top_k: keep the k most likely tokens, and ties with the last; 0 keeps all.
-        top_p: keep a token if all more likely ones have less total probability (nucleus sampling); 1 keeps all.
+        top_p: keep a token if more likely ones have less total probability; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 keeps all.
         seed: 64 bits in two words, high and low.
     """
@@ -64,7 +64,7 @@ def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"
 def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
     """Whether a row has NaN: XLA:CPU's max() drops it in large arrays.
 
-    Slices are combined element by element, faster than a reduction along the row.
+    Slices are combined element by element, which is faster.
     """
     rows, vocab = logits.shape
     slices = logits.reshape((rows, math.gcd(vocab, NAN_SLICES), -1))
@@ -84,7 +84,7 @@ def most_likely(logits: Float32[Array, "row vocab"], platform: str = "cpu") -> I
 def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
     """Return the first index of each row's maximum, for rows without NaN.
 
-    Logits are read once: for group maxima, then the first highest group.
+    Logits are read once, for group maxima.
     """
     groups = _groups(logits)
     size = groups.shape[2]
@@ -100,8 +100,8 @@ GREEDY, SAMPLED, FILTERED = range(3)
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if a lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
-"""Logits that are sampled together on a CPU, above it lane by lane. With more, XLA maps a step's scratch anew in every
-call (docs/performance.md); with fewer, one core works."""
+"""Logits sampled together on a CPU, above it lane by lane: XLA would map a step's scratch anew in every call
+(docs/performance.md)."""
 
 
 def _key(sampling: Sampling, position: Array) -> Array:
@@ -110,7 +110,6 @@ def _key(sampling: Sampling, position: Array) -> Array:
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
-    """Return Gumbel noise for one lane's logits: the argmax of the sum is a sample."""
     return jax.random.gumbel(_key(sampling, position), (vocab,), jnp.float32)
 
 

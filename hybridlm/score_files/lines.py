@@ -44,19 +44,19 @@ def content_end(path: Path) -> int:
     return end
 
 
-def read_line(file: BinaryIO, most: int, place: str, offset: int) -> bytes:
-    """Return the next line; raises ValueError for the end, or `most` bytes (-1: any).
+def read_line(file: BinaryIO, max_bytes: int, place: str, offset: int) -> bytes:
+    """Return the next line; raises ValueError for the end, or `max_bytes` bytes (-1: any).
 
     Args:
         place: file and number of the line, in messages.
     """
-    line = file.readline(most)
+    line = file.readline(max_bytes)
     if not line:
         raise ValueError(f"{place}: the file has become shorter while it was read, it ends at byte {offset}")
-    if len(line) == most:
+    if len(line) == max_bytes:
         raise ValueError(
-            f"{place}: expected less than {most:,} bytes in a line of a compressed or CSV file; split the line, or "
-            "write JSON lines without compression"
+            f"{place}: expected less than {max_bytes:,} bytes in a line of a compressed or CSV file; split the line, "
+            "or write JSON lines without compression"
         )
     return line
 
@@ -69,7 +69,7 @@ def text_row(number: int, line: bytes) -> InputRow:
 
 
 def open_text_lines(path: Path, row: Callable[[int, bytes], InputRow] = text_row, id_name: str = "id") -> TextSource:
-    """Open a file with a row on each line; blank lines at its end do not count.
+    """Open a file with a row on each line, except blank lines at its end.
 
     Args:
         row: (number, line) -> row, by default its text, with a fault for another encoding.
@@ -79,11 +79,11 @@ def open_text_lines(path: Path, row: Callable[[int, bytes], InputRow] = text_row
 
 def _rows(path: Path, end: int, row: Callable[[int, bytes], InputRow], start: Mark) -> Iterator[tuple[InputRow, Mark]]:
     number, offset = start
-    most = MAX_RECORD_BYTES if path.suffix.lower() == ".gz" else -1
+    max_bytes = MAX_RECORD_BYTES if path.suffix.lower() == ".gz" else -1
     with open_lines(path) as file:
         file.seek(offset)
         while offset < end:
-            line = read_line(file, most, f"{path}: line {number + 1}", offset)
+            line = read_line(file, max_bytes, f"{path}: line {number + 1}", offset)
             number, offset = number + 1, offset + len(line)
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)

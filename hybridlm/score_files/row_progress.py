@@ -87,7 +87,7 @@ class RowProgress:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
     def begin(self, rows: int, size: int, stored_rows: int, stored_size: int) -> None:
-        """Begin the rows of a file, of `size` bytes of text, with rows of an earlier run."""
+        """Begin a file of `size` bytes of text, with rows of an earlier run."""
         self._start, self._start_tokens = time.monotonic(), self._count()
         self._total_rows, self._total_size = rows, size
         self._done_rows, self._done_size, self._stored_size = stored_rows, stored_size, stored_size

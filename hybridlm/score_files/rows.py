@@ -124,7 +124,7 @@ class ScoreTarget:
 
     Attributes:
         part: the content of a part.
-        join: writes the whole output; a few parts of a sort window are in memory.
+        join: writes the whole output.
         several: rows may have several completions.
     """
 

@@ -27,8 +27,8 @@ class ScoreFileReport:
         tokens: of the texts.
         kept: rows that an interrupted run had finished.
         prefix_tokens_saved: tokens that common beginnings saved, by earlier runs too.
-        shifted: completions scored from within the prompt, because a token spans both.
-        step_tokens, step_places: tokens and token places (lanes x chunk) of steps, by earlier runs too.
+        shifted: completions scored from within the prompt: a token spans both.
+        step_tokens, step_places: tokens and token places (lanes x chunk) of steps.
     """
 
     output: Path
@@ -87,7 +87,7 @@ class RowTask:
     Attributes:
         read: input row -> work; raises ValueError or TypeError.
         run: works -> results, a function of order and content.
-        origin: everything else that determines the output, except run options.
+        origin: everything else that determines the output.
         prompt_columns: further fields with prompts or messages.
         request: None for texts and token ids.
         ids: reported ids per position, at least 1; in memory until the part is written.

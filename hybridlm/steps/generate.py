@@ -23,7 +23,7 @@ from models.sharding.devices import Devices
 from models.state.rows import put_rows, take_rows
 
 LAST_SAMPLED = -1
-"""Placeholder for the lane's last sampled token, perhaps unknown to the host."""
+"""Placeholder for the lane's last sampled token."""
 NO_TOKEN = 1
 """Token `vocab + NO_TOKEN` stands for none left by changes of logits."""
 
@@ -53,12 +53,11 @@ def generate_step(
 ) -> Step:
     """Make the generating step, with outputs `SampledTokens`.
 
-    Its inputs have `sampling` and may have `changes` and `probes`. `LAST_SAMPLED` in `tokens` stands for the lane's
-    last sampled token.
+    Its inputs have `sampling` and may have `changes` and `probes`.
 
     Args:
-        top: None for tokens alone, otherwise log-probabilities of the token and the `top` most likely ones.
-        mtp_drafts: after the sampled token; `kv_blocks` must have room for as many positions.
+        top: None for tokens alone, otherwise log-probabilities of the token and `top` others.
+        mtp_drafts: after the sampled token; `kv_blocks` must have room for them.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
@@ -97,7 +96,7 @@ def finish_step(
     """Store each lane's next token in its row, and draft with the MTP head.
 
     Args:
-        rows: new state of the layers, and the tokens before the step, which idle lanes keep.
+        rows: new state of the layers, and the tokens before the step.
         consumed: tokens per lane; a lane with 0 keeps its token.
     """
     layers = rows.layers
@@ -161,8 +160,8 @@ def propose_mtp_drafts(
 ) -> tuple[Int32[Array, "lane propose_mtp_drafts"], tuple[Any, ...]]:
     """Draft the next tokens with the MTP head.
 
-    A draft is sampled with the key of its position: the model later samples with the same noise, so like logits give
-    like tokens. The head's keys and values of drafts are written again before they are read.
+    A draft has the key of its position: the model later samples with the same noise. The head's keys and values of
+    drafts are written again before they are read.
 
     Args:
         layers: the head has consumed all tokens except the sampled one.

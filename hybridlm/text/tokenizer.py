@@ -75,12 +75,11 @@ class Tokenizer:
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
         """Return the tokenizer of a checkpoint directory or a GGUF file, or None.
 
-        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json, chat_template.jinja,
-        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json; warns of
-        another format.
+        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json, chat templates and, of older checkpoints,
+        special_tokens_map.json and added_tokens.json; warns of another format.
 
         Raises:
-            CheckpointError: a file that is too long or unreadable, or an unknown tokenizer class.
+            CheckpointError: an unreadable file, or an unknown tokenizer class.
         """
         # Imports `tokenizers` and jinja2 only for a checkpoint that needs them.
         from hybridlm.text import tokenizer_files as files
@@ -115,12 +114,10 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the first token of a text."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the last token of a text."""
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:
@@ -130,8 +127,8 @@ class Tokenizer:
         """Return the token ids of a text of any length; special tokens become their ids.
 
         Args:
-            add_special_tokens: add tokens around every text (such as BOS); False for the text of a chat template, which
-                has them.
+            add_special_tokens: add tokens around every text (such as BOS); False for chat templates' texts, which have
+                them.
 
         Raises:
             ValueError: lone surrogates.
@@ -160,7 +157,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[str, bool]:
-        """Added tokens, matched before the vocabulary -> whether they are special."""
+        """Added tokens -> whether they are special."""
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
@@ -200,7 +197,7 @@ class Tokenizer:
         return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids; ids beyond the vocabulary have none, as in transformers.
+        """Return the text of token ids, without ids beyond the vocabulary, as in transformers.
 
         Raises:
             ValueError: a negative id, or of more than 32 bits.
@@ -327,7 +324,7 @@ class Tokenizer:
 
         Args:
             messages: {"role": ..., "content": text or list of text parts} in order.
-            add_generation_prompt: begin the assistant's answer; None does unless the last message is continued.
+            add_generation_prompt: begin the assistant's answer; None: unless the last message is continued.
             chat_template: name in `chat_templates`, or a source; by default "tool_use" with tools if present, else
                 "default".
             tools: JSON schemas of functions, `{"type": "function", "function": {...}}` each.

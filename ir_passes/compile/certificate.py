@@ -125,7 +125,7 @@ class Seconds:
 
     @property
     def checking(self) -> float:
-        """Proofs, rewrites and audit as a fraction of XLA's compile time."""
+        """Proofs, rewrites and audit, over XLA's compile time."""
         return (self.prove + self.rewrite + self.audit) / self.compile if self.compile else 0.0
 
 
@@ -226,7 +226,7 @@ class Certificate:
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def with_measured(self, claims: Sequence[Statement], faults: Sequence[Statement]) -> "Certificate":
-        """Return the certificate with measured claims and faults; the claims leave `not_covered`."""
+        """Return the certificate with measured claims and faults."""
         ids = {claim.id for claim in claims}
         not_covered = tuple(statement for statement in self.not_covered if statement.id not in ids)
         return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))

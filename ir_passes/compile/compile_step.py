@@ -33,13 +33,10 @@ def compile_step(
 ) -> CompiledStep:
     """Compile a step with proved lane isolation and an audited memory layout.
 
-    Short for `trace_step(...).prove(...).lower().compile(...)`.
-
     Args:
         args: examples, arrays or `jax.ShapeDtypeStruct`; nothing runs or is donated.
         contract: owner of each argument and result.
-        static_argnums: positions in `args` of values that are part of the program, as for `jax.jit`; absent from the
-            contract and from calls.
+        static_argnums: positions in `args` of static values, as for `jax.jit`; absent from the contract and from calls.
         static_argnames: names of such arguments.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns and continues, without rewrites if the proof fails; "off"
@@ -47,13 +44,11 @@ def compile_step(
             (`not_audited`).
         certificates: directory of certificates; a stored program is not proved again. Files that another user could
             have written are not read (docs/trust.md). Proved steps bypass JAX's cache.
-        may_copy: paths (fnmatch) of pools that may be copied whole, as "*.conv": a shift of a row needs a second
-            buffer.
+        may_copy: paths (fnmatch) of pools that may be copied whole, as "*.conv".
         temp_ratio: allowed scratch over live bytes.
-        axes: mesh axes along which XLA may add collectives when it partitions a step.
+        axes: mesh axes along which XLA may add collectives.
         compiler_options: for XLA.
-        target: machine to compile for, as "nvidia-h100"; None for the arguments' devices. A step of an absent target
-            cannot be called.
+        target: machine to compile for, as "nvidia-h100"; None for the arguments' devices.
 
     Returns:
         The step; calls consume pools with successors, and nothing else.

@@ -39,7 +39,7 @@ PLATFORMS = {"gpu": "cuda"}
 
 
 class ExportError(ValueError):
-    """A step cannot be exported or stored, or a file has no step for this machine and these arguments."""
+    """A step cannot be exported or stored, or a file has no suitable step."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,6 @@ class IsolatedStep:
         return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
-        """Trace the step; arguments may be abstract."""
         return trace_step(self._fn, args, self._contract, kwargs=kwargs, parameters=self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
@@ -155,7 +154,6 @@ class IsolatedStep:
         return self.trace(*args, **kwargs).prove(**self._prove).lower()
 
     def clear_cache(self) -> None:
-        """Forget every compiled step."""
         with self._lock:
             self._entries, self._made, self._dispatch = {}, [], self._dispatcher()
 
@@ -168,7 +166,6 @@ class IsolatedStep:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """Certificates in order of compilation."""
         return tuple(step.certificate for step in self._made)
 
     def _entry(
@@ -181,7 +178,7 @@ class IsolatedStep:
         kwargs: Mapping[str, Any],
         static: Any,
     ) -> _Entry:
-        """Compile the entry of these arguments if necessary, and move it to the front."""
+        """Compile these arguments' entry if necessary; move it to the front."""
         _check_concrete(self.__name__, leaves)
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())

@@ -1,4 +1,4 @@
-"""Entries of a contract: each describes one array, or an opaque operation."""
+"""Contract entries: each describes one array, or an opaque operation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -24,7 +24,7 @@ def shown(entry: Any, *hidden: str) -> str:
 
 @dataclass(frozen=True)
 class Shared:
-    """An array for all lanes: weights, scalars that the host computed for the step.
+    """An array for all lanes, for example weights.
 
     Attributes:
         role: "active_count" for an int32 scalar input: lanes from this number on are idle and keep their rows; any
@@ -41,7 +41,7 @@ class Shared:
 class Unspecified:
     """An array without an entry, as None: the strictest conditions.
 
-    An argument may depend on every lane, so it may reach no pool and no result. A result must be equal for all lanes.
+    An argument may reach no pool and no result. A result must be equal for all lanes.
     """
 
 
@@ -70,11 +70,11 @@ class Packed:
 
     Attributes:
         axis: the token axis, of equal length in all arrays of a layout.
-        role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i if cu_seqlens[i]
+        role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1]; token t belongs to lane i if cu_seqlens[i]
             <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids", an input:
             int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in agreement.
-        layout: name, for a step with several layouts, for example queries and keys of different lengths. Token t of two
-            layouts may belong to different lanes. A lane with tokens in one layout has tokens in every layout.
+        layout: name, for a step with several layouts, for example of queries and keys: token t of two layouts may belong
+            to different lanes. A lane with tokens in one layout has tokens in every layout.
     """
 
     axis: int = 0
@@ -87,7 +87,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows of per-sequence state along `axis`, kept from step to step.
+    """Rows of per-sequence state along `axis`.
 
     Pools of one group are coupled: a sequence has the same row number in all of them. The k-th output of a group
     succeeds the k-th input; a pool without a successor is only read. A group without a slot map has exactly one row per
@@ -95,9 +95,8 @@ class Pool:
 
     Attributes:
         axis: the row axis.
-        dims: a name or None for every dimension: each named dimension is proved to be written with data of the same
-            name, even where sizes agree. "position" is the dimension of a cache along the tokens; no index along it may
-            be a constant of the program.
+        dims: a name or None for every dimension; a named dimension is written with data of the same name only.
+            "position" is the dimension of a cache along the tokens; no index along it may be a constant of the program.
     """
 
     group: str
@@ -112,7 +111,6 @@ class _RowMap:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`groups` as a tuple."""
         return (self.groups,) if isinstance(self.groups, str) else self.groups
 
 
@@ -125,9 +123,10 @@ class SlotMap(_RowMap):
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
         null: row 0 is the null slot, outside every claim; idle lanes point at it in every slot map that is not
             `disjoint`. False: row 0 is an ordinary row, and every lane is active.
-        disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. Such rows
-            may be written in the step that writes the others. An active lane without such a row points at the null row
-            and may not read it. Of the slot maps of a group with role "both" or "write", all but one are disjoint.
+        disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. The same step may write
+            both. An active
+            lane without such a row points at the null row and may not read it. Of the slot maps of a group with role
+            "both" or "write", all but one are disjoint.
         local: mesh axis that splits lanes and pool rows: entries count within the rows of the lane's device; each
             device has `size` rows or more, and active entries are distinct among its lanes.
     """
@@ -145,12 +144,11 @@ class SlotMap(_RowMap):
 
 @dataclass(frozen=True)
 class PageTable(_RowMap):
-    """int32 [N, ...]: the pages of each lane in pools, like block tables.
+    """int32 [N, ...]: the pages of each lane in pools, as block tables.
 
     A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
-    table of the same groups, and it is not the null page. Pages of several lanes, such as a shared prefix, are read
-    only. The host promises this (`ir_passes.host.page_owner`); the proof shows that a lane reaches pages of its table
-    only.
+    table of the same groups, and it is not the null page. Pages of several lanes are read only. The host promises this
+    (`ir_passes.host.page_owner`).
 
     Attributes:
         groups: a group has slot maps or page tables, not both.
@@ -162,8 +160,8 @@ class PageTable(_RowMap):
         packed: int32 [tokens, ...] instead: the entries of a packed token belong to its lane. Entries of padding are
             `size` for the role "write", and arbitrary otherwise.
         layout: of these tokens, as in `Packed`.
-        null: page 0 is the null page, for the entries after a lane's last page: never written, so all lanes may read
-            it. False: page 0 is an ordinary page.
+        null: page 0 is the null page, for entries after a lane's last page: all lanes may read it, none writes it.
+            False: an ordinary page.
         local: mesh axis that splits lanes and pages: entries count within the pages of the lane's device; each device
             has `size` pages or more, and a null page.
     """
@@ -186,17 +184,16 @@ class Opaque:
     """A declaration of a custom call, kernel or callback: entries of operands and results.
 
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on shared
-    operands; a `Pool` result differs from its predecessor in the rows of the lanes only. As in a step, a `SlotMap`
-    gives the rows of its groups, every other group has one row per lane, and the k-th pool result of a group succeeds
-    its k-th pool operand. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The declaration is
-    assumed, not proved; the certificate has it with the line of every call. The proof checks that every call has the
-    declared operands, and that all calls of one name run one program.
+    operands; a `Pool` result differs from its predecessor in the rows of the lanes only. Rows and successors of pools
+    are as in a step. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The declaration is
+    assumed, and listed in the certificate. The proof checks that every call has the declared operands, and that all
+    calls of one name run one program.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.
         outputs: `Shared`, `Lane` or `Pool` for each result.
         aliases: index of an operand -> index of the result in the same memory.
-        scratch_bytes: number of lanes -> bytes of scratch; None for no scratch.
+        scratch_bytes: number of lanes -> bytes of scratch, if any.
         fresh: index of a `Lane` operand, bool [N]: a lane with True does not read its rows. For the sanitizer only.
     """
 
@@ -225,13 +222,11 @@ class Bound:
 
     @property
     def layout(self) -> str | None:
-        """Layout of the packed tokens that the array has or describes, or None."""
         is_packed = isinstance(self.entry, Packed) or (isinstance(self.entry, PageTable) and self.entry.packed)
         return getattr(self.entry, "layout", None) if is_packed else None
 
     @property
     def tokens(self) -> int | None:
-        """Length of the axis of packed tokens, or None."""
         if self.layout is None or getattr(self.entry, "role", None) == "cu_seqlens":
             return None
         return self.shape[getattr(self.entry, "axis", 0)]

@@ -63,12 +63,10 @@ class PageOwner:
 
     @classmethod
     def of(cls, table: PageTable) -> "PageOwner":
-        """Return the owner of a page table's pages."""
         return cls(table.size, ", ".join(table.names), table.null)
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
         with self._lock:
             return sum(map(len, self._free))
 
@@ -110,7 +108,6 @@ class PageOwner:
                 self._free[page._number // self._each].append(page._number)
 
     def holders(self, page: Page) -> int:
-        """Return the number of holders of a page."""
         with self._lock:
             self._raise(f"holders of {page!r}", self._faults("page", page))
             return int(self._counts[page._number])

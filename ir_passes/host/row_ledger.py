@@ -1,7 +1,7 @@
 """Labels that each sequence's rows must have: the sanitizer's host side.
 
 A label is (owner, position, layout, epoch): sequence, tokens in the state, layout, and step of the write. It follows
-from the host's bookkeeping, never from a pool, so moved, lost, shared or stale rows disagree with it.
+from the host's bookkeeping, so moved, lost, shared or stale rows disagree with it.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
-    """Label of a row: owner, tokens in the state, layout, and step of the write."""
+    """Label of a row: owner, tokens in the state, layout, step of the write."""
 
     owner: int
     position: int = 0

@@ -129,12 +129,10 @@ class SlotOwner:
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
-        """Return the owner of a slot map's rows."""
         return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
 
     @property
     def free(self) -> int:
-        """Number of free rows."""
         with self._lock:
             return sum(map(len, self._free))
 

@@ -102,6 +102,6 @@ class _Writer:
         if text is None:
             weak = "~" if getattr(aval, "weak_type", False) else ""
             rank, dtype = len(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
-            shown = aval if self._lengths else f"{type(aval).__name__}({dtype}, {rank} dimensions)"
-            text = self._types[aval] = _ADDRESS.sub("", f"{shown}{weak}")
+            description = aval if self._lengths else f"{type(aval).__name__}({dtype}, {rank} dimensions)"
+            text = self._types[aval] = _ADDRESS.sub("", f"{description}{weak}")
         return text

@@ -34,12 +34,11 @@ Atom = Any
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """Return the jaxpr of `fn(*args)` over flattened arguments and results; mutable arrays become values."""
+    """Return the jaxpr of `fn(*args)` over flattened arguments and results."""
     return without_refs(jax.make_jaxpr(fn)(*args))
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """Return a new primitive with result type `types(*avals, **params)` and JAX function `run`."""
     new = core.Primitive(name)
     new.def_abstract_eval(types)
     new.def_impl(run)
@@ -177,8 +176,7 @@ class _Called(_source_info.SourceInfo):
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """Replace calls that only name a computation by their bodies.
 
-    Constants of bodies become constants of the program. Equations keep their source, with the call's source as its
-    caller; an equation without a source, inside a function of JAX, gets the call's.
+    Equations keep their source, with the call's source as its caller; an equation without a source gets the call's.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -216,7 +214,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
 
 def copying(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation with the same operand and result that copies."""
+    """Return an equation that copies."""
     return eqn.replace(primitive=primitives.copy_p, params={})
 
 
@@ -229,7 +227,6 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    """Evaluate an equation on values for all inputs, literals included."""
     operands: dict[Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
     }
@@ -261,7 +258,6 @@ def with_eqns(
 
 
 def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Remove dead equations, also in bodies; inputs stay."""
     used = [True] * len(program.jaxpr.outvars)
     live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
     return ClosedJaxpr(live, program.consts)
@@ -306,7 +302,6 @@ def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
 
 
 def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
-    """Return an equation that permutes axes, with the source line of another, and its result."""
     with jax.sharding.use_abstract_mesh(x.aval.sharding.mesh):  # type: ignore[attr-defined]  # an array's
         aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
     (result,) = of_types([aval])

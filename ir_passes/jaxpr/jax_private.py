@@ -27,7 +27,7 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
 
 
 def text_without_sources(module: Any, settings: bool = True) -> str:
-    """Return a module's text without operation names, files, lines and perhaps backend settings."""
+    """Return a module's text without sources and perhaps backend settings."""
     options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
     options.print_metadata = False
     options.print_backend_config = settings
@@ -58,8 +58,8 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
 def without_compilation_cache() -> Iterator[None]:
     """Turn JAX's compilation cache off for one thread.
 
-    JAX must ask again whether there is a cache. If another thread asks first, this thread has random keys, which match
-    no entry; other threads may compile without the cache meanwhile.
+    JAX must ask again whether there is a cache. If another thread asks first, this thread has random keys without
+    entries; other threads may meanwhile miss the cache.
     """
     _make_keys_random()
     outer, _thread.compiles_anew = getattr(_thread, "compiles_anew", False), True
@@ -83,7 +83,7 @@ def _make_keys_random() -> None:
 
 
 def coordination() -> Any:
-    """Return the state of `jax.distributed.initialize`: `client` or None, and `coordinator_address`."""
+    """Return the state of `jax.distributed.initialize`."""
     return importlib.import_module("jax._src.distributed").global_state
 
 
@@ -173,7 +173,7 @@ def explicit_device_put() -> AbstractContextManager[Any]:
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the fingerprint of the devices' topology (with a CPU's instruction set), or ""."""
+    """Return the fingerprint of the devices' topology, or ""."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())

@@ -19,7 +19,7 @@ def new_seconds() -> Timings:
 
 
 def timed(seconds: Timings, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Run a function; add its time to a phase, without the time of phases inside it."""
+    """Run a function; add its time to a phase, without phases inside it."""
     total_before, started = sum(seconds.values()), time.perf_counter()
     try:
         return run(*args, **options)

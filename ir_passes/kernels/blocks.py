@@ -1,7 +1,7 @@
 """Blocks of a kernel's arrays: sizes, grid steps, and guesses for arrays taken whole.
 
-Triton's kernels often use `program_id` as an index in the body, not in a block's index map. A guess cuts such an array
-into blocks, by sizes alone; the body confirms or refutes it.
+Triton's kernels often use `program_id` in the body, not in a block's index map. A guess cuts such an array into blocks;
+the body confirms or refutes it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,6 @@ class Component:
 
     @property
     def level(self) -> int:
-        """The innermost grid axis of the index, or -1."""
         return max(self.axes, default=-1)
 
 
@@ -113,7 +112,6 @@ class Blocks:
 
     @property
     def axes(self) -> frozenset[int]:
-        """Grid axes that pick the block."""
         return frozenset().union(*(component.axes for component in self.components))
 
     @property

@@ -4,7 +4,7 @@ A running copy may write its target at any time, and signals its end at a semaph
 write at the wait for it if three things are shown:
 
 * The wait is for this copy: no other running copy has its semaphore, and the wait names the same place of the target.
-* In between, nothing touches the target's place, and nothing writes to the source's place, so it is unchanged.
+* In between, nothing touches the target's place or writes to the source's, so it is unchanged.
 * The copy was started under the conditions of the wait, so it runs whenever the wait is reached.
 
 Places and semaphores are compared as terms (`index_terms`). A loop that waits for copies of the iteration before is
@@ -27,20 +27,15 @@ Key = tuple[tuple[tuple[Term, int | None, int], ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class Semaphores:
-    """An array of semaphores of copies."""
-
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Semaphore:
-    """One semaphore of an array."""
-
     array: Semaphores
     index: tuple[Term, ...]
 
     def place(self) -> tuple[Any, Key]:
-        """Return the semaphore as a place of its array."""
         return self.array, (tuple((term, None, 1) for term in self.index),)
 
 
@@ -63,7 +58,6 @@ class Copy:
     conditions: frozenset[Hashable] = frozenset()
 
     def substituted(self, terms: Mapping[Term, Term]) -> "Copy":
-        """Replace unknown numbers by terms."""
         index = tuple(term.substituted(terms) for term in self.semaphore.index)
         read, written = (
             tuple(tuple((start.substituted(terms), *rest) for start, *rest in indexer) for indexer in key)
@@ -117,7 +111,6 @@ class Copies:
         return copies[0]
 
     def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
-        """True if two copies have the same places."""
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),
@@ -166,7 +159,7 @@ class Copies:
     def fact(self, condition: Term, branch: int = 1, branches: int = 2) -> Hashable:
         """Return the fact of a taken branch, or of a true loop condition.
 
-        Conditions x + 1 < y and x < y - 1 are one fact if x < y is known, as neither sum wraps then.
+        Conditions x + 1 < y and x < y - 1 are one fact if x < y is known, as no sum wraps then.
         """
         pair = comparison(condition)
         if pair is None:
@@ -178,7 +171,6 @@ class Copies:
 
     @contextmanager
     def known(self, *facts: Hashable) -> Iterator[None]:
-        """Run a block where these facts hold."""
         outer = self.facts
         self.facts = outer.union(facts)
         yield
@@ -235,31 +227,26 @@ class Loop:
 
     @contextmanager
     def looked_through(self) -> Iterator[None]:
-        """Run a block with one iteration, to find its needed copies."""
         copies, running, missing = self.copies, self.copies.running, self.copies.missing
         copies.running, copies.missing = [], []
         yield
         self.needed, copies.running, copies.missing = copies.missing, running, missing
 
     def enter(self) -> None:
-        """Check the copies before the loop."""
         self.outer_copies = self._rest(self.copies.running, self.first)
 
     def begin(self) -> None:
-        """Set the copies before an iteration."""
         self.copies.running = [*self.outer_copies, *self.needed]
 
     def end(self) -> None:
-        """Check the copies after an iteration."""
         if self._rest(self.copies.running, self.following) != self.outer_copies:
             raise UnreadableKernel("copies are under way at the end of an iteration, which the next does not wait for")
 
     def leave(self) -> None:
-        """Set the copies after the loop."""
         self.copies.running = list(self.outer_copies)
 
     def _rest(self, running: Sequence[Copy], values: Sequence[Term]) -> list[Copy]:
-        """Return running copies without those needed by an iteration with these carried values.
+        """Return running copies that an iteration with these values does not need.
 
         Raises:
             UnreadableKernel: a needed copy is not running, or runs without a following iteration.

@@ -41,7 +41,6 @@ class Term:
         return self.key if isinstance(self.key, int) else None
 
     def substituted(self, terms: "Mapping[Term, Term]") -> "Term":
-        """Replace unknown numbers by terms."""
         if self in terms:
             return terms[self]
         operands = [operand.substituted(terms) for operand in self.operands]
@@ -60,7 +59,6 @@ def unknown(key: Hashable, operands: Sequence[Term] = ()) -> Term:
 
 
 def operation(eqn: Any, operands: Sequence[Term]) -> Term:
-    """Return the term of an operation on scalars."""
     name = eqn.primitive.name
     if name == "convert_element_type" and ir.dtype_of(eqn.invars[0]) in (np.bool_, ir.dtype_of(eqn.outvars[0])):
         return operands[0]
@@ -69,7 +67,6 @@ def operation(eqn: Any, operands: Sequence[Term]) -> Term:
 
 
 def is_operation(eqn: Any) -> bool:
-    """True if an equation is an operation of terms."""
     variables = (*eqn.invars, *eqn.outvars)
     return eqn.primitive.name in ELEMENTWISE and all(
         ir.shape_of(atom) == () and np.dtype(ir.dtype_of(atom)).kind in "iub" for atom in variables
@@ -139,7 +136,6 @@ def _can_be_listed(
 
 
 def without_constant(term: Term) -> tuple[Term, int]:
-    """Return x and c of a term x + c."""
     if term.name in ("add", "sub"):
         sign = 1 if term.name == "add" else -1
         for k, other in ((1, 0), (0, 1))[: 2 if sign == 1 else 1]:

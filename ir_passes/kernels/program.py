@@ -1,18 +1,16 @@
 """A Pallas kernel as a plain program: loops over its grid around its body.
 
-The program has the operands and results of the `pallas_call`, and the semantics of the kernel's machine, not of
-interpret mode:
+The program has the semantics of the kernel's machine, not of interpret mode:
 
 * Unwritten memory holds anything: scratch, blocks of results, masked elements of a load.
 * An index of a block, or into a block, has to be in bounds; otherwise the kernel reaches foreign memory.
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
-  stays in place, carry over. Elsewhere steps run in parallel: scratch is new in each step, two steps may not write one
-  block, and writes of other steps to a result are unknown.
+  stays in place, carry over. Elsewhere steps run in parallel: scratch is new, two steps may not write one block, and
+  other steps' writes are unknown.
 * A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
   Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
-* A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; step n and later steps
-  change nothing. This is correct if 0 <= n <= M, which has to be shown. If n differs between lanes, all memory depends
-  on them.
+* A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; steps from n on change
+  nothing. This needs 0 <= n <= M, which the proof shows. If n differs between lanes, all memory depends on them.
 * On a TPU the last block may reach beyond the array: loads there give foreign memory, stores are dropped.
 * Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
@@ -39,17 +37,14 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
     """Return a `pallas_call` as a function of its operands, made of plain operations.
 
     Raises:
-        UnreadableKernel: no plain form, here or at tracing; names the operation and its line.
+        UnreadableKernel: no plain form, here or at tracing.
     """
     kernel = _Kernel.of(eqn)
     return lambda *operands: _with_guesses(kernel, operands)
 
 
 def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
-    """Run a kernel with the first guess of its blocks that the body confirms.
-
-    First, each step is guessed to write scratch before it reads.
-    """
+    """Run a kernel with the first guess of its blocks that the body confirms."""
     aliased = {operand: result for result, operand in kernel.aliases.items()}
     arrays = [("result", k) for k in range(len(kernel.outputs))]
     arrays += [("operand", k) for k in range(len(kernel.inputs)) if k not in aliased]
@@ -85,11 +80,9 @@ class _Kernel:
         jaxpr: its body; the inputs are prefetched scalars, operands, results and scratch.
         grid: lengths of its axes; the maximum for a computed length.
         body_axes: axes that the body counts; `jax.vmap` adds others.
-        sequential: for each grid axis whether its steps run in order.
         in_place: True if it works in its results' memory, False if blocks are written whole.
         copies: True for a TPU, with asynchronous copies.
         aliases: result -> index in `inputs` of the operand with the same memory.
-        new_scratch: True if each step writes scratch before it reads it.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
     """
 
@@ -150,7 +143,6 @@ class _Kernel:
         return True
 
     def cut(self, kind: str, number: int, blocks: Blocks) -> "_Kernel":
-        """Replace the blocks of an array and its alias."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         if kind == "operand":
             inputs[number] = blocks
@@ -172,11 +164,7 @@ class _Kernel:
                     )
 
     def run(self, *operands: Any) -> list[Any]:
-        """Run all steps; return the results.
-
-        Raises:
-            BlockGuessFailed: a step works on another part than guessed.
-        """
+        """Run all steps; raises BlockGuessFailed for a wrong part of an array."""
         self._check_order()
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
         lengths: list[Any] = list(self.grid)
@@ -375,11 +363,7 @@ class _Kernel:
 
 
 def _most_steps(mapping: Any, axis: int) -> int:
-    """Return the least number of blocks along a dimension that the grid axis covers.
-
-    Raises:
-        UnreadableKernel: no array has such a dimension.
-    """
+    """Return the fewest blocks along a grid axis; raises UnreadableKernel without any."""
     counts = []
     for blocks in mapping.block_mappings:
         index_map = blocks.index_map_jaxpr.jaxpr
@@ -399,11 +383,7 @@ def _chosen(runs: Any, new: Any, old: Any) -> Any:
 
 
 def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
-    """Return properties of a kernel's machine.
-
-    Returns:
-        For each grid axis whether its steps run in order; `_Kernel.in_place`; whether it is a TPU.
-    """
+    """Return for each axis whether steps run in order; `in_place`; whether a TPU."""
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
         return (False,) * axes, "triton" in kind, False

@@ -53,14 +53,13 @@ class KernelReads:
     def read(self, cache: int) -> int:
         """Return the bytes read from memory.
 
-        Further loads of an operand that fits into `cache` bytes are free.
+        Further loads of operands within `cache` bytes are free.
         """
         pairs = zip(self.loaded, self.sizes, strict=True)
         return sum(min(loaded, size) if size <= cache else loaded for loaded, size in pairs)
 
     @property
     def written(self) -> int:
-        """Bytes written to memory."""
         return sum(self.stored)
 
 
@@ -411,7 +410,7 @@ def _sum_moved(
     """Return the bytes that all instances load and store.
 
     Args:
-        axes: grid axes with instances run one by one; one instance stands for all along another axis.
+        axes: grid axes with instances run one by one; elsewhere one stands for all.
         numbered: instances know their numbers along these axes.
     """
     total, counted = _Moved(), dict[Any, _Moved]()

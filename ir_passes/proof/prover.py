@@ -48,9 +48,9 @@ class Prover:
 
     Attributes:
         idle: role of the input that makes a lane idle, or "".
-        counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
+        counted: a lane's comparison with the number of active lanes is data of this lane.
         stopped: site, value number -> bounds of a stopped lane's elements, in a loop's body.
-        disagreeing: the comparison of devices' operands that is assumed to fail.
+        disagreeing: the comparison of devices' operands assumed to fail.
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
         assumed: declarations taken for granted, except of `declared`.
@@ -142,15 +142,12 @@ class Prover:
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
-        """Return the number of devices along mesh axes."""
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression; equal forms are equal."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
-        """Return the value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
         # `values` keeps the literal alive, so its id stays unique
@@ -161,7 +158,6 @@ class Prover:
         return literal
 
     def constant(self, array: Any) -> Value:
-        """Return the value of a constant array."""
         dtype = dtype_of(array)
         constant = Constant(captured=np.ndim(array) > 0)
         if not (is_integer(dtype) or dtype == np.bool_):
@@ -204,7 +200,6 @@ class Prover:
         return self._makers[id(jaxpr)][1]
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that forgets later violations and accesses."""
         violations, accesses, consumed = len(self.violations), len(self.accesses), set(self.versions.consumed)
 
         def forget() -> None:

@@ -191,7 +191,7 @@ class Site:
         return replace(owner, view=(), unframed=owner.unframed or violation)
 
     def layout_of(self, value: Value, shape: tuple[int, ...]) -> str | None:
-        """Return the layout whose cu_seqlens an operand is, if any."""
+        """Return the layout with an operand as cu_seqlens, if any."""
         layouts = self.prover.bound.layouts if shape == (self.prover.bound.lanes + 1,) else ()
         offsets = {layout: IndexSum(frozenset({(OffsetEntry(layout, 0, 0), 1)})) for layout in layouts}
         return next((layout for layout, fact in offsets.items() if value.fact == fact), None)

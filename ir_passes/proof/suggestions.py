@@ -1,4 +1,4 @@
-"""Suggested declarations of opaque calls; the proof trusts none of them."""
+"""Suggested declarations of opaque calls; the proof does not trust them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

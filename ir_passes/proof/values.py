@@ -38,7 +38,7 @@ class Iota(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffset(Fact):
-    """Element = number of rows on all previous devices along a mesh axis, `rows` on each."""
+    """Element = number of rows on previous devices along a mesh axis, `rows` on each."""
 
     over: str
     rows: int = 1
@@ -66,7 +66,7 @@ class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
     Attributes:
-        guard: value number of the condition that selects between the entry and other rows.
+        guard: value number of the condition that selects the entry instead of other rows.
         offset: subtracted from entry and other rows.
         alternatives: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between elements of consecutive rows; if not 1, elements also index within a row.
@@ -92,7 +92,7 @@ class HasRow(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PageEntry(Fact):
-    """Elements // `stride` = entries of their lane in a page table, for any pages.
+    """Elements // `stride` = any entries of their lane in a page table.
 
     Attributes:
         stride, spare: as in `SlotEntry`, for pages.
@@ -133,7 +133,7 @@ class LaneOfToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOfLane(Fact):
-    """Element i = number of a token of lane i, or all of `lane`; unspecified for lanes without tokens."""
+    """Element i = a token of lane i, or of `lane`; unspecified without tokens."""
 
     layout: str
     lane: int | None = None
@@ -141,7 +141,7 @@ class TokenOfLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element r along `axis` = lane of token r + `shift`; before the first token, no lane."""
+    """Element r along `axis` = lane of token r + `shift`; no lane before tokens."""
 
     axis: int
     layout: str
@@ -154,10 +154,10 @@ class OffsetEntry:
     """A term of `IndexSum`: cu_seqlens[i + `first`].
 
     Attributes:
-        axis: i is the index along this axis; None for another i.
+        axis: i is the index along this axis.
         symbol: i is this number of a loop iteration; without axis and symbol, i is 0.
-        of_token: layout of tokens; i is the lane of the token with this index or number, and elements of padding are
-            unspecified. "": i is the index or number itself.
+        of_token: layout of tokens; i is the lane of the token with this index or number, unspecified for padding. "":
+            i is the index or number itself.
     """
 
     layout: str
@@ -179,8 +179,8 @@ class IndexSum(Fact):
     """Element = `by` + sum of terms, in exact integers.
 
     Attributes:
-        terms: pairs of a term and its factor, not 0. `Iota(axis)` is the index along an axis; `SegmentIds` the lane of
-            a token.
+        terms: pairs of a term and its factor, not 0. `Iota(axis)`: the index along an axis; `SegmentIds`: a token's
+            lane.
         below: elements are unspecified where the sum is negative, or not below this number; None: all are specified.
     """
 
@@ -210,10 +210,7 @@ class Mask(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OffsetCounts(Fact):
-    """Element t of a vector = number of cu_seqlens entries equal to t.
-
-    Counted are the `count` entries from `first` on.
-    """
+    """Element t = number of `count` cu_seqlens entries from `first` on equal to t."""
 
     layout: str
     first: int
@@ -247,7 +244,7 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` and k of `window` depend on the lanes of tokens t - `back` to t + `ahead`, with t =
+    Elements at index r of `axis` and k of `window` depend on lanes of tokens t - `back` to t + `ahead`, with t =
     `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
 
     Attributes:
@@ -294,7 +291,7 @@ class TokenOf(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
-    """Elements at index `place` of `axis` depend on the lane of a token; others are shared."""
+    """Elements at index `place` of `axis` depend on a token's lane; others are shared."""
 
     layout: str
     axis: int
@@ -317,8 +314,7 @@ class SameLane(Fact):
     No element equal to `when` has padding along `columns` only. Elements of padding along `rows` are unspecified.
 
     Attributes:
-        rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
-            for lanes and tokens, `rows` has the lanes.
+        rows, columns: owners along two axes. For pairs of tokens `rows` has the smaller axis, otherwise the lanes.
         padding: True if an element equal to `when` may have padding along `columns`.
     """
 
@@ -330,10 +326,7 @@ class SameLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs(Fact):
-    """Elements depend on lanes of tokens along two axes, as in `SameLane`.
-
-    The owner is `Mixed`.
-    """
+    """Elements depend on lanes of tokens along two axes; the owner is `Mixed`."""
 
     rows: LaneRows
     columns: LaneRows
@@ -343,7 +336,7 @@ class TokenPairs(Fact):
 class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
-    A masked element is zero (`zero`) or minus infinity, or all elements of its row outside the lane are nan.
+    A masked element is zero (`zero`) or minus infinity; or all elements of its row outside the lane are nan.
     """
 
     rows: LaneRows
@@ -358,8 +351,7 @@ class Tiles(Fact):
     Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
 
     Attributes:
-        rows: owner of the rows before the reshape; its axis has no meaning.
-        size: rows of a tile.
+        rows: owner of the rows; its axis has no meaning.
     """
 
     rows: LaneRows
@@ -396,10 +388,7 @@ class Negative(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlusConstant(Fact):
-    """The value with this number plus a constant, 0 or greater.
-
-    Without bounds, the sum may have wrapped.
-    """
+    """The value with this number plus a constant, 0 or greater; may wrap without bounds."""
 
     number: Number
     by: int
@@ -407,7 +396,7 @@ class PlusConstant(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Greatest(Fact):
-    """The element is at most K, and at least min(entry, K) for each entry of a numbered array.
+    """At most K, and at least min(entry, K) for entries of a numbered array.
 
     K is shared; without limits it is the dtype's greatest number.
     """
@@ -437,10 +426,7 @@ class Counts(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OneHot(Fact):
-    """True if the index along axis `classes` equals an entry of the array `key`.
-
-    The index along axis `rows` selects the entry.
-    """
+    """True if the index along `classes` equals the `key` entry at index `rows`."""
 
     key: Number
     rows: int
@@ -464,7 +450,7 @@ class Columns(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Fact):
-    """The array is a constant of the program, `captured` if an array from before tracing is in it."""
+    """The array is a constant of the program; `captured`: from before tracing."""
 
     captured: bool = False
 
@@ -539,7 +525,6 @@ class Value:
     uniform: frozenset[int] = frozenset()
 
     def replace(self, **changes: Any) -> "Value":
-        """Return a copy of the value with changed attributes."""
         return replace(self, **changes)
 
     def __str__(self) -> str:

@@ -55,7 +55,6 @@ class Tags:
 
     @property
     def some_rows(self) -> Ints:
-        """`rows`, or the row of a computed value."""
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
@@ -90,12 +89,10 @@ def along(size: int, axis: int, rank: int) -> np.ndarray:
 
 
 def nobody(rank: int) -> np.ndarray:
-    """Return UNKNOWN lanes for a whole value."""
     return np.full((1,) * rank, UNKNOWN, np.int32)
 
 
 def constant_row(owner: ReservedOwner, rank: int) -> np.ndarray:
-    """Return the row of a whole value, with this owner and no number."""
     return np.array([UNKNOWN, owner, 0, 0, 0], np.int32).reshape((1,) * rank + (COLUMNS,))
 
 
@@ -262,7 +259,7 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
 def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
     """Return the tags of a concatenation or stack.
 
-    Computed lanes that are equal along the axis keep one entry, so joined features cost nothing.
+    Equal computed lanes keep one entry, so joined features cost nothing.
     """
     stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
     axis = eqn.params["axis" if stack else "dimension"]

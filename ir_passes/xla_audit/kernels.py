@@ -1,8 +1,8 @@
 """Operations of a compiled program with bytes, arithmetic and pools.
 
-Accelerators do not expose XLA's cost analysis. Operands and results of every scheduled operation count; slices, gathers
-and in-place updates count only their rows. Caches and a TPU's on-chip memory are ignored. A Pallas GPU kernel counts by
-its metadata, else by operands and results; `ir_passes.kernels.reads` counts loads and stores.
+Accelerators do not expose XLA's cost analysis. Operands and results count; of slices, gathers and in-place updates the
+rows. Caches and a TPU's on-chip memory are ignored. A Pallas GPU kernel counts by its metadata, else by operands and
+results; `ir_passes.kernels.reads` counts loads and stores.
 """
 
 import re
@@ -85,7 +85,7 @@ class ScheduledKernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Operations of a program in schedule order, once for all iterations of a loop.
+    """Operations of a program in schedule order.
 
     Sums are over all runs; `..._in_a_turn` is one iteration of each data-dependent loop, and other sums exclude these.
     """
@@ -94,31 +94,25 @@ class Kernels:
 
     @property
     def count(self) -> int:
-        """Number of runs."""
         return sum(kernel.times for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved(self) -> int:
-        """Bytes read and written."""
         return sum(kernel.moved for kernel in self.kernels if not kernel.by_data)
 
     @property
     def moved_in_a_turn(self) -> int:
-        """Bytes of one iteration of each data-dependent loop."""
         return sum(kernel.moved for kernel in self.kernels if kernel.by_data)
 
     @property
     def flops(self) -> int:
-        """Operations of products."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if not kernel.by_data)
 
     @property
     def flops_in_a_turn(self) -> int:
-        """Operations of products in such an iteration."""
         return sum(kernel.times * kernel.flops for kernel in self.kernels if kernel.by_data)
 
     def largest(self, limit: int) -> tuple[ScheduledKernel, ...]:
-        """Return the operations that move most bytes."""
         return tuple(sorted(self.kernels, key=lambda kernel: -kernel.moved)[:limit])
 
 

@@ -75,7 +75,7 @@ class Instruction:
         arrays: result types by index, with tables of tuples.
         called: computation ids; of a while, body and condition.
         op_name, source: JAX's name with scopes, and "file:line" of the innermost user frame, or "".
-        attributes: other fields that the value depends on, verbatim.
+        attributes: other fields of the value, verbatim.
         fusion_kind: such as "kLoop", or "".
         integers: of an integer constant with at most `MAX_INTEGERS` elements.
         is_zero: a constant's bits are 0.
@@ -110,7 +110,6 @@ class Instruction:
 
     @property
     def array(self) -> Array:
-        """Type of the result; of a tuple, its table."""
         return self.arrays[()]
 
 
@@ -119,7 +118,7 @@ class Computation:
     """Instructions, operands before users, and the root's id.
 
     Attributes:
-        read: decodes the instructions on demand: most are inside rarely needed fusions.
+        read: decodes the instructions on demand.
     """
 
     id: int
@@ -142,7 +141,6 @@ class Computation:
 
     @property
     def results(self) -> list[Instruction]:
-        """The root, or the operands of a tuple root."""
         return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
@@ -156,7 +154,6 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
-        """Instruction id -> users."""
         users: dict[int, list[Instruction]] = {}
         for instruction in self.instructions:
             for operand in instruction.operands:

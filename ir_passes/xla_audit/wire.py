@@ -57,7 +57,7 @@ class WireMessage:
 
 
 def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
-    """Decode one message; raises ValueError with field and byte, if cut off or of another wire type."""
+    """Decode one message; raises ValueError with field and byte if it is malformed."""
     return _decode(data, 0, len(data), message)
 
 

@@ -1,7 +1,7 @@
 """Multi-token-prediction (MTP) head: a layer behind a decoder that drafts tokens.
 
 Its inputs are pairs of a token and the decoder's hidden state of the previous token; its output predicts the next
-token. With its own hidden states it predicts further tokens, one at a time (arXiv:2404.19737, as in Qwen3-Next).
+token. From its own hidden states it predicts further tokens (arXiv:2404.19737, as in Qwen3-Next).
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class MtpState(NamedTuple):
 
 
 class MtpHead(Stateful):
-    """MTP head: a layer with norms; it shares the decoder's embedding and vocabulary head."""
+    """A layer with norms; it shares the decoder's embedding and vocabulary head."""
 
     # A pair has the position of its first token, and is written with its second token.
     cache_lag = 1
@@ -73,10 +73,7 @@ class MtpHead(Stateful):
 
 
 class MtpDecoder(Decoder):
-    """Decoder with an MTP head for every token.
-
-    The state is the decoder's state and an `MtpState`.
-    """
+    """Decoder with an MTP head; the state is the decoder's and an `MtpState`."""
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -138,8 +135,8 @@ class MtpDecoder(Decoder):
     ) -> tuple[Activations, tuple]:
         """Run the head on pairs; return hidden states, for logits, and the layer's state.
 
-        A pair has the position of its hidden state: RoPE depends only on differences of positions, and the first token
-        of a sequence, which has no pair, needs no masked row in the KV cache.
+        A pair has the position of its hidden state: RoPE depends only on differences, and a sequence's first token,
+        without a pair, needs no masked row in the KV cache.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]

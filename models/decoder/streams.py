@@ -70,5 +70,4 @@ class StreamConnection(StreamMixer):
 def over_streams(
     y: Float32[Array, "lane token hidden"], weights: Float32[Array, "lane token stream"]
 ) -> Float32[Array, "lane token streams"]:
-    """Return a layer's output times the weight of each stream."""
     return (y[:, :, None] * weights[..., None]).reshape((*y.shape[:2], -1))

@@ -1,8 +1,8 @@
 """One trace for layers of equal structure, called with each layer's arrays.
 
 `jax.jit` caches traces by static arguments and array types; the static part is a module without its arrays. `ir_passes`
-inlines each call, so the program is the same. A scan over stacked weights copies states or weights in every step: seven
-times as slow on a CPU (2026-11-26).
+inlines each call, so the program is the same. A scan over stacked weights copies states or weights in every step, seven
+times as slow on a CPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,6 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
 
 
 def _is_traced(leaf: Any) -> bool:
-    """Return whether a leaf is a tracer: only concrete arrays have a Boolean `committed`."""
     if not isinstance(leaf, jax.Array):
         return False
     try:

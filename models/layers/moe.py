@@ -105,8 +105,8 @@ class Moe(Stateful):
         if c.activation == "swiglu" and c.limit is None:
             inner = experts_product(latents, self.gate_up_proj[...], expert, c.devices, gated=True)
         elif c.activation == "swiglu":
-            product = experts_product(latents, self.gate_up_proj[...], expert, c.devices)
-            inner = bounded_silu_gated(*jnp.split(product, 2, axis=-1), c.limit)
+            gate, up = jnp.split(experts_product(latents, self.gate_up_proj[...], expert, c.devices), 2, axis=-1)
+            inner = bounded_silu_gated(gate, up, c.limit)
         else:
             inner = relu_squared(experts_product(latents, self.up_proj[...], expert, c.devices))
         inner = inner.reshape((expert.size, -1))

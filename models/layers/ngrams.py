@@ -107,7 +107,7 @@ def _product(token: Int32[Array, "lane token"], factor: int) -> list[UInt32[Arra
 
 
 def _rest(digits: Sequence[UInt32[Array, "lane token"]], divisors: Sequence[int]) -> UInt32[Array, "lane token head"]:
-    """Return the rests of the division by each divisor, which is below `MAX_TABLE`."""
+    """Return the remainders by each divisor; divisors are below `MAX_TABLE`."""
     divisor = jnp.array(divisors, jnp.uint32)[None, None]
     rest = jnp.zeros((*digits[0].shape, len(divisors)), jnp.uint32)
     for digit in reversed(digits):

@@ -40,7 +40,7 @@ def grouped_rms_norm(
     devices: Devices,
     group_devices: int,
 ) -> Float32[Array, "*rows inner"]:
-    """Norm each group of the last dimension as `rms_norm`, with a weight over all of it."""
+    """Norm each group of the last dimension; the weight covers the whole dimension."""
     grouped = x.reshape((*x.shape[:-1], groups, x.shape[-1] // groups))
     scale = jnp.ones((grouped.shape[-1],), jnp.float32)
     return rms_norm(grouped, scale, eps, devices, group_devices).reshape(x.shape) * over_last(weight, x)

@@ -36,7 +36,7 @@ class GatedShortConvConfig:
 
 
 class GatedShortConv(Stateful):
-    """Mixer `[b | c | u] = in_proj x;  y = out_proj(c * conv(b * u))`, without activation."""
+    """Mixer `out_proj(c * conv(b * u))` with `[b | c | u] = in_proj x`."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config

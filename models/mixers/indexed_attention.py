@@ -1,6 +1,6 @@
-"""Attention to the best blocks of earlier positions, chosen by an indexer (QSA, as in Qwen4-Exp).
+"""Attention to the best blocks of earlier positions (QSA, as in Qwen4-Exp).
 
-A small attention without values, the indexer, scores blocks of positions; the layer attends to the best complete blocks
+An indexer, a small attention without values, scores blocks of positions. The layer attends to the best complete blocks
 and to the positions behind the last one.
 """
 
@@ -33,7 +33,7 @@ class IndexedAttentionConfig:
         attention: of the layer, without a window; its RoPE also turns index queries and keys.
         index_heads: query heads of the indexer, which has one key head.
         index_size: of its queries and keys.
-        block: positions of a block, whose index key is the mean (`indexer_compress_ratio`), a divisor of `KV_BLOCK`.
+        block: positions of a block (`indexer_compress_ratio`), a divisor of `KV_BLOCK`; its index key is their mean.
         chosen: blocks that a token attends to, besides an incomplete one.
         eps: of the norms of index queries and keys, with weights minus one.
     """
@@ -67,7 +67,7 @@ class IndexedCache(NamedTuple):
 def best_blocks(
     scores: Float32[Array, "lane token run"], complete: Int32[Array, "lane token"], count: int
 ) -> Bool[Array, "lane token run"]:
-    """Return the mask of the `count` best of the first `complete` blocks; of equal ones the first."""
+    """Return the mask of the `count` best complete blocks; ties go to the first."""
     number = jnp.arange(scores.shape[2], dtype=jnp.int32)[None, None]
     mask = number < complete[:, :, None]
     if scores.shape[2] <= count:

@@ -23,9 +23,7 @@ from models.state.state import turn_blocks
 _LAST = np.iinfo(np.int32).max
 """Position behind all others."""
 MAX_KEYS_FIRST_QUERIES = 64
-"""Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time; from 256
-rows 1.0 to 1.2.
-"""
+"""Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time."""
 
 
 class KVCache(NamedTuple):
@@ -54,7 +52,7 @@ def append(
 ) -> KVCache:
     """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages.
 
-    The scatter drops padding; the host provides pages for all real tokens of a step.
+    The scatter drops padding; the host provides the pages.
     """
     places = token_places(pages, positions, valid, cache.key.shape[0])
     values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
@@ -169,7 +167,6 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Return the scores of queries with keys (ops/layout: operands)."""
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))

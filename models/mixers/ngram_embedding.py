@@ -87,7 +87,7 @@ class NgramState(NamedTuple):
 
 
 class NgramEmbedding(Stateful):
-    """Values of n-grams with a gate for each stream, plus their convolution; adds to all streams."""
+    """Gated values of n-grams plus their convolution, added to all streams."""
 
     summed_over = ()
     norms_input = True
@@ -139,7 +139,7 @@ class NgramEmbedding(Stateful):
     def _history(
         self, tokens: Int32[Array, "lane token"], info: LaneInfo, state: NgramState
     ) -> Int32[Array, "lane all"]:
-        """Return the tokens behind those in the state, one array for both readers (ops/layout: in place)."""
+        """Return the state's tokens and new ones in one array (ops/layout: in place)."""
         window = jnp.where(info.fresh[:, None], self.config.end, take_rows(state.tokens, info.slots))
         return unfused(jnp.concatenate([window, tokens], axis=1), self.config.devices.platform)
 

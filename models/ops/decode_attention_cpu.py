@@ -34,7 +34,7 @@ Vectors = Float32[Array, "lane token head size"]
 
 
 class AttentionInputs(NamedTuple):
-    """Operands of attention in a step.
+    """Operands of attention.
 
     Attributes:
         query: scaled queries, `[lane, token, head, key]`.
@@ -76,7 +76,7 @@ def decode_attention_cpu(
 ) -> tuple[Vectors, Caches]:
     """Write keys and values to the caches, and attend from each token.
 
-    A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps. Tokens without a
+    A lane's bits depend on its tokens and the instruction set only; T tokens have the bits of T steps. Tokens without a
     page are not written.
 
     Args:

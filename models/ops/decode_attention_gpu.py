@@ -1,9 +1,8 @@
 """GPU kernel: attention over a KV cache, read once for each tile of query rows.
 
-Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has a tile of the query
-rows of a lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). A tile of
-a prompt ends at its own last position. Blocks are dealt to parts in turn, for equal work at every length; a row's bits
-do not depend on other rows.
+Defined by `models.mixers.kv_cache.attend`, with the same online softmax. A program instance has a tile of query rows of
+a lane and key/value head, and a part of the positions; parts are combined afterwards (flash decoding). Parts have
+blocks in turn, for equal work; a row's bits do not depend on other rows.
 """
 
 import functools
@@ -23,7 +22,7 @@ from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
-"""Query rows of a tile; more rows of a key/value head, heads times tokens, form several equal tiles."""
+"""Query rows of a tile: heads times tokens of a key/value head."""
 MAX_SIZE = 512
 """Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
@@ -60,9 +59,9 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
-    """Return the query rows of a tile, or None if none fit.
+    """Return the query rows of a tile, if some fit.
 
-    The fewest tiles of at most 64, 32 or 16 rows, of equal height: each reads the keys and values.
+    The fewest equal tiles of at most 64, 32 or 16 rows: each reads the keys and values.
     """
     limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
     limits = (height for height in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if height <= limit)
@@ -73,8 +72,7 @@ def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | Non
 def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
     """Return positions and load stages of an iteration, or None.
 
-    Shared memory holds queries, weights and float32 values as three bfloat16 numbers each, and every stage's keys and
-    values.
+    Shared memory holds queries, weights and float32 values as three bfloat16 numbers, and each stage's keys and values.
     """
     # With 32 positions, 64 rows of 256 spill 228 bytes of registers on an H200.
     limit = 64 if size <= 128 else 32 if size <= 256 and rows < MAX_ROWS else MIN_ROWS
@@ -121,14 +119,14 @@ class AttentionTiles(NamedTuple):
 
 
 def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest: Any, tiles: AttentionTiles) -> None:
-    """Attend from a tile of rows of one lane and key/value head to one part.
+    """Attend from a tile of rows to one part of the positions.
 
     Args:
         table: int32[lane, block].
         limit: int32[row], last visible position, or -1.
         query: [row, key].
-        rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum over
-            values [row, value].
+        rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], weighted values
+            [row, value].
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

@@ -1,6 +1,6 @@
 """Grouped matrix product of MoE layers: each row times its expert's matrix.
 
-No form has an expert capacity or drops a token. The fastest form depends on the number of rows and on the platform.
+No form drops a token. The fastest depends on the number of rows and on the platform.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ MAX_SORTED_ROWS = 4
 MIN_PASS_ROWS = 16
 """Minimum rows per expert in a pass of the grouped form: the least of a GPU's matrix units."""
 PASS_TILE = 64
-"""Larger passes have a multiple of these rows per expert: a tile of a product."""
+"""Rows per expert of larger passes are a multiple of this product tile."""
 FURTHER_PASSES = "further_passes"
 """Named scope of the loop over the passes after the first."""
 
@@ -55,9 +55,9 @@ def expert_dot(
     Args:
         x: rows; rounded to the dtype of the weight.
         weight: `[out, in]` per expert.
-        expert: expert or experts of each row, in `[0, number of experts]`; the number of experts stands for no expert,
-            whose result is zero.
-        gated: the first half of the outputs are gates of the second half; return SwiGLU of both.
+        expert: expert or experts of each row, in `[0, number of experts]`; the number of experts: no expert, with the
+            result zero.
+        gated: the first half of the outputs are gates of the second half; return their SwiGLU.
     """
     return grouped_product(x, weight, expert, devices, gated)
 
@@ -65,7 +65,7 @@ def expert_dot(
 PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=("cpu", "gpu", "tpu"), kernels=MODES))
 """Devices of all declared products of experts."""
 GATING_DEVICES = tuple(devices for devices in PRODUCT_DEVICES if devices.kernels != "off")
-"""Devices with a kernel for gates; a proof tries the forms in order."""
+"""Devices with a kernel for gates."""
 _FORMS = (
     *combinations(devices=PRODUCT_DEVICES),
     *combinations(devices=GATING_DEVICES, gated=(True,)),
@@ -108,7 +108,6 @@ def _take(weight: ExpertWeights | QuantisedWeight, select: Callable[[Array], Arr
 
 
 def _rows(x: Array, index: Array) -> Array:
-    """Return `x[index]` without bounds checks."""
     return x.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -117,15 +116,15 @@ def _precision(weight: ExpertWeights | QuantisedWeight) -> lax.Precision | None:
 
 
 def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Gather a matrix for every row, for the few rows of a decode step."""
+    """Gather a matrix for every row, for few rows."""
     matrices = _take(weight, lambda array: array[expert]).astype(jnp.float32)
     return full_einsum("roi,ri->ro", matrices, x.astype(weight.dtype).astype(jnp.float32))
 
 
 def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert before `gather_form`: the form of a decode step on GPUs.
+    """Sort rows by expert before `gather_form`, for GPUs.
 
-    XLA:GPU reads matrices inside the product; sorted rows read their expert's matrix from memory once, then from cache.
+    Sorted rows read their expert's matrix from memory once, then from cache.
     """
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     count = jnp.arange(x.shape[0], dtype=jnp.int32)
@@ -169,9 +168,8 @@ def block_form(
 def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
     """Sort rows by expert, and multiply in batched passes: the form for GPUs.
 
-    `ragged_dot` on a GPU expands the rows to all experts. A pass reads each matrix once and has room for twice the mean
-    number of rows of an expert; further passes follow only for an expert with more. A row has the same bits in every
-    pass. Results of rows without an expert are undefined.
+    `ragged_dot` on a GPU expands the rows to all experts. A pass reads each matrix once, with room for twice an
+    expert's mean rows; a row has the same bits in every pass. Results of rows without an expert are undefined.
     """
     rows = varying_like(x, expert).astype(weight.dtype)
     return _grouped(rows, weight.numbers() if isinstance(weight, QuantisedWeight) else weight, expert, 2)
@@ -208,7 +206,6 @@ class _Passes:
         return cls(order, first, sizes, height, slot, rank // height)
 
     def rows(self, x: Array, turn: Array | int) -> tuple[Array, Bool[Array, "expert place"]]:
-        """Return a pass's rows `[expert, place, size]`, and the mask of real rows."""
         rank = turn * self.height + jnp.arange(self.height, dtype=jnp.int32)[None]
         places = jnp.minimum(self.first[:, None] + rank, x.shape[0] - 1)
         return _rows(x, _rows(self.order, places)), rank < self.sizes[:, None]
@@ -273,7 +270,7 @@ RAGGED_DIMS = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
 
 
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert and multiply ragged groups; results of rows without an expert are undefined."""
+    """Sort rows by expert and multiply ragged groups; without an expert: undefined."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     sizes = jnp.zeros((weight.shape[0],), jnp.int32).at[expert].add(1)
     plain = weight.numbers() if isinstance(weight, QuantisedWeight) else weight

@@ -1,9 +1,8 @@
 """GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
-`expert_dot.grouped_product` defines it. There is no capacity. Rows are sorted by expert; a program instance has the
-experts that begin in its segment of sorted rows, and multiplies tiles of twice the mean number of rows. A plain or
-packed matrix is read once per tile. Rows are read and results written at their own places. Gate and up are one matrix:
-one kernel multiplies both and applies SwiGLU.
+`expert_dot.grouped_product` defines it. Rows are sorted by expert; a program instance has the experts that begin in its
+segment, and multiplies tiles of twice the mean number of rows. A plain or packed matrix is read once per tile. Gate and
+up are one matrix: the kernel also applies SwiGLU.
 """
 
 from functools import partial
@@ -25,11 +24,11 @@ MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 128, 128, 64
 STAGES = 3
 """Iterations with operands loaded ahead."""
 MAX_ROUNDED_ROWS = 1024
-"""Maximum rows that are rounded in the kernel, without an operation for it; more are read by many instances."""
+"""Maximum rows rounded in the kernel; more are read by many instances."""
 MIN_INSTANCES = 128
 """Program instances, about as many as a GPU's processors."""
 SEGMENTS = 2
-"""Segments of sorted rows per expert, for equal work of the instances."""
+"""Segments of sorted rows per expert, for equal work."""
 MAX_WARP_NUMBERS = 1 << 13
 """Results of one product that four warps hold in registers."""
 
@@ -47,7 +46,7 @@ class ExpertTiles(NamedTuple):
     """Sizes of a program instance.
 
     Attributes:
-        segment: sorted rows whose experts begin in it.
+        segment: sorted rows of experts that begin in it.
         rows, columns: of one product.
         terms: of one iteration.
     """
@@ -83,9 +82,9 @@ def expert_rows_kernel(
     start = pl.program_id(0) * segment
     # The last segment begins earlier and skips rows of the previous one.
     position = jnp.minimum(start, count - segment) + lax.broadcasted_iota(jnp.int32, (segment,), 0)
-    own, previous = expert[position], expert[jnp.maximum(position - 1, 0)]
-    leaders = jnp.where(((own != previous) | (position == 0)) & (position >= start), own, none)
-    without = ((own == none) & (position >= start))[:, None]
+    experts, previous = expert[position], expert[jnp.maximum(position - 1, 0)]
+    leaders = jnp.where(((experts != previous) | (position == 0)) & (position >= start), experts, none)
+    without = ((experts == none) & (position >= start))[:, None]
     store_if(without, out.at[order[position][:, None], column], jnp.zeros((segment, columns), jnp.float32))
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -122,7 +121,7 @@ def expert_rows_kernel(
 
 
 def tile_rows(count: int, experts: int) -> int:
-    """Return the rows of a tile: twice the mean rows of an expert, as a power of two."""
+    """Return a tile's rows: twice an expert's mean rows, as a power of two."""
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-2 * count // experts) - 1).bit_length()))
 
 
@@ -142,7 +141,7 @@ def expert_rows(
 ) -> Float32[Array, "row *choice result"]:
     """Multiply each row by the matrix of its expert, or of each of its experts.
 
-    Arguments as for `expert_dot`; rows are in any order.
+    Arguments as for `expert_dot`.
     """
     from jax.experimental import pallas as pl
 
@@ -151,7 +150,7 @@ def expert_rows(
     rows = tile_rows(count, experts)
     segment = 1 << max(0, (count // (SEGMENTS * experts)).bit_length() - 1)
     pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
-    # The interpreter stores the old numbers at masked places: those of a tile have to differ.
+    # The interpreter stores the old numbers at masked places: places of a tile have to differ.
     places = max(count, rows) if interpret else count
     columns = _columns(outputs, min(count, experts), MAX_COLUMNS // (1 + gated))
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
@@ -178,16 +177,16 @@ def expert_rows(
 
 
 def _terms(width: int, itemsize: int) -> int:
-    """Return the most terms of an iteration with operands in shared memory.
+    """Return the most terms of an iteration within shared memory.
 
-    A float32 takes three more numbers of bfloat16; `width` counts rows and columns of a program instance.
+    A float32 takes three more numbers of bfloat16; `width` counts rows and columns.
     """
     each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
     return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
 
 
 def _columns(outputs: int, chosen: int, limit: int) -> int:
-    """Return a program instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
+    """Return an instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
 
     `chosen` is the maximum number of experts with rows.
     """

@@ -1,6 +1,6 @@
 """Matrix products in full float32 on every device; l2 norm; the activations SiLU and SwiGLU.
 
-Norm and activations end in a division, so XLA computes them once (ops/layout: fusion).
+They end in a division, so XLA computes them once (ops/layout: fusion).
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ MIN_EXPONENT = -80.0
 
 
 def full_einsum(equation: str, *operands: Array) -> Array:
-    """Return `jnp.einsum` of float32 arrays in full float32."""
     return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
 
 

@@ -1,6 +1,6 @@
 """Calls of GPU kernels: the only file with Pallas' backend for GPUs.
 
-The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton.
+It is Triton's; JAX has deprecated it.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 READ, WRITTEN = "read", "written"
-"""Keys of a kernel's metadata: bytes read from and written to memory, which the audit of XLA's programs counts."""
+"""Keys of a kernel's metadata: bytes read and written, for the audit."""
 SHARED_MEMORY = {
     166_912: frozenset({"NVIDIA A100", "8.0", "8.7"}),
     232_448: frozenset({"NVIDIA H100", "NVIDIA B200", "9.0", "10.0", "10.3", "cpu"}),
@@ -18,12 +18,12 @@ SHARED_MEMORY = {
 """Bytes of shared memory of a program instance -> device kinds of traces, compute capabilities of local GPUs, and the
 device of Pallas' interpreter (CUDA C++ Programming Guide, technical specifications)."""
 LEAST_SHARED_MEMORY = 101_376
-"""Bytes of shared memory on all other GPUs with kernels: 8.6, 8.9, 12.0, 12.1, and cards that are not known."""
+"""Bytes of shared memory on all other GPUs: 8.6, 8.9, 12.0, 12.1, unknown cards."""
 MIN_CAPABILITY = 8
 """Major compute capability of the oldest NVIDIA GPUs with Triton's products of bfloat16."""
 
 TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
-"""Device kinds and capabilities with sums of products of 64 rows or more in tensor memory, which has 512 columns."""
+"""Device kinds and capabilities with tensor memory, of 512 columns, for sums of products of 64 rows or more."""
 MAX_WARPS = 32
 """Warps of a program instance, 1024 threads, on every GPU."""
 MIN_TENSOR_ROWS = 64
@@ -31,13 +31,13 @@ MIN_TENSOR_ROWS = 64
 
 
 def shared_memory() -> int:
-    """Return the bytes of shared memory of a program instance on the traced GPU."""
+    """Return the bytes of an instance's shared memory on the traced GPU."""
     names = _device_names()
     return next((size for size, kinds in SHARED_MEMORY.items() if not kinds.isdisjoint(names)), LEAST_SHARED_MEMORY)
 
 
 def runs_kernels() -> bool:
-    """Return whether the traced GPU, or the local one, is an NVIDIA GPU from capability 8.0 on.
+    """Return whether the traced or local GPU is an NVIDIA GPU from capability 8.0 on.
 
     True without a GPU: for absent targets and the interpreter.
     """
@@ -51,7 +51,6 @@ def has_tensor_memory() -> bool:
 
 
 def _device_names() -> tuple[str, str]:
-    """Return device kind and compute capability of the traced GPU, or of the local one."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None or device.platform != "gpu":
         device = jax.local_devices()[0]
@@ -110,7 +109,7 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Load from a place (`ref.at[...]`) where a condition is true, else zeros.
+    """Load a place (`ref.at[...]`) where a condition is true, else zeros.
 
     The condition has the place's shape up to broadcasting.
     """
@@ -120,7 +119,7 @@ def load_if(condition: jax.Array, ref: Any) -> jax.Array:
 
 
 def store_if(condition: jax.Array, ref: Any, value: jax.Array) -> None:
-    """Write a value to a place (`ref.at[...]`) where a condition is true."""
+    """Write to a place (`ref.at[...]`) where a condition is true."""
     from jax.experimental.pallas import triton as plgpu
 
     plgpu.store(ref, value, mask=jnp.broadcast_to(condition, value.shape))

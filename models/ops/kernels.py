@@ -1,8 +1,8 @@
 """Choice between an operation's plain form and its kernels.
 
 The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
-the Pallas kernels of GPUs and TPUs, but no C++ (`models.cpu_kernels`): each CPU kernel is declared as a `RowKernel`
-(inside a function) or a `PoolKernel` (a call), by its target.
+Pallas kernels, but no C++ (`models.cpu_kernels`): a CPU kernel is declared as a `RowKernel` (a function) or a
+`PoolKernel` (a call).
 """
 
 import itertools
@@ -22,7 +22,7 @@ from models.sharding.devices import Devices
 from models.state.rows import Slots
 
 MODES = ("off", "auto", "interpret")
-"""Plain forms; the platform's kernels; Pallas kernels by its interpreter."""
+"""Plain forms; the platform's kernels; the interpreter's."""
 
 MAX_OFFSET = 1 << 31
 """Numbers within signed 32-bit offsets."""
@@ -73,8 +73,8 @@ class RowKernel(NamedTuple):
 class PoolKernel(NamedTuple):
     """Declaration of a C++ call that updates pools in place.
 
-    A lane reads and writes its row, by the first operand `slots_operand`, or pages of its KV cache, by a page table;
-    length 0 writes nothing. The first result has a row per lane.
+    A lane reads and writes its row, by the first operand `slots_operand`, or its pages, by a page table; length 0
+    writes nothing. The first result has a row per lane.
 
     Attributes:
         operands: "length", "lane" or "shared" per array between the first operand and the pools.
@@ -103,7 +103,6 @@ def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _wraps(operand: Any) -> bool:
-    """Return whether Triton's signed 32-bit offsets wrap, for up to 2^32 bytes."""
     if not hasattr(operand, "shape") or not hasattr(operand, "dtype"):
         return False
     numbers = math.prod(operand.shape)
@@ -111,7 +110,7 @@ def _wraps(operand: Any) -> bool:
 
 
 def default_mode(platform: str) -> str:
-    """Return the default mode: kernels on CPUs, where speed was measured."""
+    """Return the default mode: kernels on CPUs."""
     return "auto" if platform == "cpu" else "off"
 
 
@@ -121,5 +120,5 @@ def check_mode(mode: str) -> None:
 
 
 def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return a result type that varies over devices like an operand."""
+    """Return a result type with an operand's variation over devices."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

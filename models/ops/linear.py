@@ -1,4 +1,4 @@
-"""Linear projections: the matrix product of each row with a weight, plain or packed."""
+"""Linear projections: products of rows with a weight, plain or packed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ from models.state.shapes import over_last
 MAX_WEIGHT_FIRST_ROWS = 32
 """Maximum rows with a narrow weight as the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
 PROJECTION = "projection"
-"""Named scope of the products in profiles, inside the scope of their layer."""
+"""Named scope of the products in profiles."""
 
 
 class LinearWeight(ABC):
-    """A matrix `[out, in]` in another form than a plain array.
+    """A matrix `[out, in]` in another form than an array.
 
-    It replaces the array among the parameters and must be a pytree (`jax.tree_util.register_dataclass`): the traced
-    program depends only on its static fields.
+    It is a parameter, and must be a pytree (`jax.tree_util.register_dataclass`): the traced program depends on its
+    static fields.
 
     Attributes:
         tiles: True if equal rows and whole groups of columns of all its arrays form such a matrix.
@@ -59,7 +59,7 @@ class LinearWeight(ABC):
         """Return the matrix as a plain array."""
 
     def __getitem__(self, index: EllipsisType) -> "LinearWeight":
-        """Return the matrix itself: layers read a parameter as `parameter[...]`."""
+        """Return the matrix itself, for `parameter[...]`."""
         return self
 
 
@@ -98,7 +98,7 @@ def joined_linear(
     joined: Callable[..., Any],
     dtype: DTypeLike = jnp.float32,
 ) -> Any:
-    """Return a function of `x @ weight.T` of some weights and of vectors.
+    """Return a function of `x @ weight.T`, for some weights, and of vectors.
 
     Args:
         x, devices: as for `linear`.

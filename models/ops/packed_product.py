@@ -1,7 +1,6 @@
 """CPU kernels: products of rows with packed weights, from the stored codes.
 
-Defined by `QuantisedWeight.numbers` and `dot`: results have the bits of the row product. XLA would write the unpacked
-numbers to memory in every step.
+Defined by `QuantisedWeight.numbers` and `dot`: results have the bits of the row product.
 """
 
 from functools import partial
@@ -26,8 +25,6 @@ MAX_EXPERT_ROWS = 1024
 
 
 class ProductForm(NamedTuple):
-    """Static form of a packed product."""
-
     kind: Codes
     dtype: str
     instructions: str

@@ -32,7 +32,7 @@ ExpertScales = Float[Array, "expert out group"]
 
 
 class ExpertForm(NamedTuple):
-    """Static form of a product of quantised experts.
+    """Static form of a product.
 
     Attributes:
         kind, dtype: as for `QuantisedWeight`.
@@ -49,7 +49,6 @@ class ExpertForm(NamedTuple):
 def scaled_expert_dot(
     x: TokenRows, codes: ExpertCodes, scale: ExpertScales, expert: ExpertIds, form: ExpertForm
 ) -> ExpertRows:
-    """Return `expert_dot` of codes with scales."""
     weight = QuantisedWeight(codes, scale, None, None, form.kind, form.dtype)
     return grouped_product(x, weight, expert, form.devices, form.gated)
 
@@ -130,7 +129,6 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"]
 ) -> Float32[Array, "row out"]:
-    """Return the product by the kernel, with the derivatives of the plain form."""
     return jnp.where((expert < weight.shape[0])[:, None], weight.multiply_experts(x, expert), 0.0)
 
 

@@ -1,7 +1,6 @@
 """Quantised matrices: codes, scales of groups of a row's entries, and products.
 
-The form serves all schemes of `hybridlm.quantised`. Rows have separate scales, so they can be taken, permuted and
-sharded.
+One form for all schemes of `hybridlm.quantised`. Rows have separate scales, so they can be taken, permuted and sharded.
 """
 
 import math
@@ -29,7 +28,7 @@ MAX_BLOCK_NUMBERS = 1 << 19
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantisedWeight(LinearWeight):
-    """A matrix `[out, in]`, or one for each expert, as codes and scales.
+    """A matrix `[out, in]`, or one per expert, as codes and scales.
 
     Numbers: `(code - zero) * scale * whole` or `code * scale - zero` in float32, rounded once to `dtype`.
 
@@ -63,7 +62,6 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def has_offsets(self) -> bool:
-        """True if `zero` is an offset after the scale."""
         return self.zero is not None and self.zero.dtype == jnp.float32
 
     @property
@@ -121,11 +119,9 @@ class QuantisedWeight(LinearWeight):
         return lax.fori_loop(0, count, multiply, empty)
 
     def multiply_experts(self, x: Float32[Array, "row in"], expert: Int32[Array, " row"]) -> Float32[Array, "row out"]:
-        """Return `y[r] = weight[expert[r]] @ x[r]` by a kernel."""
         return packed_expert_product(x, *self.operands(), expert, form=self.form())
 
     def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
-        """Return whether a kernel computes the product of these rows."""
         return EXPERTS_KERNEL.chosen(devices, x, self)
 
     def form(self) -> ProductForm:
@@ -152,7 +148,6 @@ class QuantisedWeight(LinearWeight):
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
-    """Return the product by the kernel, with derivatives of `multiply_numbers`."""
     return packed_product(x, *weight.operands(), form=weight.form())
 
 

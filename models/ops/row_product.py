@@ -22,7 +22,7 @@ MAX_ROWS = 64
 """Rows with instructions outside `MORE_ROWS`; XLA is as fast with more."""
 ANY_ROWS = 2**31 - 1
 MORE_ROWS = {("avx512bf16", "bfloat16"): 128, ("amx", "bfloat16"): ANY_ROWS}
-"""Instruction set and dtype -> rows up to which the kernel is faster than XLA (docs/cpu-kernels.md)."""
+"""Instruction set and dtype -> most rows with a kernel faster than XLA's (docs/cpu-kernels.md)."""
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
@@ -79,7 +79,7 @@ def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -
 
 
 def fastest() -> str:
-    """Return this processor's fastest instruction set in the library."""
+    """Return this processor's fastest instruction set."""
     kernels = library()
     assert kernels is not None, "callers have chosen the kernel"
     return kernels.instructions[-1]

@@ -1,8 +1,7 @@
 """GPU kernel: product of few rows with a weight, read once.
 
-`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile. XLA sums such a product in float32
-parts in memory, and writes unpacked weights to memory; here one program instance has some outputs of all rows. A row's
-bits do not depend on the other rows.
+`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile; XLA writes them to memory. A
+program instance has some outputs of all rows. A row's bits do not depend on other rows.
 """
 
 import math
@@ -24,7 +23,7 @@ from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupport
 from models.sharding.varying import varying_like
 
 MAX_PLAIN_ROWS = 128
-"""Maximum rows with plain weights; XLA computes more, as for prompts."""
+"""Maximum rows with plain weights; XLA computes more."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     output = jnp.minimum(output, arrays[0].shape[0] - 1)
 
     def repeated(rows: Array) -> Array:
-        """Repeat few rows up to the least rows of a product."""
         if count >= MIN_ROWS:
             return rows
         repeats = (count, MIN_ROWS // count, rows.shape[1])
@@ -119,8 +117,8 @@ def row_product(
     """Return `joined(x @ weight.T, .., vector, ..)`, each row by itself, accumulated in float32.
 
     Args:
-        x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share a program instance only with
-            whole lanes, which the proof can read.
+        x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share an instance only with whole
+            lanes: the proof can read these.
         joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl

@@ -25,8 +25,8 @@ def summed_block(
 ) -> tuple[Array, Array, Array]:
     """Return the carry of `models.mixers.kv_cache.attend` after a block.
 
-    Sums read the cache in place, where a product needs a copy. Rows have separate scores and weights: one array would
-    be copied to join and split it.
+    Sums read the cache in place; a product needs a copy. Rows have separate scores and weights: one array would be
+    copied.
 
     Args:
         queries: scaled; tokens of a head in order.

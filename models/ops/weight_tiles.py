@@ -42,7 +42,6 @@ def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int
 
 
 def numbers_of(tile: Any) -> Float[Array, "column term"]:
-    """Return the numbers of a tile in its dtype."""
     return tile.astype(tile.dtype)
 
 

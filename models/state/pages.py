@@ -1,4 +1,4 @@
-"""Pages of KV caches: the places of tokens, the pages of the lanes.
+"""Pages of KV caches.
 
 A cache is a pool of pages of `KV_BLOCK` positions. Entry b of a lane's row of the page table is the page of positions
 from b * KV_BLOCK on. Page 0 is the null page: entries behind a lane's last page name it, and no token is written to it.
@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Int32, Shaped
 
 KV_BLOCK = 128
-"""Positions of a page of a KV cache. An iteration of attention has one page, on a GPU several."""
+"""Positions of a page of a KV cache."""
 
 Pages = Int32[Array, "lane block"]
 
@@ -31,7 +31,7 @@ def cache_positions(context: int) -> int:
 
 
 def own_page_count(lanes: int, context: int) -> int:
-    """Return the pages of `lanes` sequences of `context` tokens, and the null page."""
+    """Return the pages of all lanes' contexts, and the null page."""
     return 1 + lanes * context_pages(context)
 
 
@@ -46,7 +46,7 @@ def window_pages(
 ) -> tuple[Int32[Array, "lane visible"], Int32[Array, "lane token"]]:
     """Return each lane's pages within its tokens' window, and the tokens' positions in them.
 
-    Tokens are consecutive; `window` is as for `AttentionConfig`.
+    Tokens are consecutive.
     """
     tokens = positions.shape[1]
     blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`
@@ -77,7 +77,6 @@ def put_tokens(
     places: tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]],
     new: Shaped[Array, "lane token head size"],
 ) -> Shaped[Array, "page head place size"]:
-    """Return the pool with new tokens at their places (`token_places`)."""
     page, place = places
     return pool.at[page, :, place].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
@@ -85,7 +84,6 @@ def put_tokens(
 def take_pages(
     pool: Shaped[Array, "page head place size"], pages: Int32[Array, "lane block"]
 ) -> Shaped[Array, "lane head position size"]:
-    """Return the positions of some pages of each lane, one page after another."""
     lanes, count = pages.shape
     _, heads, places, size = pool.shape
     dims = lax.GatherDimensionNumbers(offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,))

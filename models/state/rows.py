@@ -1,7 +1,6 @@
 """Rows of pools by slot: take the rows of the lanes, put them back.
 
-A pool has a row for each sequence, a step a lane for some of them. `slots` has the row of each lane: in bounds and
-distinct, also for idle lanes. None stands for row i of lane i.
+`slots` has the row of each lane: in bounds and distinct, also for idle lanes. None stands for row i of lane i.
 """
 
 from jax import Array
@@ -11,7 +10,6 @@ Slots = Int32[Array, "lane"] | None
 
 
 def take_rows(pool: Shaped[Array, "row ..."], slots: Slots) -> Shaped[Array, "lane ..."]:
-    """Return the rows of the lanes."""
     if slots is None:
         return pool
     return pool.at[slots].get(mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False)

@@ -1,7 +1,5 @@
 """Names of dimensions and array types of the model code.
 
-Every annotation writes a dimension by its name:
-
 | name | meaning |
 |---|---|
 | lane | N, lanes of the static batch of a step |
@@ -43,7 +41,7 @@ HeadKind = Literal["attention", "recurrent"]
 
 
 class Hooks:
-    """Functions at named sites of a forward pass; the pass continues with their results."""
+    """Functions at sites of a forward pass; the pass continues with their results."""
 
     def residual(self, x: Activations, index: int) -> Activations:
         """Return the residual stream after the embedding (index 0), or after layer `index - 1`."""
@@ -52,13 +50,12 @@ class Hooks:
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Return the outputs of a mixer's heads, just before its output projection."""
+        """Return the outputs of a mixer's heads, before the projection."""
         return x
 
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
-        """Return the weights of each token's experts."""
         return weight
 
 
@@ -73,13 +70,11 @@ class LaneInfo(NamedTuple):
         kv_blocks: number of KV cache blocks for attention in all lanes: an int32 scalar operand in a compiled step, a
             Python int in a differentiable loop.
         verifying: the step verifies drafts: recurrences return their token inputs instead of a new state.
-        hooks: called at the sites of the layers; None for none.
-        layer: number of the layer, for the hooks.
-        slots: the row of each lane in the pools, distinct; an idle lane names a row, too, and keeps its bits. None: row
-            i belongs to lane i.
+        slots: the row of each lane in the pools, distinct; idle lanes have rows too, with unchanged bits. None: row i
+            for lane i.
         pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
-        embedded: the residual stream in front of the first layer; None unless a layer reads it.
-        tokens: token ids, 0 at padding; None unless a layer reads them.
+        embedded: the residual stream in front of the first layer, if a layer reads it.
+        tokens: token ids, 0 at padding, if a layer reads them.
     """
 
     lengths: Lengths

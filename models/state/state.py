@@ -1,7 +1,4 @@
-"""State of layers between steps: `StateArray`s with named dimensions and shard specs.
-
-Zero states, sizes and the dimension names of a step's proof follow from them.
-"""
+"""State of layers between steps: `StateArray`s with dimension names and shard specs."""
 
 import math
 from collections import Counter
@@ -44,8 +41,7 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 def stored_size(size: int, platform: str) -> int:
     """Return the stored size of a key or value, on TPUs whole tile rows.
 
-    With another last dimension XLA:TPU puts positions last, and copies the cache to another layout for the scatter of
-    new positions, and back: four moves of the cache per step.
+    Otherwise XLA:TPU copies the cache to another layout for a scatter, and back: four moves per step.
     """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
@@ -61,10 +57,10 @@ class StateArray:
     """Description of an array of a layer's state.
 
     Attributes:
-        sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of
-            a page of a KV cache.
+        sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of a
+            page of a KV cache.
         dtype: None for the dtype of caches.
-        sharded: dimension sharded along `model`; None for a replicated array.
+        sharded: dimension sharded along `model`, if any.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
     """
@@ -78,7 +74,7 @@ class StateArray:
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
-        """Shard spec, with rows or pages first; None for a replicated array."""
+        """Shard spec, with rows or pages first."""
         if self.sharded is None:
             return None
         return ShardedDim(1 + [name for name, _ in self.sizes].index(self.sharded), MODEL, self.segments)
@@ -90,11 +86,10 @@ class StateArray:
 
     @property
     def positions_axis(self) -> int | None:
-        """Axis of the positions within a page; None for an array of fixed size."""
+        """Axis of the positions within a page."""
         return next((axis for axis, (_, size) in enumerate(self.sizes) if size is None), None)
 
     def of(self, rows: int, pages: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """Return the array's type in a pool of rows, or of pages if it grows."""
         shape = (KV_BLOCK if size is None else size for _, size in self.sizes)
         count = pages if self.grows else rows
         return jax.ShapeDtypeStruct((count, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
@@ -141,9 +136,9 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
+    """State of a layer with a short convolution, a linear recurrence, or both.
 
-    Attributes:
+    Attributes, None without the operation:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
             of caches.
         recurrent: S [value, key], float32; in a state space model [head, state].
@@ -190,10 +185,10 @@ class Stateful(nnx.Module):
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the state after the accepted tokens of a verifying step.
 
-        `pending` is the layer's result of the step in place of a new state; `info.lengths` counts accepted tokens.
+        `pending` replaces the step's new state; `info.lengths` counts accepted tokens.
 
         Raises:
-            NotImplementedError: the layer has state and does not define `commit`.
+            NotImplementedError: the layer has state and no `commit`.
         """
         if self.without_commit():
             raise NotImplementedError(
@@ -203,14 +198,14 @@ class Stateful(nnx.Module):
         return state
 
     def without_commit(self) -> list["Stateful"]:
-        """Return the layers with state and without `commit`: this layer, or layers inside it."""
+        """Return the layers with state and without `commit`."""
         has_state = bool(jax.tree.leaves(self.state_arrays()))
         return [self] if has_state and type(self).commit is Stateful.commit else []
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Any:
         """Allocate zero state for steps without slots and page tables (`own_pages`).
 
-        `dtype` is for convolution inputs and KV cache; recurrent state is float32.
+        `dtype`: of convolution inputs and KV cache.
         """
         pages = own_page_count(lanes, context)
         return jax.tree.map(lambda array: array.zeros(lanes, pages, dtype), self.state_arrays())
@@ -221,8 +216,8 @@ class StateSize(NamedTuple):
 
     Attributes:
         fixed, token: bytes of a sequence, and of each of its tokens.
-        unused: bytes of padding in them (`stored_size`).
-        lines: the formula of every array, by kind of layer.
+        unused: bytes of padding (`stored_size`).
+        lines: every array's formula, by kind of layer.
     """
 
     fixed: int
@@ -236,7 +231,7 @@ class StateSize(NamedTuple):
 
 
 def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
-    """Compute the size of the state of layers, with the dtype of caches."""
+    """Compute the size of the state; `dtype`: of caches."""
     fields_of = jax.tree_util.tree_leaves_with_path
     kinds = Counter((type(layer).__name__, *fields_of(layer.state_arrays())) for layer in layers)
     lines, fixed, token, unused = [], 0, 0, 0
@@ -254,7 +249,7 @@ def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
 def name_dims(x: Array, *names: str | None) -> Array:
     """Return `x` with named dimensions, None for no name; nothing is computed.
 
-    The proof of a step checks the dimensions of every write to a layer's state, even with equal sizes. For the
-    additions of a recurrence they follow from the program; values stored by a KV cache or a convolution need names.
+    The proof checks the dimensions of every write to a state. A recurrence's follow from the program; values stored by
+    a KV cache or a convolution need names.
     """
     return checkpoint_name(x, "dims:" + ",".join(name or "" for name in names))

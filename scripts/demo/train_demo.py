@@ -3,10 +3,9 @@
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/demo/train_demo.py --output hybridlm/demo/model
 
-The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. Some steps
-mask the attention layers, so that the recurrent layers learn to answer alone. The same seeds give the same model on the
-same machine and versions. Weights are float32 in training and bfloat16 in the file; the recall printed last is the
-file's.
+Gradients flow through the chunked recurrence and the state between chunks. Some steps mask the attention layers, so
+that the recurrent layers learn to answer alone. The same seeds give the same model on one machine and version. Weights
+are float32 in training and bfloat16 in the file; the recall printed last is the file's.
 """
 
 import argparse
@@ -130,7 +129,7 @@ def weighted_loss(
 def holders_at(step: int, stage: Stage) -> int:
     """Return a step's number of holders in stories.
 
-    It is 2, 3, 4, 5 in the first eighth of a growing stage, then the full size.
+    It grows from 2 to 5 in the first eighth of a growing stage, then is the full size.
     """
     part = max(1, stage.steps // 32)
     return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
@@ -191,7 +190,6 @@ class Training:
         return weighted_loss(model, *batch)
 
     def train(self, stage: Stage, first_seed: int) -> None:
-        """Run a stage on the stories from `first_seed` on."""
         rate = optax.warmup_cosine_decay_schedule(0.0, stage.rate, 1 + stage.steps // 15, stage.steps, stage.rate / 50)
         matrices = {path: value.ndim > 1 for path, value in self.params.items()}
         decay = optax.adamw(rate, b2=0.98, weight_decay=0.05, mask=matrices)
@@ -226,7 +224,6 @@ class Training:
         self.read(directory)
 
     def read(self, directory: Path) -> None:
-        """Read the weights of a file of `save`."""
         saved = load_file(directory / "model.safetensors")
         self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
 

@@ -109,7 +109,6 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("platform_index", ignores="platforms")
 def platform_index(site: Site) -> list[Value]:
-    """Return the platform's index; it is shared."""
     return [Value(COMMON)]
 
 
@@ -157,8 +156,7 @@ def _active_lane(site: Site, conversion: Any) -> set[Number]:
 def while_loop(site: Site, *operands: Value) -> list[Value]:
     """Iterate the carries to their fixpoint.
 
-    The condition must be the same for all lanes, or stop each lane separately, as a condition of `vmap` does along its
-    axis.
+    The condition must be the same for all lanes, or stop each lane separately, as under `vmap`.
     """
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]

@@ -1,8 +1,8 @@
 """Loops with a stop for each lane, and loops over active lanes or real tokens.
 
 The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
-do not if a stopped lane stays stopped and keeps its values. A walk over the body proves this (`stops_by_lane`): the
-rows of a stopped lane in every carry equal the rows before the iteration.
+do not if a stopped lane stays stopped and keeps its values. `stops_by_lane` proves this: in every carry, a stopped
+lane's rows equal the rows before the iteration.
 
 * `while any(active)`: a lane has stopped if its element of `active` is false. It stays stopped: `active` follows from
   carries that do not change in stopped lanes, or is `t < lengths` with a counter t. The condition may have shared
@@ -32,7 +32,7 @@ _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 @dataclass(frozen=True)
 class Counter:
-    """A carry that counts iterations, below its bound in each."""
+    """A carry that counts iterations, below its bound."""
 
     index: int
     bound: Value
@@ -106,12 +106,10 @@ def counter_of(
 ) -> Counter | None:
     """Return the carry that counts iterations, with its bound.
 
-    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with an unchanged bound. So it
-    is below the bound in every iteration: if the bound is the number of active lanes, the carry is an active lane; if
-    it is the end of the last lane, a real token.
+    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with an unchanged bound. With
+    the number of active lanes as bound, the carry is an active lane; with the last lane's end, a real token.
 
     Args:
-        outer: the condition's constants.
         inner: number of constants of the body.
     """
     condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
@@ -165,9 +163,6 @@ def _flags(prover: Prover, condition: Any, outer: int, body: Any, inner: int) ->
     """Return value numbers of the tested array and its negation, in stopped lanes.
 
     Also return the carries that decide about it, except a counter compared with lengths.
-
-    Args:
-        outer, inner: numbers of constants.
     """
     active = _tested_array(condition, condition.outvars[0])
     if active is None or not _shared_otherwise(prover, condition, condition.outvars[0]):
@@ -213,7 +208,7 @@ def _needed(jaxpr: Any, atoms: Sequence[Any]) -> set[Any]:
 
 
 def _spread_from(jaxpr: Any, atom: Any) -> Any:
-    """Return the value that is broadcast, reshaped or given a weak type."""
+    """Return the value before broadcasts, reshapes and weak types."""
     while (eqn := maker(jaxpr, _unconverted(jaxpr, atom))) is not None and eqn.primitive.name in _SPREADING:
         atom = eqn.invars[0]
     return _unconverted(jaxpr, atom)

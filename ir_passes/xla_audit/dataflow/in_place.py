@@ -1,8 +1,8 @@
 """Check of operations that write into the bytes of their operands.
 
-XLA puts a result into the bytes of an operand without later readers. This is right if each element depends on the same
-element alone. XLA:CPU has erred (openxla/xla#49176). So every path in a fused computation from the result to such an
-operand must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
+XLA puts a result into the bytes of an operand without later readers: right if each element depends on the same element
+alone. XLA:CPU has erred (openxla/xla#49176). So every path in a fused computation from the result to such an operand
+must keep the position, or leave it by a dynamic-update-slice and return by a dynamic-slice of the same window.
 
 Reductions on a TPU: the backend configuration lists results over operands (`aliasing_operands`; operands are numbered
 first). A reduction in the same fusion may read such an operand at the written position.
@@ -65,7 +65,7 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Yield operations that overwrite an operand before they have read it."""
+    """Yield operations that overwrite an operand too early."""
     module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
     for instruction in live.executed:
         if instruction.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
@@ -141,7 +141,7 @@ class _Reads:
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
     def elsewhere(self) -> dict[int, Instruction]:
-        """Return parameters that are read at unwritten positions, with their readers."""
+        """Return parameters read at unwritten positions, with readers."""
         readers: dict[int, Instruction] = {}
         visited: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]

@@ -75,8 +75,8 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
     """Return a chunk's products with a decay per channel and token (KDA, arXiv:2510.26692).
 
     Such a decay does not factor out. A chunk, a power of two, is built by doubling: keys of the first half decay to the
-    boundary, rows of the second from it. Sums run between a row and the boundary: differences of sums from the chunk's
-    beginning would lose a weak decay behind a strong one.
+    boundary, rows of the second from it. Sums run between a row and the boundary: differences of longer sums would lose
+    a weak decay behind a strong one.
     """
 
     def halves(x: Array) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """GPU kernel: the sequential part of the chunked forms.
 
-Defined by `chunked_scan.scan_chunks`. One program instance carries some state rows of one lane and value head through
-the chunks with real tokens, in registers. Products inside chunks are computed earlier, all at once.
+Defined by `chunked_scan.scan_chunks`. A program instance carries some state rows of one lane and value head through the
+chunks, in registers. Products inside chunks are computed earlier.
 """
 
 from functools import partial
@@ -70,15 +70,13 @@ KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
-    """Carry some state rows of one lane and head through the chunks with real tokens.
+    """Carry some state rows of one lane and head through the chunks.
 
     Args:
         refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
             `fields`, [chunk, place, ..] of lane and head, `decay` [chunk, key] or in full; state [value, key], or in
             full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
             memory, if needed. Idle lanes read and write no state.
-        by_slot: the state is a pool.
-        by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -206,7 +204,7 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply queries and keys of one chunk, lane and head with its keys; a chunk of padding is not read."""
+    """Multiply queries and keys of one chunk with its keys, without reading padding chunks."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
@@ -217,7 +215,7 @@ def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> N
         totals: list[Any] = []
         for part in _parts(keys.shape[1]):
             query, key = (jnp.where(real, rows[:, part], 0.0) for rows in (queries, keys))
-            products = [kernel_product(left, key, 1) for left in (query, key)[: len(out)]]
+            products = [kernel_product(rows, key, 1) for rows in (query, key)[: len(out)]]
             totals = [total + product for total, product in zip(totals, products, strict=True)] if totals else products
         return tuple(totals)
 

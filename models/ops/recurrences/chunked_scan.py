@@ -1,7 +1,7 @@
-"""Chunked scan: common part of all linear recurrences' chunked forms.
+"""Chunked scan: common part of the chunked forms.
 
 A chunk reads rows of the state S [value, key], computes written values and outputs from the read, and updates S to
-`decay S + values^T keys`. The contract of `recurrence` holds.
+`decay S + values^T keys`.
 """
 
 from collections.abc import Callable
@@ -96,8 +96,8 @@ def _scan_over_values(
 ) -> tuple[Array, Array]:
     """Scan, with a chunk's outputs in the memory of its values.
 
-    XLA:GPU writes zeros for all layers' scan outputs at the beginning of a step: 2.4 GB for 8 prompts of 256 tokens of
-    Granite-4.0-H-Small.
+    Otherwise XLA:GPU writes zeros for all layers' outputs at the beginning of a step: 2.4 GB for 8 prompts of 256
+    tokens of Granite-4.0-H-Small.
     """
     chunks, begins = operands
 

@@ -43,7 +43,6 @@ def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callab
             [token, channel]; taps [channel, K]; earlier inputs [K-1, channel], or in full if `by_slot`; bias [channel],
             if `biased`. Results: outputs [token, channel]; new state in the old one's memory, if needed. Idle lanes
             read and write no state.
-        by_slot: the state is a pool.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 

@@ -35,11 +35,11 @@ from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 CHUNK = 32
-"""Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
+"""Tokens of a chunk: with 128 channels of keys and values, more cost more than they save."""
 
 
 class DeltaTokens(NamedTuple):
-    """Per-token inputs of a layer with short convolution and delta rule, independent of the state.
+    """Per-token inputs of a layer with short convolution and delta rule.
 
     Attributes:
         conv: inputs of the convolution, channels [q | k | v].
@@ -54,7 +54,7 @@ class DeltaTokens(NamedTuple):
 def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
-    With `keep_state` the old state is not overwritten; kernels then return no new state.
+    With `keep_state` kernels return no new state.
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
@@ -94,7 +94,6 @@ def run_delta_rule(
 
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run one token, by a kernel where one is chosen."""
     plain = _step_for_gpus if inputs.devices.platform == "gpu" else _step
     return by_kernel(partial(over_slots, plain, keep_state=keep_state), inputs, keep_state)
 
@@ -124,9 +123,8 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token in two operations: a read, and an update with output.
 
-    XLA:GPU fuses a sum of products of the state into its write, but not a matrix product. Without barriers it would
-    fuse the output into later operations and read the state a third time, or with a norm into a Triton operation, which
-    cannot write in place.
+    XLA:GPU fuses a sum of products into the state's write, but not a matrix product. Without barriers it would fuse the
+    output into later operations and read the state again, or into a Triton operation, which cannot write in place.
     """
     state, beta = inputs.state, _beta(inputs)
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -143,8 +141,7 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks in WY form (arXiv:2412.06464, section 3.3).
 
-    The corrections of a chunk's tokens solve one unit lower triangular system; the inverses of all chunks are computed
-    at once. The last chunk is padded.
+    A chunk's corrections solve one unit lower triangular system; all chunks' inverses are computed at once.
     """
     channels = inputs.log_decay.ndim == inputs.key.ndim
     chunk = min(chunk, inputs.tokens)
@@ -178,7 +175,6 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks with a decay per head by two kernels, without transposed tokens."""
     interpret = inputs.devices.interpret
     g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))

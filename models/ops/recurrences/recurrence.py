@@ -86,7 +86,7 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Factors of an SSD layer: time step on written values, D on added values."""
+    """Factors of an SSD layer: time step on written, D on added values."""
 
     scale: HeadGates
     skip: Float32[Array, "value_head"]

@@ -1,4 +1,4 @@
-"""Choice between the platform's kernel for a linear recurrence and the plain form."""
+"""Choice between a linear recurrence's kernel and plain form."""
 
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ def with_channels(
 
     Args:
         inputs: operands of the step; the kernel recomputes queries, keys and values.
-        channels: queries, keys and values of all heads, without norm.
+        channels: queries, keys and values, without norm.
         key_heads: number, of queries and of keys.
     """
     values, keys = inputs.state.shape[2:]

@@ -1,7 +1,7 @@
 """GPU kernel: a few tokens of a linear recurrence, in place.
 
-The plain forms of `delta_rule` and `ssd` define it. Verifying steps have several tokens and need no new state. One
-program instance has some rows of the state of one lane and value head: rows S[v] are independent.
+The plain forms of `delta_rule` and `ssd` define it. A program instance has some state rows S[v] of one lane and value
+head.
 """
 
 from functools import partial
@@ -49,9 +49,7 @@ def recurrent_step_kernel(
             full if `by_slot`; scale, float32[lane, token, head], and skip, float32[head], in full, if `surrounded`.
             Results: outputs like v; new state in the old one's memory, unless `keep_state`. Idle lanes read and write
             no state.
-        by_slot: the state is a pool.
-        by_channel: a decay per key channel.
-        corrects: subtract the key's read from the value first (delta rule).
+        corrects: subtract the key's read from the value (delta rule).
         normed: normalise keys and queries, and scale queries.
         surrounded: scale values before the write, and add them to the outputs.
     """

@@ -1,7 +1,7 @@
 """TPU kernel: one token of a linear recurrence, in place.
 
 Defined by `delta_rule_step` and `ssd_step`. One program instance has some heads of one lane. Sums over the key run
-along a vector register's lanes; values are columns, so nothing is transposed in memory.
+along a register's lanes; values are columns, so nothing is transposed.
 """
 
 from functools import partial
@@ -78,7 +78,6 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
 
 
 def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> RecurrenceOutputs:
-    """Run one token of every lane."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 

@@ -5,8 +5,8 @@ Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the
 
     S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
-`recurrence` has the operands, results and contract of all forms. SSD needs no triangular system, and a group of heads
-shares the scores of a chunk, without their decay.
+`recurrence` has the operands, results and contract of all forms. A group of heads shares the scores of a chunk, without
+their decay.
 """
 
 from dataclasses import replace
@@ -47,7 +47,6 @@ def ssd(
 
 
 def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run one token, by a kernel where one is chosen."""
     return by_kernel(partial(over_slots, _step, keep_state=keep_state), inputs, keep_state)
 
 
@@ -66,8 +65,7 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks (arXiv:2405.21060, section 6).
 
-    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j). The last chunk is
-    padded.
+    With G = cumsum(g) in a chunk, token i reads token j <= i with the score C_i . B_j exp(G_i - G_j).
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
@@ -99,7 +97,6 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks by two kernels, without transposed tokens."""
     interpret, heads = inputs.devices.interpret, inputs.value.shape[2]
     g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))

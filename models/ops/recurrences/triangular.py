@@ -3,8 +3,8 @@
 The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with inverses A', C': small blocks are inverted by forward
 substitution and joined two by two. The product (I + N)(I + N^2).. loses digits.
 
-`jax.scipy.linalg.solve_triangular` can deadlock on a CPU: its batched kernel holds a thread of XLA's pool while it
-waits for others. It is also 3 to 100 times slower.
+`jax.scipy.linalg.solve_triangular` can deadlock on a CPU: its batched kernel waits inside XLA's pool. It is also 3 to
+100 times slower.
 """
 
 import jax

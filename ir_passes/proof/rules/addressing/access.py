@@ -22,9 +22,7 @@ _FILLED = ("filled out of bounds",)
 
 @dataclass(frozen=True)
 class Access:
-    """The pairing of an operand's elements with elements of a window array.
-
-    It is the result of a read, or the updates of a write.
+    """The pairing of an operand's elements with a read's result or a write's updates.
 
     Attributes:
         full: shape of the operand.
@@ -34,7 +32,7 @@ class Access:
         paired: batching dimension of the operand -> its dimension of the window array.
         index_axes: window dimension for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
-        index_shape: the last axis has the components of one index.
+        index_shape: the last axis has an index's components.
     """
 
     full: Shape
@@ -52,7 +50,7 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return an index's owner, in dimensions of the window array."""
+        """Return an index's owner, in window dimensions."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
@@ -102,10 +100,7 @@ class Access:
         return not self.paired and self.scalar and axes == sorted(axes)
 
     def _places(self, excluded_dim: int) -> Iterator[tuple[int, Hashable]]:
-        """Yield a block's start along each axis with several possible starts.
-
-        It is a constant or a value number.
-        """
+        """Yield a block's start along each axis with several possible starts."""
         for dim, value in self.columns.items():
             start = constant_of(value)
             if dim != excluded_dim and not (start == 0 and self.sizes[dim] == self.full[dim]):
@@ -131,11 +126,10 @@ class Access:
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
     def all_inside(self) -> bool:
-        """True if every index is in bounds."""
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
-        """True if an index is always out of bounds, so nothing is accessed."""
+        """True if an index is always out of bounds."""
         return self.drops and any(
             value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
             for d, value in self.columns.items()
@@ -143,14 +137,12 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """Return the constant value of an index."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
 
 
 def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
-    """Return the lane of the row that a shared index selects."""
     index = access.columns[dim]
     if rows.order is not None or not isinstance(index.owner, Common):
         return None
@@ -186,7 +178,6 @@ def of_gather(site: Site, indices: Value) -> Access:
 
 
 def of_scatter(site: Site, indices: Value) -> Access:
-    """Return the access of a scatter; its updates are the window array."""
     n = site.params["dimension_numbers"]
     dims = GatherDimensionNumbers(
         n.update_window_dims, n.inserted_window_dims, n.scatter_dims_to_operand_dims, n.operand_batching_dims,
@@ -198,7 +189,7 @@ def of_scatter(site: Site, indices: Value) -> Access:
 def _indexed(
     site: Site, indices: Value, dims: GatherDimensionNumbers, window_shape: Shape, sizes: Shape | None
 ) -> Access:
-    """Return the access by an index array; `sizes` None: as the window array."""
+    """Return an access; `sizes` None: as the window array."""
     full, index_shape = site.shapes[:2]
     offset, indexed = tuple(map(int, dims.offset_dims)), tuple(map(int, dims.start_index_map))
     batch = tuple(d for d in range(len(window_shape)) if d not in offset)
@@ -215,7 +206,7 @@ def _indexed(
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
     """Return the access of a dynamic slice or update.
 
-    The index is clamped. Starts of whole dimensions are ignored, but not slots.
+    Starts of whole dimensions are ignored, but not slots.
     """
     full = site.shapes[0]
     identity = {d: d for d in range(len(full))}
@@ -271,10 +262,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """Note an index along a pool's other axis, possibly out of bounds.
-
-    Such an index stays inside its row.
-    """
+    """Note an index along a pool's other axis, possibly out of bounds."""
     if not isinstance(operand.owner, PoolRows) and operand.version is None:
         return
     for other in access.columns:

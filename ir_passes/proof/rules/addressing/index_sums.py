@@ -1,7 +1,7 @@
-"""Sums of indices and entries of `cu_seqlens`, and conditions by comparisons of sums.
+"""Sums of indices and `cu_seqlens` entries, and their comparisons.
 
-A place p is in lane i if cu_seqlens[i] <= p < cu_seqlens[i + 1]. `in_lane` derives both inequalities from the
-conditions of a mask and from every layout: entries never fall, and a real token is within its lane.
+A place p is in lane i if cu_seqlens[i] <= p < cu_seqlens[i + 1]. `in_lane` derives both inequalities from a mask's
+conditions: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ NON_NEGATIVE = 1 << 62
 
 
 def total(terms: Iterable[tuple[Term, int]], by: int = 0, below: int | None = None) -> IndexSum:
-    """Return a sum of terms; equal terms are merged."""
     factors = Counter[Term]()
     for term, factor in terms:
         factors[term] += factor
@@ -38,7 +37,6 @@ def difference(x: IndexSum, y: IndexSum, by: int = 0) -> IndexSum:
 
 
 def sum_of(value: Value) -> IndexSum | None:
-    """Return an array as a sum."""
     fact, constant = value.fact, constant_of(value)
     if isinstance(fact, IndexSum):
         return fact
@@ -126,8 +124,6 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
 
 
 def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum after its axes moved."""
-
     def term_of(term: Term) -> tuple[Term, int] | None:
         if isinstance(term, Turn) or term.axis is None:
             return term, 0
@@ -194,17 +190,15 @@ def _least_difference(x: Term, y: Term) -> int | None:
 
 
 def token_of(bound: OffsetEntry) -> Term:
-    """Return the token of a bound of its lane."""
     return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
 
 
 def is_never_negative(value: IndexSum) -> bool:
-    """True if a sum is 0 or greater in every layout, except at padding."""
     for x, positive in value.terms:
         for y, negative in value.terms:
-            least = _least_difference(x, y) if positive > 0 > negative else None
-            if least is not None:
-                return is_never_negative(total([*value.terms, (x, -1), (y, 1)], value.by + least))
+            bound = _least_difference(x, y) if positive > 0 > negative else None
+            if bound is not None:
+                return is_never_negative(total([*value.terms, (x, -1), (y, 1)], value.by + bound))
     return value.by >= 0 and all(factor > 0 for _, factor in value.terms)
 
 
@@ -212,8 +206,8 @@ def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
     """True if a sum is 0 or greater under all these conditions."""
     known_sums = [condition.sum for condition in conditions if not condition.differs]
     # a condition with the lane of another token does not hold for padding
-    known_sums = [known for known in known_sums if _lanes_of_tokens(known) <= _lanes_of_tokens(value)]
-    return any(is_never_negative(difference(value, known)) for known in (IndexSum(frozenset()), *known_sums))
+    known_sums = [known_sum for known_sum in known_sums if _lanes_of_tokens(known_sum) <= _lanes_of_tokens(value)]
+    return any(is_never_negative(difference(value, known_sum)) for known_sum in (IndexSum(frozenset()), *known_sums))
 
 
 def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
@@ -221,7 +215,6 @@ def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
 
 
 def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> bool:
-    """True if conditions imply that a place is in a lane."""
     start, stop = map(single, lane)
     return is_implied(difference(place, start), conditions) and is_implied(difference(stop, place, -1), conditions)
 
@@ -229,9 +222,9 @@ def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> boo
 def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
     entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
     firsts = {
-        replace(entry, first=entry.first - before if entry.axis is None and entry.symbol is None else 0)
+        replace(entry, first=entry.first - distance if entry.axis is None and entry.symbol is None else 0)
         for entry in entries
-        for before in (0, 1)
+        for distance in (0, 1)
     }
     for start in sorted(firsts, key=str):
         if start.first >= 0:
@@ -246,12 +239,10 @@ def lane_number(start: OffsetEntry) -> int | Symbol | None:
 
 
 def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
-    """Return the conditions of elements equal to `when`."""
     if not isinstance(fact, Mask):
         return frozenset()
     return fact.if_true if when else fact.if_false
 
 
 def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
-    """Return the condition that a token is no padding."""
     return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

@@ -1,13 +1,12 @@
 """Rules for packed tokens: indexing by token or by lane, and same-lane masks.
 
-Every rule for lanes also holds for tokens if each token counts as a separate lane. An owner with `packed` counts tokens
-and never joins an owner that counts lanes. These rules know the tokens of one lane from facts about shared arrays:
-`SegmentIds`, `TokenOfLane` and `SameLane`.
+Every rule for lanes holds for tokens as separate lanes. An owner with `packed` counts tokens and never joins an owner
+that counts lanes. Facts about shared arrays give the tokens of one lane: `SegmentIds`, `TokenOfLane` and `SameLane`.
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
 * `zeros(N).at[segment].add(y)`: row i depends on tokens of lane i only, if the scatter drops padding.
-* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. The row of a lane without tokens is
-  another lane's; no claim covers it.
+* `y[last]`, with `last` the last token of each lane: row i belongs to lane i. A lane without tokens has another lane's
+  row; no claim covers it.
 * `where(same, pairs, c)`: an element other than `c` combines two tokens of the row's lane.
 * `weights @ values` over tokens: a weight outside the row's lane is zero, or nan because of the row's lane. Zero times
   a finite value is zero; values that may be nan or infinite are refused.
@@ -70,14 +69,11 @@ _FINITE = (
 
 
 def tokens(axis: int, layout: str) -> LaneRows:
-    """Return the owner of an array with tokens along an axis."""
     return LaneRows(axis, packed=layout)
 
 
 def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fact | None:
     """Return a fact after its axes moved.
-
-    It is lost if it is not about axes of tokens, or if one of its axes is removed.
 
     Args:
         new_axis_of: old axis -> new axis, None for a removed axis.
@@ -110,9 +106,9 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
         return None
-    own = token_tiles.token_of(rows, axis, index) if access.scalar else None
-    if own is not None:
-        return own
+    token = token_tiles.token_of(rows, axis, index) if access.scalar else None
+    if token is not None:
+        return token
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
@@ -166,10 +162,7 @@ def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, di
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
-    """Return the token of an iteration that writes its lane's row.
-
-    None if the iteration may write padding.
-    """
+    """Return the token that writes its lane's row; None if it may be padding."""
     index = access.columns.get(dim)
     if index is None or not isinstance(index.fact, LaneOfToken) or rows != LaneRows(dim) or not access.scalar:
         return None
@@ -179,7 +172,6 @@ def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane 
 
 
 def entries_of_padding(access: Access) -> bool:
-    """True if padding reads the last lane's row: its index is clamped."""
     facts = [value.fact for value in access.columns.values()]
     return any(
         isinstance(fact, SegmentIds | LaneOfToken)
@@ -189,12 +181,10 @@ def entries_of_padding(access: Access) -> bool:
 
 
 def by_token(access: Access) -> bool:
-    """True if an index selects lanes by token."""
     return any(isinstance(value.fact, SegmentIds | LaneOfToken) for value in access.columns.values())
 
 
 def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
-    """Return the fact about a vector at one token."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     if axis != 0 or len(access.full) != 1 or not access.scalar or access.sizes != (1,):
         return None
@@ -208,7 +198,7 @@ def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
 
 
 def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fact | None:
-    """Return the fact about one index along axis 0; None if it is lost.
+    """Return the fact about one index along axis 0, if any.
 
     Args:
         symbol_of: layout of the axis, "" for lanes -> the index, if known.
@@ -224,7 +214,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
 
 
 def real_only(site: Site, mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return a select's cases, with map and table entries refined by a padding mask."""
+    """Return a select's cases, with entries refined by a padding mask."""
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] not in ((), site.shape):
         return cases
     return real_entry(site, mask.fact, False, cases[0]), real_entry(site, mask.fact, True, cases[1])
@@ -258,7 +248,7 @@ def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
 
 
 def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
-    """Return a slot map or page table entry under a mask that excludes padding."""
+    """Return a map or table entry under a mask that excludes padding."""
     fact, index = entry.fact, token_layout.token_of_owner(entry.owner)
     if not isinstance(fact, SlotEntry | PageEntry) or index is None:
         return entry
@@ -267,7 +257,6 @@ def real_entry(site: Site, mask: Mask, when: bool, entry: Value) -> Value:
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
-    """Add facts about packed tokens to results."""
     layout_facts = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
         # The array depends on the layout alone. A reshaped array has the same number, but other axes.
@@ -285,7 +274,6 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
-    """Return the token or lane axes that alone affect an array."""
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
@@ -353,7 +341,6 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
-    """Return axis and layout of a result with shared elements of padding."""
     facts = {value.fact for value in operands if isinstance(value.fact, SharedPadding)}
     if len(facts) != 1:
         return None
@@ -381,8 +368,8 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
 def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     """Return numbers excluded by finite limits; None without such limits.
 
-    An element is an operand's element, or nan if one of these is nan. It is at most the finite operand of a minimum,
-    and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
+    An element is an operand's element, or nan if one of these is nan. It is at most a minimum's finite operand, and at
+    least a maximum's. `clamp` is the minimum of a maximum.
     """
     if site.name not in ("max", "min", "clamp"):
         return None
@@ -433,7 +420,7 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
 
 
 def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) -> SameLane | None:
-    """Return the mask of tokens within the lanes, or a token's lane, along another axis."""
+    """Return the mask of tokens within lanes, or a token's lane."""
     indices = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, Iota)}
     for lane in index_sums.lanes_in(conditions):
         start, lanes = lane[0], site.prover.bound.lanes
@@ -450,7 +437,7 @@ def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) ->
 def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
     """True if a mask excludes padding along the columns of a same-lane mask.
 
-    Padding follows all real tokens, so a token that is not later than a real token is real.
+    Padding follows all real tokens, so a token not later than a real token is real.
     """
     if isinstance(fact, SameLane):
         return (fact.rows, fact.columns, fact.when, fact.padding) == (mask.rows, mask.columns, mask.when, False)
@@ -469,7 +456,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     """Add facts to the result of `select_n`.
 
-    A same-lane mask makes each row depend on its lane only. Replacing nan and infinity gives finite elements.
+    With a same-lane mask, each row depends on its lane only. Without nan and infinity, elements are finite.
     """
     mask, *cases = operands
     if len(cases) != 2:
@@ -506,8 +493,8 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
     """Add facts to the result of `dot_general`.
 
-    A product of two arrays of tokens depends on token pairs. A sum over tokens with masked weights depends on the row's
-    lane only.
+    A product of two arrays of tokens depends on token pairs, a sum over tokens with masked weights on the row's lane
+    only.
     """
     contract, batch = site.params["dimension_numbers"]
     shapes = site.shapes

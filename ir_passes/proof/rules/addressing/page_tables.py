@@ -79,7 +79,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     is past every pool.
 
     Args:
-        cases: first the value for false.
+        cases: for false first.
     """
     facts = [case.fact for case in cases]
     for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
@@ -105,7 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of an unowned row, as in `PageEntry.alternatives`."""
+    """Return the kind of an unowned row (`PageEntry.alternatives`)."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -113,14 +113,12 @@ def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
 
 
 def _size(site: Site, fact: PageEntry) -> int:
-    """Return the first number past every pool, in entries."""
     table = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(table, PageTable)
     return table.size * fact.stride
 
 
 def below(bounds: Range) -> str | None:
-    """Return the kind of negative numbers."""
     return "lowest" if bounds[1] <= LOWEST else "below" if bounds[1] < 0 else None
 
 

@@ -24,7 +24,6 @@ _BY_SLOT = (
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
-    """Read rows of a pool."""
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis

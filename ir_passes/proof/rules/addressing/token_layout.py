@@ -72,7 +72,6 @@ def lane_of_token(layout: str, first: int, count: int, axis: int, lanes: int) ->
 
 
 def refined(site: Site, operands: list[Value], result: Value) -> Value:
-    """Add the fact about an operation on layouts."""
     rule = _RULES.get(site.name)
     unchanged = result.fact is not None and any(value.number == result.number for value in operands)
     is_mask = site.name in ("and", "or") and not isinstance(result.owner, Mixed)
@@ -86,10 +85,7 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
-    """Return the fact about a sum, with bounds of the lane of a token.
-
-    None if the result's dtype does not hold the sum.
-    """
+    """Return the fact about a sum that the result's dtype holds."""
     fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
     if value is None or fact is None:
         return None
@@ -107,7 +103,7 @@ def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
 
 
 def _operands(site: Site, operands: list[Value]) -> tuple[IndexSum | None, IndexSum | None]:
-    """Return two operands as sums; a token index follows from a sum about this token."""
+    """Return two operands as sums."""
     x, y = (_operand(site, k, value) for k, value in enumerate(operands))
     if site.shape == ():
         x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
@@ -168,7 +164,6 @@ def _conditions(name: str, value: IndexSum) -> Mask:
 
 
 def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
-    """Return a token index, compared with a bound of its lane or all tokens."""
     end, layouts = site.prover.bound.lanes, set[str]()
     for term, _ in bound.terms if bound is not None else ():
         if isinstance(term, OffsetEntry) and (term.first, term.axis, term.symbol) == (end, None, None):
@@ -293,7 +288,6 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
 
 
 def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
-    """Return the fact about a first or last token of lanes."""
     if isinstance(fact, TokenOfLane):
         return fact
     entry, by = entry_of(fact) or (None, 0)
@@ -338,7 +332,6 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def token_of_owner(owner: Owner) -> Iota | Turn | None:
-    """Return the token that each element depends on."""
     if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
         return Iota(owner.axis)
     if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
@@ -391,8 +384,8 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
     """Return the mask of two overlapping spans in one lane; None without overlap.
 
-    In a span with `back` above 0, t is the last token; if t is real, the other tokens are real too. In a span with
-    `back` below 0, t is the first token, and all other tokens are real.
+    With `back` above 0, t is the last token: if it is real, all are. With `back` below 0, t is the first token, and all
+    are real.
     """
     first, second = sorted((mask, other_mask), key=lambda fact: fact.shift)
     if first.window is not None:
@@ -474,7 +467,7 @@ def _places_of_entries(index: Value | None) -> OffsetEntry | None:
 
 
 def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return cu_seqlens from lengths, or ids from counted entries."""
+    """Return cu_seqlens from lengths, or ids from counts."""
     fact, axis = operands[0].fact, site.params["axis"]
     if site.params["reverse"]:
         return None
@@ -495,7 +488,6 @@ def _dtype_holds(site: Site, count: int) -> bool:
 
 
 def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return zeros with ones added at entries of cu_seqlens."""
     operand, index, updates = operands
     access = of_scatter(site, index)
     entry = _places_of_entries(access.columns.get(0))
@@ -539,7 +531,7 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:
-    """Return the fact about cu_seqlens at a constant, or a loop's lane or next lane.
+    """Return the fact about cu_seqlens at a constant or a loop's lane.
 
     Args:
         index: in bounds, or clamped.

@@ -65,7 +65,7 @@ def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
 
 
 def _within(site: Site, eqn: ir.JaxprEqn, first: IndexSum, last: IndexSum) -> tuple[bool, bool]:
-    """Return whether a maximum or minimum is at least the first, and at most the last token."""
+    """Return whether a limited place is at least the first, at most the last token."""
     bounds = []
     for atom in eqn.invars:
         place, maker = _place(site, atom), site.maker(atom)
@@ -84,7 +84,6 @@ def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Select tokens of each row's lane, or of one lane."""
     mask, *cases = operands
     if len(cases) != 2 or not isinstance(mask.fact, Mask) or site.shapes[0] != site.shape:
         return result
@@ -119,7 +118,6 @@ def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
 
 
 def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value:
-    """Return tokens selected by an index with places of lanes."""
     owner = operand.owner
     if not isinstance(owner, LaneRows) or owner.axis not in access.columns or access.paired:
         return result
@@ -189,7 +187,6 @@ def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
 
 
 def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
-    """Return the entry of cu_seqlens at a loop's lane, or at the next lane."""
     lanes, number, by = site.prover.bound.lanes, index.number, 0
     if isinstance(index.fact, PlusConstant):
         number, by = index.fact.number, index.fact.by
@@ -202,7 +199,6 @@ def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> Off
 
 
 def token_at(position: Value, start: Value) -> TokenOf | None:
-    """Return the fact about a lane's start plus a position."""
     fact, (entry, by) = position.fact, entry_of(start.fact) or (None, 0)
     if not isinstance(fact, TokenOf) or fact.base != "length" or entry is None or by:
         return None
@@ -222,14 +218,14 @@ def counted(start: Value, bound: Value) -> TokenOf | None:
         return None
     entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1]
     for entry in entries[:1]:
-        before = replace(entry, first=entry.first - 1)
-        lane, begin = lane_number(before), sum_of(start)
-        if before.first < 0 or lane is None:
+        start_entry = replace(entry, first=entry.first - 1)
+        lane, begin = lane_number(start_entry), sum_of(start)
+        if start_entry.first < 0 or lane is None:
             continue
-        if stop.terms == difference(single(entry), single(before)).terms and stop.by <= 0:
+        if stop.terms == difference(single(entry), single(start_entry)).terms and stop.by <= 0:
             is_position = start.range is not None and start.range[0] >= 0
             return TokenOf(entry.layout, lane, "length") if is_position else None
-        if begin is None or begin.below is not None or begin.terms != single(before).terms or begin.by < 0:
+        if begin is None or begin.below is not None or begin.terms != single(start_entry).terms or begin.by < 0:
             return None
         if stop.terms == single(entry).terms and stop.by <= 0:
             return TokenOf(entry.layout, lane)

@@ -1,8 +1,7 @@
 """Rules for neighbouring tokens: shifted arrays, associative scans, loops over tokens.
 
-An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A select by a mask
-`WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
-times nan is nan.
+A shifted array, or the carry of a loop, may hold another lane's token. A select by a mask `WithinLane` takes an element
+only if its token belongs to the same lane. Multiplying by the mask is not enough: zero times nan is nan.
 
 `lax.associative_scan` takes every second token, combines neighbours and interleaves the results. A select by the flag
 of the right part gives each element the lane of its last token, in reverse of its first token: the flag is false only
@@ -67,10 +66,6 @@ def _joined(site: Site, mask: Value, owners: list[Owner], result: Value) -> Valu
 
 
 def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Select by a padding mask.
-
-    Elements of padding are unspecified, or shared.
-    """
     for when, case in enumerate(cases):
         owner = case.owner
         if not isinstance(owner, LaneRows | OneLane) or not owner.packed:
@@ -90,10 +85,7 @@ def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> V
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Select by a `WithinLane` mask along an axis.
-
-    Where the mask is `when`, the selected tokens belong to the row's lane.
-    """
+    """Select by a `WithinLane` mask: where it is `when`, tokens belong to the row's lane."""
     assert fact.axis is not None
     axis, length = fact.axis, site.shape[fact.axis]
     row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
@@ -162,7 +154,7 @@ def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
     """Return tokens at a distance, selected by an index along one or two axes.
 
-    Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`. The operand has every token.
+    Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`.
     """
     span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
     of_lanes = token_tiles.gathered(site, operands[0], access, result)
@@ -193,7 +185,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
     """Return the tokens of a concatenation.
 
-    Its tokens are in line in every part, or in the longest alone, as for `jnp.roll`.
+    They are in line in every part, or in the longest, as for `jnp.roll`.
     """
     axis = site.params["dimension"]
     lengths = [shape[axis] for shape in site.shapes]
@@ -222,7 +214,6 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def stacked(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens at equal distances along a new axis."""
     new_axis, spans = int(site.params["axis"]), [_span(site, value, None, 0) for value in operands]
     moved_spans = [
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
@@ -328,7 +319,6 @@ def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def padded(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens with shared elements between them."""
     x, filler = operands
     config = [tuple(map(int, amounts)) for amounts in site.params["padding_config"]]
     changed = [axis for axis, amounts in enumerate(config) if any(amounts)]

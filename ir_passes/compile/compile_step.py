@@ -48,7 +48,8 @@ def compile_step(
         temp_ratio: allowed scratch over live bytes.
         axes: mesh axes along which XLA may add collectives.
         compiler_options: for XLA.
-        target: machine to compile for, as "nvidia-h100"; None for the arguments' devices.
+        target: machine to compile for, as "nvidia-h100"; None for the arguments' devices. A step of an absent
+            target cannot be called.
 
     Returns:
         The step; calls consume pools with successors, and nothing else.

@@ -73,8 +73,8 @@ class Packed:
         role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1]; token t belongs to lane i if cu_seqlens[i]
             <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids", an input:
             int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in agreement.
-        layout: name, for a step with several layouts, for example of queries and keys: token t of two layouts may belong
-            to different lanes. A lane with tokens in one layout has tokens in every layout.
+        layout: name, for a step with several layouts, for example of queries and keys: token t of two layouts may
+            belong to different lanes. A lane with tokens in one layout has tokens in every layout.
     """
 
     axis: int = 0
@@ -123,10 +123,9 @@ class SlotMap(_RowMap):
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
         null: row 0 is the null slot, outside every claim; idle lanes point at it in every slot map that is not
             `disjoint`. False: row 0 is an ordinary row, and every lane is active.
-        disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. The same step may write
-            both. An active
-            lane without such a row points at the null row and may not read it. Of the slot maps of a group with role
-            "both" or "write", all but one are disjoint.
+        disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. The same
+            step may write both. An active lane without such a row points at the null row and may not read it. Of the
+            slot maps of a group with role "both" or "write", all but one are disjoint.
         local: mesh axis that splits lanes and pool rows: entries count within the rows of the lane's device; each
             device has `size` rows or more, and active entries are distinct among its lanes.
     """

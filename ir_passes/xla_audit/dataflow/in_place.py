@@ -16,7 +16,7 @@ Sorts on a GPU (xla/backends/gpu/codegen/sort.cc, SortFusion::Emit): operands ar
 and sorted there in place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
                     first = reductions_beside(instruction, fused, index)
                 if on_tpu:
                     first = computed_together(instruction, fused, operand, index)
-                reads = _Reads(fused, first).elsewhere()
+                reads = _Reads(fused, module.computations, first).elsewhere()
                 if operand in reads:
                     yield Hazard(instruction, operand, index, reads[operand])
         else:
@@ -132,10 +132,12 @@ class _Reads:
     """Walk from a fused computation's root to its parameters that tracks positions.
 
     Attributes:
+        computations: of the module, for fusions inside.
         first: reductions that read an element before its position is written.
     """
 
     fused: Computation
+    computations: Mapping[int, Computation]
     first: frozenset[int] = frozenset()
     _keys: dict[int, int] = field(init=False, default_factory=dict[int, int])
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
@@ -194,6 +196,9 @@ class _Reads:
         elif instruction.id in self.first:
             data = len(operands) // 2
             yield from ((operand, () if i < data else None) for i, operand in enumerate(operands))
+        elif instruction.opcode == "fusion":
+            inside = _Reads(self.computations[instruction.called[0]], self.computations).elsewhere()
+            yield from ((operand, None if i in inside else frame) for i, operand in enumerate(operands))
         elif instruction.opcode == "scatter":
             bases = (len(operands) - 1) // 2
             yield from ((operand, frame if i < bases else None) for i, operand in enumerate(operands))

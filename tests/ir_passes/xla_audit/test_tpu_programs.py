@@ -105,6 +105,17 @@ ENTRY main {{
 }}
 """
 
+NESTED = FUSED.replace("fused {", "inner {").replace(
+    "ENTRY",
+    f"""fused {{
+  u = {HBM} parameter(0)
+  v = {HBM} parameter(1)
+  ROOT nested = {HBM} fusion(u, v), kind=kCustom, calls=inner
+}}
+
+ENTRY""",
+)
+
 SUM = f"""
 HloModule m, is_scheduled=true
 
@@ -202,6 +213,7 @@ RIGHT = {
     "a branch writes over what another reads": (BRANCHES, KEPT),
     "a copy that stays where it is": (SAME, {at("again"): at("new")}),
     "elements of a narrower type between": (FUSED, {at("all"): at("new")}),
+    "a fusion in a fusion": (NESTED, {at("all"): at("new")}),
     "elements beside a sum of them": (SUM, {at("all", 1): at("new")}),
 }  # fmt: skip
 WRONG = {
@@ -235,6 +247,13 @@ WRONG = {
             "multiply(p, q)", "multiply(back, q)"
         ),
         {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a fusion in a fusion that turns rows round": (
+        NESTED.replace("less = ", f"back = {HBM} reverse(p), dimensions={{0}}\n  less = ").replace(
+            "select(less, p, q)", "select(less, back, q)"
+        ),
+        {at("all"): at("new")},
         FindingKind.READ_AFTER_WRITE,
     ),
     "a fusion into other tiles where it is": (

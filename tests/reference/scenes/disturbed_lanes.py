@@ -113,8 +113,10 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """Another valid value of a lane's row; NaN and infinity in its state."""
+    """Another valid value of a lane's row; NaN and infinity in its state, or any integers."""
     if path.startswith("args[1].layers"):
+        if np.issubdtype(row.dtype, np.integer):
+            return row ^ rng.integers(1, np.iinfo(row.dtype).max, row.shape, dtype=row.dtype)
         return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
     if path.endswith(".vector"):
         return np.full_like(row, np.nan)

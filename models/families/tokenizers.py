@@ -15,9 +15,10 @@ REGISTERED = {
     "qwen3_5_moe_text": "Qwen3_5Tokenizer",
     "qwen3_5_text": "Qwen3_5Tokenizer",
     "qwen3_next": "Qwen2Tokenizer",
+    "qwen4_exp": "Qwen3_5Tokenizer",
 }
 """`model_type` -> transformers' registered class, if any."""
-CORRECTED = ("jamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+CORRECTED = ("jamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp")
 """Model types with a wrong class in files."""
 TIKTOKEN = ("kimi_linear",)
 """Model types with tiktoken.model and a Python file."""

@@ -179,7 +179,8 @@ def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -
             where = np.isin(np.arange(leaf.shape[axis]), rows).reshape(
                 [-1 if j == axis else 1 for j in range(leaf.ndim)]
             )
-            leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
+            other = jnp.asarray(np.nan, leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else ~leaf
+            leaves[i] = jnp.where(where, other, leaf)
         elif spec.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))

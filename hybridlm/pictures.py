@@ -23,6 +23,7 @@ from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from models import Decoder
 from models.decoder.parallel import Parallel
+from models.decoder.streams import StreamConnection
 from models.mixers.recurrent import Recurrent
 from models.state.shapes import LaneInfo
 
@@ -84,7 +85,7 @@ def _require_one_device(lm: LM, name: str) -> None:
 
 
 def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
-    """Compute norms, ranks and origins of a text's recurrent states.
+    """Compute norms, ranks and origins of a text's recurrent states, in layers that begin with a recurrence.
 
     Args:
         lm: on one device.
@@ -124,7 +125,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return each layer's norm before its recurrent mixer, or None, and this mixer."""
+    """Return each layer's norm or `StreamConnection` before its recurrent mixer, or None, and this mixer."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -133,13 +134,17 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
             if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:
-                layers[i] = (branch.norm, mixer)
+                layers[i] = (branch.norm if branch.connection is None else branch.connection, mixer)
     return layers
 
 
 def _matrices(mixer: Recurrent) -> list[str]:
     arrays = mixer.state_arrays()._asdict()
-    return [name for name, array in arrays.items() if array.role == "recurrent" and len(array.sizes) == 3]
+    return [
+        name
+        for name, array in arrays.items()
+        if array is not None and array.role == "recurrent" and len(array.sizes) == 3
+    ]
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -150,7 +155,12 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
     """
     count = x.shape[0]
     groups = -(-count // group)
-    tokens, _ = mixer.project_in(x[None] if norm is None else norm(x[None]))
+    inputs = x[None]
+    if isinstance(norm, StreamConnection):
+        inputs, _ = norm.split(inputs)
+    elif norm is not None:
+        inputs = norm(inputs)
+    tokens, _ = mixer.project_in(inputs)
 
     def by_group(leaf: Array) -> Array:
         leaf = jnp.pad(leaf[0], [(0, groups * group - count)] + [(0, 0)] * (leaf.ndim - 2))

@@ -23,6 +23,7 @@ from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from models import Decoder
 from models.decoder.parallel import Parallel
+from models.decoder.streams import StreamConnection
 from models.mixers.recurrent import Recurrent
 from models.state.shapes import LaneInfo
 
@@ -42,8 +43,8 @@ class StateHistory:
         norms: float32 [L, G, heads], Frobenius norm after each group.
         ranks: float32 [L, G, heads], effective rank: exp of the entropy of normalised singular values, from 1 to the
             smaller side; 0 for zeros.
-        written: float32 [L, G, G, heads], norm of each group's part (second G) of the state after each group (first G);
-            the parts add up to the state.
+        written: float32 [L, G, G, heads], norm of the state's part of each group (second G) after each group (first G),
+            with later decays and corrections. Recurrences are linear, so the parts add up to the state.
     """
 
     token_ids: tuple[int, ...]
@@ -84,7 +85,7 @@ def _require_one_device(lm: LM, name: str) -> None:
 
 
 def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
-    """Compute norms, ranks and origins of a text's recurrent states.
+    """Compute norms, ranks and origins of a text's recurrent states, in layers that begin with a recurrence.
 
     Args:
         lm: on one device.
@@ -124,7 +125,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return each recurrent mixer, and the norm before it."""
+    """Return each layer's norm or `StreamConnection` before its recurrent mixer, or None, and this mixer."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -133,13 +134,17 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
             if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:
-                layers[i] = (branch.norm, mixer)
+                layers[i] = (branch.norm if branch.connection is None else branch.connection, mixer)
     return layers
 
 
 def _matrices(mixer: Recurrent) -> list[str]:
     arrays = mixer.state_arrays()._asdict()
-    return [name for name, array in arrays.items() if array and array.role == "recurrent" and len(array.sizes) == 3]
+    return [
+        name
+        for name, array in arrays.items()
+        if array is not None and array.role == "recurrent" and len(array.sizes) == 3
+    ]
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -150,7 +155,12 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
     """
     count = x.shape[0]
     groups = -(-count // group)
-    tokens, _ = mixer.project_in(x[None] if norm is None else norm(x[None]))
+    inputs = x[None]
+    if isinstance(norm, StreamConnection):
+        inputs, _ = norm.split(inputs)
+    elif norm is not None:
+        inputs = norm(inputs)
+    tokens, _ = mixer.project_in(inputs)
 
     def by_group(leaf: Array) -> Array:
         leaf = jnp.pad(leaf[0], [(0, groups * group - count)] + [(0, 0)] * (leaf.ndim - 2))
@@ -211,7 +221,7 @@ class LogitLens:
 
 
 def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
-    """Read each layer's residual stream by the final norm and the vocabulary head.
+    """Read the residual stream after each layer by the final norm and the vocabulary head.
 
     Args:
         lm: on one device.
@@ -250,7 +260,7 @@ def _figure(name: str, width: float, height: float, rows: int = 1, columns: int 
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure for notebooks."""
+        """A figure for notebooks, on every backend."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
@@ -268,7 +278,7 @@ def _written(figure: Any, path: str | os.PathLike[str] | None) -> Any:
 
 
 def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw norm, effective rank and effective memory of each head."""
+    """Draw norm, effective rank and effective memory of each head, a row per layer."""
     figure, axes = _figure("draw_states", 10, 2.2 * len(history.layers), len(history.layers), 3)
     kinds = ("norm", history.norms), ("effective rank", history.ranks), ("effective memory, tokens", history.memory)
     for row, layer in zip(range(len(history.layers)), history.layers, strict=True):
@@ -296,7 +306,7 @@ def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None)
 
 
 def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first: int = 0, count: int = 16) -> Any:
-    """Draw the most likely next token after each layer.
+    """Draw the most likely next token after each layer, coloured by probability.
 
     Args:
         first, count: shown tokens.

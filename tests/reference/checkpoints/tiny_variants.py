@@ -510,7 +510,7 @@ GATED = (
         "alice_ai",
         {name: value for name, value in ALICE_BASE.items() if name != "layer_types"}
         | {
-            "num_hidden_layers": 5,
+            "num_hidden_layers": 4,
             "full_attention_interval": 2,
             "block_attn_res_block_size": 3,
             "linear_num_key_heads": 3,

@@ -165,12 +165,17 @@ def one_token(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     return Steps([out], [model.logits(out)], [jax.tree.leaves(state)])
 
 
+def _another(leaf: Any, rng: np.random.Generator) -> np.ndarray:
+    """Random numbers in the place of `leaf`, tokens for integers."""
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return rng.integers(0, 64, leaf.shape).astype(leaf.dtype)
+    return rng.normal(size=leaf.shape).astype(np.float32)
+
+
 def used_rows(model: Decoder) -> Any:
     """Rows as earlier sequences may have left them."""
     rng = np.random.default_rng(2)
-    return jax.tree.map(
-        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), model.init_state(LANES, CONTEXT, jnp.float32)
-    )
+    return jax.tree.map(lambda leaf: _another(leaf, rng), model.init_state(LANES, CONTEXT, jnp.float32))
 
 
 def on_one_device(model: Decoder, steps: Callable[..., Steps] = scenario) -> Steps:

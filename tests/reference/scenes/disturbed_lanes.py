@@ -103,7 +103,7 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     # of a recurrence, where the model has one; without any site an ablation has no effect
     sites = [(name != "recurrent", layer, name) for layer, names in enumerate(lm.model.sites()) for name in names]
     _, layer, name = min(sites, default=(False, 0, "recurrent"))
-    vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
+    vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.residual_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
     additions = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
@@ -179,7 +179,8 @@ def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -
             where = np.isin(np.arange(leaf.shape[axis]), rows).reshape(
                 [-1 if j == axis else 1 for j in range(leaf.ndim)]
             )
-            leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
+            other = jnp.asarray(np.nan, leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else ~leaf
+            leaves[i] = jnp.where(where, other, leaf)
         elif spec.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))

@@ -20,7 +20,9 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
 
     def fill_with_nan() -> None:
         rows = engine.pool.take()
-        layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
+        layers = jax.tree.map(
+            lambda leaf: jnp.full_like(leaf, jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 7), rows.layers
+        )
         engine._pool.put(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
 
     fill_with_nan()

@@ -5,7 +5,7 @@ Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength
     S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T        o_t = S_t q_t
 
 The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692): then a_t S is
-S diag(a_t). `recurrence` has the operands, results and contract of all forms.
+S diag(a_t). `recurrence` has operands, results and contract.
 """
 
 from functools import partial

@@ -85,7 +85,7 @@ def _require_one_device(lm: LM, name: str) -> None:
 
 
 def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
-    """Compute norms, ranks and origins of a text's recurrent states, in layers that begin with a recurrence.
+    """Compute norms, ranks and origins of recurrent states, in layers that begin with a recurrence.
 
     Args:
         lm: on one device.

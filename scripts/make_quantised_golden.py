@@ -3,7 +3,7 @@
     python scripts/make_quantised_golden.py [--output tests/golden_quantised]
 
 needs the extras `oracle` and `gguf`. The models come from tests/golden: Gated DeltaNet, a mixture of experts, and
-Mamba2 (short convolutions in GGUF, which has no Mamba2 that is read). Each folder holds the checkpoint, and
+Mamba2 (short convolutions in GGUF). Each folder holds the checkpoint, and
 `expected.npz`: prompts, logits of every position and greedy tokens of transformers with the library's numbers for the
 codes, and a sum of each row's numbers with factors that differ by column.
 """

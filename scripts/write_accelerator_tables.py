@@ -54,7 +54,7 @@ HEADS = {name: [column.strip() for column in columns.split("|")] for name, colum
 
 @dataclass(frozen=True)
 class Job:
-    """A step to compile, with rows of `table` that begin with `key`; `mesh` None for one device."""
+    """A step to compile; its rows of `table` begin with `key`."""
 
     table: str
     key: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Tensors of the `data.pkl` of a plain state dict of `torch.save`, without unpickling.
 
-The standard library's disassembler reads the opcodes; only those of a state dict are followed, on values of our own: a
-class or function is a name, compared with a list. Others are refused by name.
+The standard library's disassembler reads the opcodes; only a state dict's are followed, without its objects: a class or
+function is a name, compared with a list. Others are refused by name.
 """
 
 import pickletools

@@ -155,7 +155,7 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
 
 
 def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool:
-    """Print if a planned model fits its target; return True if so, or without target."""
+    """Print and return whether a planned model fits; True without target."""
     target = engine.placement.target
     if target is None or target.memory is None:
         return True

@@ -1,8 +1,8 @@
 """Measure that only accepted tokens change the kept state of a verifying step.
 
-A small model with random weights has one layer of each kind with state. Two verifying steps with equal accepted tokens
-and different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens
-alone. Layers run in sequence, so outputs at accepted tokens that depend on rejected drafts are detected, too.
+A small model with random weights has one layer of each kind with state. Verifying steps with equal accepted tokens and
+different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens. Layers
+run in sequence, so outputs at accepted tokens that depend on rejected drafts are detected, too.
 """
 
 import threading

@@ -19,7 +19,7 @@ from hybridlm.text_model import TokenCounts
 MAX_WINDOW_IDS = 1 << 24
 """Ids in the reports of a window, one byte for each token; more ids shorten windows."""
 MAX_SORT_IDS = 1 << 26
-"""Ids in the reports of a sort window, whose rows are joined in memory."""
+"""Ids in the reports of a sort window; its rows are joined in memory."""
 
 SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 

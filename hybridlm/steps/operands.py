@@ -1,4 +1,4 @@
-"""Inputs of one step; host arrays are immutable."""
+"""Inputs of one step; host arrays are new and never written again."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hybridlm.text.tokenizer import Tokenizer
 
 _LOOK_BACK = 32
-"""Last prompt tokens that are searched for a start marker."""
+"""Prompt tokens searched for a start marker."""
 
 
 class Thoughts(NamedTuple):
@@ -112,7 +112,7 @@ class ThoughtsEnd:
         return None if place < 0 else text[place + len(self._end) :]
 
     def before_end(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that are surely thoughts; markers may span tokens."""
+        """Return the number of leading tokens that are surely thoughts."""
         if self._end_id is None:
             return 0
         return tokens.index(self._end_id) if self._end_id in tokens else len(tokens)

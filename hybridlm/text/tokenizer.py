@@ -80,7 +80,7 @@ class Tokenizer:
         Raises:
             CheckpointError: an unreadable file, or an unknown tokenizer class.
         """
-        # These imports are slow.
+        # Only a checkpoint with a tokenizer imports `tokenizers` and jinja2.
         from hybridlm.text import tokenizer_files as files
 
         try:

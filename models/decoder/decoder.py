@@ -48,10 +48,7 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class PostNorm:
-    """A branch with a norm behind its layer: `x += norm(inner(x))`.
-
-    With `in_front`, another norm precedes it: `x += norm(inner(norm(x)))` (sandwich norm).
-    """
+    """A branch `x += norm(inner(x))`, or with `in_front` `x += norm(inner(norm(x)))` (sandwich norm)."""
 
     inner: BranchConfig
     in_front: bool = False
@@ -65,7 +62,10 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class NormedResidual:
-    """A branch on a normed residual stream: `x = stream * norm(x) + output * inner(norm(x))`."""
+    """A branch on a normed stream.
+
+    It computes `x = stream * norm(x) + output * inner(norm(x))`.
+    """
 
     inner: BranchConfig
     stream: float = 1.0
@@ -318,7 +318,7 @@ class Decoder(Stateful):
         return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}
 
     def state_arrays(self) -> tuple:
-        """Return the state of each layer's branches, with a `StateArray` for each array."""
+        """Return each layer's branch states, of `StateArray`s."""
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
 
     def state_size(self, dtype: DTypeLike) -> StateSize:
@@ -332,7 +332,7 @@ class Decoder(Stateful):
         return [inner for layer in self.stateful() for inner in layer.without_commit()]
 
     def sites(self) -> tuple[dict[str, int], ...]:
-        """Return each layer's number of heads by kind of mixer, and of routed experts."""
+        """Return each layer's number of heads by kind, and of experts."""
         return tuple(
             {kind: count for branch in layer.branches for kind, count in branch.inner.sites().items()}
             for layer in self.layers

@@ -3,6 +3,8 @@
 `mamba2` checkpoints have Nemotron-H's tensor names and other config fields. `time_step_limit` bounds time steps, as in
 the published code. transformers applies `time_step_min`, a bound of initial values, as a floor in prefill only, so its
 results depend on the steps. `"hf_compat_dt_floor": true` in config.json applies it to every token.
+
+Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5."""
+"""Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
+
+Not shared with other families: nested text configs with another tensor prefix, projections of a Gated DeltaNet, a
+gated shared expert, and an MTP head.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

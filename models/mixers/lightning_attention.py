@@ -80,7 +80,7 @@ class LightningAttention(Recurrent):
         heads, inner = shard_outputs(Segment(c.heads, c.heads)), shard_outputs(c.segment)
         self.in_proj = matrix(rngs, 3 * c.width, hidden, sharded=(shard_outputs(*[c.segment] * 3),))
         self.q_norm, self.k_norm = (None if c.qk_eps is None else RMSNorm(c.head_size, c.qk_eps) for _ in range(2))
-        # A parameter, though fixed: layers with different rates share a trace, and shards have their heads' rates.
+        # A parameter: layers with different rates share a trace, and shards have their heads' rates.
         self.rate = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.gate = matrix(rngs, c.width, hidden, sharded=(inner,))
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), inner)

@@ -87,7 +87,7 @@ class Mamba1(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width)
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return convolution inputs and the states [head, channel, state] of one head."""
+        """Return convolution inputs and states [1, channel, state]."""
         c = self.config
         conv = state_array(role="conv", tap=c.kernel - 1, channel=c.width)
         return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))

@@ -89,7 +89,7 @@ def expert_rows_kernel(
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         number, start = carry
-        # The last tile begins earlier and skips rows of other tiles.
+        # The last tile begins earlier and skips rows of other tiles: places of a tile differ.
         place = jnp.minimum(start, max(0, count - rows)) + lax.broadcasted_iota(jnp.int32, (rows,), 0)
         row = jnp.minimum(place, count - 1)
         of_expert = ((expert[row] == number) & (place >= start) & (place < count))[:, None]

@@ -131,7 +131,7 @@ def row_product(
     lanes = rows // tokens
     wide = -(-tokens // tile) * tile if tokens > tile else power_of_two(tokens)
     groups = lanes if wide > tile else 1
-    # Few rows are rounded in the kernel; many rows are read by many instances.
+    # Few rows are rounded in the kernel, without an operation; many rows are read by many instances.
     rounded = x if rows <= MAX_PLAIN_ROWS else x.astype(jnp.bfloat16)
     padded = varying_like(rounded, arrays).reshape((lanes, tokens, inputs))
     padded = jnp.pad(padded, [(0, -lanes % max(1, tile // wide)), (0, wide - tokens), (0, 0)])

@@ -19,7 +19,7 @@ from models.state.pages import KV_BLOCK, cache_positions, own_page_count
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 MANY_HEADS, MIN_TURN_BLOCKS = 64, 4
-"""Heads of all lanes, and blocks of an iteration on a GPU."""
+"""Heads of all lanes, and blocks of an iteration on a GPU, about ten operations."""
 SOME_HEADS, SOME_TURN_BLOCKS = 16, 16
 """The same for fewer heads: XLA:GPU splits a sum with few results in two, and writes the parts of the first."""
 TURN_HEADS = 128
@@ -39,7 +39,10 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 
 
 def stored_size(size: int, platform: str) -> int:
-    """Return the stored size of a key or value: whole tile rows on TPUs, or XLA would copy the cache for a scatter."""
+    """Return the stored size of a key or value, on TPUs whole tile rows.
+
+    Otherwise XLA:TPU would copy the cache for a scatter.
+    """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
 

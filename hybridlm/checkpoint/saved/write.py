@@ -152,7 +152,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
     # This import takes as long as scoring a short file.
     import orbax.checkpoint as ocp
 
-    # Such files can be mapped and read in part.
+    # Uncompressed files can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))

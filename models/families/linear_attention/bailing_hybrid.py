@@ -34,7 +34,7 @@ from models.weights.layer_weights import Path, decoder_weights, head_weights, la
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
-# Unused fields.
+# Unused fields; `read_head` reads MTP heads.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
 

@@ -22,7 +22,7 @@ MAX_ROWS = 32
 MAX_TOKENS = 16
 """Unrolled tokens."""
 MAX_KEY = 256
-"""Channels of the key; with more, an instance's rows do not fit into registers."""
+"""Key channels: more do not fit into registers."""
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
@@ -124,7 +124,7 @@ def recurrent_step(
     by_key = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
     vectors, firsts = (inputs.query, inputs.key, inputs.value), (0, 0, 0)
     if channels is not None:
-        # Two arrays also for equal sizes: the proof tells keys from values by the dimensions of an array.
+        # Two arrays also for equal sizes: the proof tells keys from values by dimensions.
         in_keys, in_values = (channels.reshape((lanes, tokens, -1, size)) for size in (keys, values))
         vectors, firsts = (in_keys, in_keys, in_values), (0, key_heads, 2 * key_heads * keys // values)
     query, key, value = of_key(firsts[0]), of_key(firsts[1]), of_value(firsts[2])

@@ -52,8 +52,6 @@ class Heartbeat:
         timeout: seconds of a silent or lagging process until all others exit; they notice after half.
         members: initial processes; others count from their first heartbeat.
         end: exits with a status; replaced in tests.
-
-    Attributes:
     """
 
     def __init__(

@@ -195,8 +195,8 @@ class Reading(Generic[T]):
         pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
         used = [pool.device_of(slot) for slot in slots_of([other for other in joined if other.reading is self])]
         pairs = zip(self.engines, text.copies, strict=True)
-        devices, *others = (engine.make_room(copy.end) for engine, copy in pairs)
-        return [device for device in devices if used.count(device) < each and all(device in other for other in others)]
+        devices, *lists = (engine.make_room(copy.end) for engine, copy in pairs)
+        return [device for device in devices if used.count(device) < each and all(device in other for other in lists)]
 
     def begin(self, text: T, device: int | None) -> None:
         """Acquire a text's row of each model, and restore its state."""

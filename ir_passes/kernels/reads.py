@@ -378,8 +378,8 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     grid = tuple(map(int, mapping.grid))
     blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
     operand_of = {result: operand for operand, result in dict(eqn.params["input_output_aliases"]).items()}
-    others = [_CountedMemory(operand_of.get(k), result=k) for k in range(mapping.num_outputs)]
-    others += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(others))]
+    memories = [_CountedMemory(operand_of.get(k), result=k) for k in range(mapping.num_outputs)]
+    memories += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(memories))]
     arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
     # instances along another axis have the same known operands, and mostly equal loops
     known = [block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN]
@@ -388,7 +388,7 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     for exact in (True, False):
         for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
             try:
-                moved = _sum_moved(jaxpr, blocks, arrays, others, grid, chosen, numbered, exact)
+                moved = _sum_moved(jaxpr, blocks, arrays, memories, grid, chosen, numbered, exact)
             except UncountedKernel:
                 continue
             counts = ("load", len(blocks)), ("store", mapping.num_outputs)
@@ -401,7 +401,7 @@ def _sum_moved(
     jaxpr: Any,
     blocks: Sequence[Blocks],
     arrays: Sequence[Any],
-    others: Any,
+    memories: Any,
     grid: tuple[int, ...],
     axes: frozenset[int],
     numbered: bool,
@@ -421,7 +421,7 @@ def _sum_moved(
         key = seen, tuple(map(_digest, contents))
         if key not in counted:
             instance = _Instance(seen, grid, exact)
-            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *memories])
             counted[key] = instance.moved
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
     times = prod(size for axis, size in enumerate(grid) if axis not in axes)

@@ -222,17 +222,17 @@ def decode_attention(
     caches = [key] if value is None else [key, value]
     written = 1 << (tile - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
-    whole = pl.BlockSpec(memory_space=pl.ANY)
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
     sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)
     top, total, out = gpu_call(
         partial(decode_attention_kernel, tiles=sizes),
         pl.GridSpec(
             grid=(lanes, kv_heads, tiles, parts),
             in_specs=[
-                whole,
+                unblocked,
                 pl.BlockSpec((pl.Squeezed(), tile), lambda lane, head, tile, part: (lane, tile)),
                 cut(tile, size),
-                *(whole for _ in caches),
+                *(unblocked for _ in caches),
             ],
             out_specs=[result(*shape) for shape in shapes],
         ),

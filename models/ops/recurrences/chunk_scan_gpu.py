@@ -80,9 +80,9 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    fresh, lengths, *others = refs[by_slot:]
-    x = dict(zip(fields, others, strict=False))
-    state, out, *new = others[len(fields) :]
+    fresh, lengths, *references = refs[by_slot:]
+    x = dict(zip(fields, references, strict=False))
+    state, out, *new = references[len(fields) :]
     lane, head = pl.program_id(0), pl.program_id(1)
     (_, places, rows_of_state), parts = out.shape, _parts(state.shape[-1])
     values_part: Any = pl.ds(pl.program_id(2) * rows_of_state, rows_of_state)

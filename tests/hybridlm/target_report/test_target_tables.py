@@ -54,7 +54,7 @@ def test_page() -> None:
     single = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
     single += ", zamba2_base, lfm3_base"
     assert f"Without experts: {single}." in text
-    assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
+    assert "Not compiled: next_dense_layers, indexed_base, lfm2_moe_base, kimi_base, ling_base, " in text
     assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text
 
 

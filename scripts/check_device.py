@@ -4,9 +4,8 @@
     python scripts/check_device.py --rehearse     # everything small on a CPU, kernels by Pallas' interpreter
 
 Writes one page and a few files. Needs a checkout and the packages that pyproject.toml requires; no extra, no network,
-no installation. Each of the six parts (docs/accelerators.md) is a process with a deadline. A record is on disk as soon
-as its check ends, so a crash, a hang or a kill loses only the running check. The exit status is 0 if no check failed,
-and in each part one passed.
+no installation. Each of the six parts (docs/accelerators.md) is a process with a deadline. A crash, a hang or a kill
+loses only the running check. The exit status is 0 if no check failed, and in each part one passed.
 """
 
 import argparse
@@ -35,10 +34,10 @@ class Part:
 
     Attributes:
         seconds: time until the deadline, of 370 for all parts.
-        processes: number of processes that share the checks.
-        flags: flags of XLA, added to XLA_FLAGS.
+        processes: share the checks.
+        flags: added to XLA_FLAGS.
         prepares: a process on the CPU writes the files for this part, from the beginning of the check.
-        environment: additional environment variables.
+        environment: additional variables.
     """
 
     seconds: float

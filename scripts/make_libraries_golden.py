@@ -49,13 +49,7 @@ NAME = "layer.weight"
 
 
 class Matrix(NamedTuple):
-    """A matrix as a library stores it.
-
-    Attributes:
-        tensors: name -> tensor of the file.
-        metadata: free-form strings of the file.
-        numbers: the library's numbers for it.
-    """
+    """A matrix as a library stores it, with the library's `numbers` for it."""
 
     tensors: Tensors
     metadata: Mapping[str, str]

@@ -73,8 +73,7 @@ def main() -> None:
     for name, (model, fields, recipe) in RECIPES.items():
         config = load_recipe(recipe).quantize.model_dump()
         if config["algorithm"] != "max":
-            # The search for better scales (4/6) is a Triton kernel; the quantised weights and their format are the
-            # same.
+            # The search for better scales (4/6) is a Triton kernel; weights and format are the same.
             config["algorithm"] = "max"
             for entry in config["quant_cfg"]:
                 if "four_over_six" in ((entry["cfg"] or {}).get("block_sizes") or {}):
@@ -188,7 +187,7 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
 
 def pack_awq(_: str) -> tuple[Pack, dict[str, Any], str]:
     if "awq" not in sys.modules:
-        # AutoAWQ as a whole imports names that this transformers no longer has; its layers do not need them.
+        # Only its layers: AutoAWQ imports names that this transformers lacks.
         spec = importlib.util.find_spec("awq")
         assert spec is not None and spec.submodule_search_locations is not None
         sys.modules["awq"] = types.ModuleType("awq")

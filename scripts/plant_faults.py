@@ -4,8 +4,7 @@ python scripts/plant_faults.py                  # all faults of tests/reference/
 python scripts/plant_faults.py --share 3/8      # one of eight shares of them
 python scripts/plant_faults.py sampling- prefix-of-another-model
 
-Faults are planted one at a time. A fault's tests run as default tests first, then with `--rest`. The exit status is 1
-if no test finds a fault.
+A fault's default tests run first, then those of `--rest`. The exit status is 1 if no test finds a fault.
 """
 
 import argparse
@@ -59,7 +58,7 @@ def read_faults() -> list[Fault]:
 
 
 def pytest_options(default: bool) -> list[str]:
-    """Return the options that choose the default tests of a file, or all others."""
+    """Return the options for default tests, or all others."""
     if not default:
         return ["--rest"]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]

@@ -2,13 +2,11 @@
 
     python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
-Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, decode steps get
-other numbers of lanes, and texts are scored between steps. Half of the prompts have a common prefix, with shared pages
-of the prefix cache. There are so few pages that sequences are preempted. Half of the sessions draft right and wrong
-tokens, half have a prefix cache, a tenth runs with the sanitizer. A completion must equal the request's solo run token
-by token, unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps
-of other shapes round differently. The exit status is 1 if a completion differs, or if one of these events never
-happened.
+Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and texts are scored
+between steps. Half of the prompts have a common prefix. So few pages exist that sequences are preempted. Half of the
+sessions draft right and wrong tokens, half have a prefix cache, a tenth runs with the sanitizer. A completion must
+equal the request's solo run, unless its two best logits are closer than 5e-3 at the first token that differs: other
+shapes round differently. The exit status is 1 if a completion differs, or if one of these events never happened.
 """
 
 import argparse
@@ -35,7 +33,7 @@ NEAR_TIE = 5e-3
 SAMPLES = 10
 """Number of memory measurements."""
 LIBRARY = 48
-"""Number of different requests; each has one solo run."""
+"""Number of requests; each has a solo run."""
 EVENTS = (
     "cancelled", "scored texts", "shared pages", "forced numbers of lanes", "preemptions", "drafted_tokens",
     "accepted_tokens", "prefix_hits",

@@ -54,13 +54,7 @@ HEADS = {name: [column.strip() for column in columns.split("|")] for name, colum
 
 @dataclass(frozen=True)
 class Job:
-    """A step to compile.
-
-    Attributes:
-        table, key: of its rows; `key` are their first cells.
-        model, target, lanes, context, kernels, tokens: of the step.
-        mesh: sizes of the axes, None for one device.
-    """
+    """A step to compile, with rows of `table` that begin with `key`; `mesh` None for one device."""
 
     table: str
     key: tuple[str, ...]
@@ -193,7 +187,7 @@ def section(page: str, table: str) -> tuple[int, int]:
 
 
 def rows_in(page: str, table: str) -> list[list[str]]:
-    """Return the rows of a table of the page, without its head."""
+    """Return the rows of a table, without its head."""
     start, end = section(page, table)
     lines = [line for line in page[start:end].splitlines() if line.startswith("| ")][1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

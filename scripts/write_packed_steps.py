@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
 BEGIN, END = "<!-- steps -->\n", "<!-- end of steps -->\n"
 TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
 CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}
-"""Fields that replace fields of a model's configuration: one recurrent layer and one attention layer."""
+"""Fields for one recurrent layer and one attention layer."""
 EXPERTS = {"hidden_size": 1024, "num_experts": 64, "moe_intermediate_size": 512}
 STEPS = ((1, 1), (64, 1), (8, CHUNK))
 """Lanes and tokens."""

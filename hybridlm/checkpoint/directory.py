@@ -62,7 +62,7 @@ class CheckpointDirectory:
 
     @property
     def names(self) -> Iterator[str]:
-        """Names of weights; a quantised weight has one name."""
+        """Names of weights."""
         yield from (name for name in self.files if name not in self.grouped.parts)
         yield from self.grouped.quantised
         yield from (name for name in self.grouped.faults if name not in self.files or name in self.grouped.parts)
@@ -120,7 +120,7 @@ class CheckpointDirectory:
             ) from error
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a weight; it can be read again."""
+        """Let the system drop the pages of a weight."""
         quantised = self.grouped.quantised.get(name)
         for part in [name] if quantised is None else quantised.parts.values():
             self.files[part].release(part)
@@ -251,10 +251,7 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> ArrayFile
 
 
 def _is_inside(file_name: str) -> bool:
-    """Whether a file name stays in the directory on every system.
-
-    It is not resolved: the Hub's cache has links to another folder.
-    """
+    """Whether a file name, not resolved (links in the Hub's cache), stays in the directory."""
     parts = PurePosixPath(file_name)
     windows = PureWindowsPath(file_name)
     absolute = parts.is_absolute() or bool(windows.drive) or bool(windows.root)
@@ -283,7 +280,7 @@ def _listing(directory: Path) -> str:
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """Join at most `limit` names with commas; count the others."""
+    """Join at most `limit` names; count the others."""
     names = list(names)
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + rest

@@ -27,7 +27,7 @@ _log = logging.getLogger("hybridlm")
 class Fingerprint:
     """SHA-256 of a model, computed on its first comparison or conversion to text.
 
-    To hash all weights takes longer than to load them. The same unchanged files are equal without computation.
+    Hashing takes longer than loading. The same unchanged files are equal without computation.
 
     Args:
         text: the SHA-256, or a function that computes it.

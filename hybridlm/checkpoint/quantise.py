@@ -45,7 +45,6 @@ class Quantised(NamedTuple):
     """A matrix to be quantised.
 
     Attributes:
-        name: in the new files.
         window: None for a whole tensor.
     """
 
@@ -66,7 +65,6 @@ class Recipe:
     """Choice of matrices to be quantised, and their rounding.
 
     Attributes:
-        mixers: quantise projections of mixers with 4 bits.
         head: None keeps vocabulary matrices plain.
     """
 
@@ -94,11 +92,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class QuantiseReport:
-    """Result of `quantise_checkpoint`.
-
-    Attributes:
-        ragged: plain tensors that groups do not divide.
-    """
+    """Result of `quantise_checkpoint`; groups do not divide `ragged` tensors."""
 
     quantised: int
     ragged: tuple[str, ...]

@@ -134,7 +134,7 @@ def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[st
         if info is not None:
             tensors[name] = info
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
-    # A hole in place of an unreadable entry would report the same fault twice.
+    # A hole would report the same fault twice.
     if len(tensors) == len(entries):
         _check_layout(ordered, available, faults)
     if faults:
@@ -184,7 +184,7 @@ def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: lis
 
 
 def _sizes(value: Any) -> bool:
-    # type(), because JSON true is an int in Python.
+    # JSON true is an int in Python.
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 

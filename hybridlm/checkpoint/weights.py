@@ -56,7 +56,7 @@ class LoadReport:
         return lines
 
     def conversions(self, dtype: str) -> list[str]:
-        """Return a sentence per stored dtype, for users without a chosen `dtype`."""
+        """Return a sentence per stored dtype."""
         return [
             f"{self.path}: {count} of the parameters are stored as {stored} and kept as {dtype}, as most are stored; "
             f'dtype="float32" keeps every bit'
@@ -65,7 +65,7 @@ class LoadReport:
 
 
 class LoadedWeights(NamedTuple):
-    """Parameters by path in the nnx module, and the report."""
+    """Parameters by path, and the report."""
 
     arrays: dict[ParameterPath, Any]
     report: LoadReport
@@ -174,7 +174,7 @@ def _read_tensors(
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-        # A copy that XLA takes over; a view would change with the file.
+        # A view would change with the file.
         result, filled = aligned_empty(shape, np.dtype(np.float32) if adapters else kind), 0
         pieces = list(windows)
         for window, target in pieces:

@@ -76,7 +76,7 @@ class Work:
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
 
     def check(self, mixed: bool) -> None:
-        """Raise ValueError or OSError for unusable files and options, before minutes of measuring."""
+        """Raise ValueError or OSError for unusable files and options."""
         for file in (self.json_to, self.plot_to):
             if file is not None:
                 replaceable(file)

@@ -117,10 +117,8 @@ class Loading:
 def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
     """Give a command options of `hybridlm.load`, --verbose and --debug, and report its errors.
 
-    The command's first argument is the options of `load`.
-
     Args:
-        *names: options of `load`; all of `LOADING` by default.
+        *names: options of `load`, the command's first argument; all of `LOADING` by default.
         **defaults: of these options.
     """
 
@@ -207,7 +205,7 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console with the terminal's width, or the tables' width in files and pipes."""
+    """Return a console with the terminal's width, in files the tables'."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
@@ -237,7 +235,7 @@ EXIT_INTERRUPTED = [128 + number for number in (signal.SIGINT, *ENDING)]
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends the command, raised wherever it runs."""
+    """A signal that ends the command."""
 
     def __init__(self, number: int):
         self.number = number
@@ -248,7 +246,7 @@ class Ended(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Raise Ended for a signal that would end the process without a word.
 
-    Ignored signals (nohup) stay ignored. A process of a group ends at once: another one may be gone.
+    Ignored signals (nohup) stay ignored. A process of a group ends at once.
     """
     chosen = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
     if jax.distributed.is_initialized() or threading.current_thread() is not threading.main_thread():

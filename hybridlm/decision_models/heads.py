@@ -1,4 +1,4 @@
-"""Scores of options, by labels or a linear head, from one token's residual stream."""
+"""Scores of options, by labels or a linear head."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class SlotHead:
             )
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the scores of options, float64 [option], soft-capped if the model caps them."""
+        """Return the scores of options, float64 [option], soft-capped."""
         first = self.offsets[question.type]
         rows = slice(first, first + len(question.options))
         weight = self.weight[rows].astype(np.float64)

@@ -112,7 +112,7 @@ class Prompts:
         return self._without_marks(ids, group)
 
     def _safe(self, value: Any) -> Any:
-        """Return a JSON value without control tokens, or at least without sentinels."""
+        """Return a JSON value without control tokens or sentinels."""
         # A template that handles control tokens itself knows no sentinels.
         return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
 
@@ -139,7 +139,7 @@ class Prompts:
 def generic_prompt(state: Any, question: DecisionQuestion) -> str:
     """Return the question as a chat user's message, without a decision template.
 
-    It has transformers' words, for comparable answers.
+    The words are transformers'.
     """
     lines = [_text(question.instructions)]
     for label, option, description in zip(question.labels, question.options, question.descriptions, strict=True):

@@ -78,8 +78,8 @@ class Answer:
     def confidence(self) -> float | None:
         """From 0, equally likely options, to 1; None for "noul".
 
-        Choice: `(p - 1/n) / (1 - 1/n)`, with the probability p of the best of n options. Score: `1 - d / u`, with the
-        mean distance d from the most likely level, and its value u for equal probabilities.
+        Choice: `(p - 1/n) / (1 - 1/n)`, p of the best of n options. Score: `1 - d / u`, mean distance d from the most
+        likely level, u for equal probabilities.
         """
         count, probabilities = len(self.probabilities), list(self.probabilities.values())
         if self.type == "noul":

@@ -44,10 +44,8 @@ class NamedTensor(NamedTuple):
     """A tensor, or one expert of a tensor.
 
     Attributes:
-        name: llama.cpp's.
-        shape: in Hugging Face form.
-        change: converter's change of numbers, to be undone.
-        heads: value head order to be undone.
+        name, shape: llama.cpp's, and in Hugging Face form.
+        change, heads: converter's changes, to be undone.
     """
 
     name: str
@@ -257,7 +255,7 @@ def _parts(name: str, tensor: NamedTensor, rule: _Rule, config: dict[str, Any]) 
     heads = _heads(rule.heads, config) if rule.heads else None
     if heads is not None:
         along = tensor.shape[-1] if heads.columns else tensor.shape[0]
-        # The check of headers names a tensor of another size.
+        # The check of headers names it.
         if along != heads.offset + heads.key_heads * heads.per_key * heads.size:
             heads = None
     yield name, tensor._replace(shape=tuple(shape), change=rule.change, heads=heads)

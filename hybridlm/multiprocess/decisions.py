@@ -34,11 +34,7 @@ class Decisions:
 
     @contextmanager
     def command(self, kind: str, **arguments: Any) -> Iterator[None]:
-        """Run a call of the user; nested commands are part of it.
-
-        Args:
-            **arguments: all its data, apart from earlier commands.
-        """
+        """Run a call of the user, with all its data."""
         yield
 
     def decide(self, make: Callable[[], T]) -> T:
@@ -49,7 +45,7 @@ class Decisions:
         """Let an interrupt end a command here."""
 
     def share(self, thing: Any) -> None:
-        """Number an object for later commands, while it exists in process 0."""
+        """Number an object for later commands."""
 
 
 class Broadcast(Decisions):

@@ -1,7 +1,7 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
-A step waits inside the runtime, where no exception reaches it, so a thread ends the process. A silent peer has ended; a
-lagging peer sends heartbeats but receives no messages.
+No exception reaches a step that waits inside the runtime, so a thread ends the process. A lagging peer sends heartbeats
+but receives no messages.
 """
 
 import json
@@ -36,7 +36,6 @@ class HeartbeatRecord(NamedTuple):
     """One heartbeat of a process, with its host.
 
     Attributes:
-        epoch: messages received or sent.
         busy: work of unbounded duration (compilation), or "".
     """
 
@@ -55,7 +54,6 @@ class Heartbeat:
         end: exits with a status; replaced in tests.
 
     Attributes:
-        failure: cause of another process's end.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class Heartbeat:
             threading.Thread(target=run, name=f"hybridlm-heartbeat{run.__name__}", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching: a process that ends now has finished its work."""
+        """Stop watching: this process has finished its work."""
         self._stopped.set()
 
     def reason(self) -> str | None:
@@ -237,7 +235,7 @@ def join(timeout: float, devices: int | None = None) -> None:
     if COUNT in os.environ and NUMBER in os.environ:
         numbers = {"num_processes": int(os.environ[COUNT]), "process_id": int(os.environ[NUMBER])}
     try:
-        # JAX aborts a process after this time; our heartbeat is quicker and reports more.
+        # The heartbeat is quicker than JAX and reports more.
         jax.distributed.initialize(
             **numbers,
             initialization_timeout=2 * MAX_TIMEOUT,

@@ -3,8 +3,8 @@
 No pickle: messages hold None, bool, int, float, str, list, tuple, frozenset, dict, int32 arrays of one dimension, and
 known data classes; shared objects are sent by number.
 
-`KeyValues` is JAX's coordination service in process 0 (`jax.distributed.initialize`): 4 KB take a tenth of a device
-broadcast's time, and a waiting process keeps no device busy. Only JAX's internal client has this store.
+`KeyValues` is JAX's coordination service in process 0: 4 KB take a tenth of a device broadcast's time, and a waiting
+process keeps no device busy. Only JAX's internal client has this store.
 """
 
 import json
@@ -26,7 +26,7 @@ _BLOCK = 256
 
 
 class Message(NamedTuple):
-    """A command or decision; `history` is the digest of all steps before."""
+    """A command or decision; `history` is the digest of earlier steps."""
 
     kind: str
     arguments: dict[str, Any]
@@ -72,7 +72,7 @@ class Messages:
         )
 
     def forget(self, count: int) -> None:
-        """Delete the first `count` messages in whole blocks; all have received them."""
+        """Delete the first `count` messages in whole blocks."""
         while self._deleted < count // _BLOCK:
             self._store.delete(f"message/{self._deleted}")
             self._deleted += 1
@@ -154,11 +154,7 @@ def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any])
 
 
 class KeyValues:
-    """The store of `jax.distributed`'s processes.
-
-    Attributes:
-        address: of the service in process 0.
-    """
+    """The store of `jax.distributed`'s processes."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -34,7 +34,6 @@ class PendingStep(NamedTuple):
 
     Attributes:
         fields: digests by operand.
-        message: messages before it.
         agree: result of its operand check, on the devices.
     """
 
@@ -136,9 +135,6 @@ class ProcessGroup:
 
         Otherwise the first process would block its devices while others compile.
 
-        Args:
-            compiled: (`all_have` of `Programs.compiled`) -> program.
-
         Raises:
             IsolationError, AuditError, HloError: refused in all processes.
             Disagreement: another program, or a refusal, in another process.
@@ -201,7 +197,7 @@ class ProcessGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Raise ProcessLost if another process causes a failure of this work."""
+        """Raise ProcessLost if another process caused a failure."""
         try:
             yield
         except jax.errors.JaxRuntimeError:

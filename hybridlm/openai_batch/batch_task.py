@@ -108,8 +108,7 @@ def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
 class BatchTask(Task):
     """Answers to OpenAI Batch requests, one per line, as `vllm run-batch` (docs/batch.md).
 
-    An input line is `{"custom_id", "method": "POST", "url", "body"}` with the url /v1/completions or
-    /v1/chat/completions. An output line has id, custom_id, response (status_code, request_id, body) and error.
+    An output line has id, custom_id, response (status_code, request_id, body) and error.
     """
 
     check: ClassVar[Any] = staticmethod(check_batch_file)

@@ -140,7 +140,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         name = _name(token, tokenizer)
-        # An incomplete character and a token without a tokenizer have no text, so their bytes are null.
+        # Without text, bytes are null.
         has_bytes = tokenizer is not None and REPLACEMENT not in name
         return {"token": name, "logprob": finite(logprob), "bytes": list(name.encode()) if has_bytes else None}
 

@@ -138,7 +138,7 @@ def _small_model(config: DecoderConfig, devices: Devices) -> Decoder:
 
 
 def _random_weight(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> np.ndarray:
-    """Return random weights of variance 1 / fan-in; vectors around 1."""
+    """Return weights of variance 1 / fan-in; vectors around 1."""
     size = min(int(np.prod(leaf.shape)), RANDOM_BLOCK)
     numbers = rng.uniform(0.5, 1.5, size) if len(leaf.shape) < 2 else rng.normal(size=size) * leaf.shape[-1] ** -0.5
     return np.resize(numbers.astype(leaf.dtype), leaf.shape)
@@ -202,7 +202,7 @@ def _differences(
 
 
 def _of_lanes(pool: np.ndarray, axis: int | None, lanes: int) -> np.ndarray:
-    """Return the rows of a pool, or each lane's pages behind the null page, joined along the axis of positions."""
+    """Return the rows of a pool, or each lane's joined pages, without the null page."""
     if axis is None:
         return pool
     return np.stack([np.concatenate(pages, axis) for pages in np.split(pool[1:], lanes)])

@@ -126,7 +126,7 @@ class Programs:
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates of all compiled steps by shape name; a second one is "name (2)"."""
+        """Certificates of compiled steps by shape name; a second is "name (2)"."""
         certificates: dict[str, Certificate] = {}
         for shape, program in sorted(self._finished(), key=lambda pair: str(pair[0])):
             name, count = str(shape), 1
@@ -353,7 +353,7 @@ def may_copy(structure: Structure) -> tuple[str, ...]:
 
 
 def _options(platform: str) -> dict[str, Any]:
-    """Return XLA's compiler options for a platform, except those in XLA_FLAGS."""
+    """Return a platform's compiler options, except those in XLA_FLAGS."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in OPTIONS.get(platform, {}).items() if f"--{name}=" not in flags}
 

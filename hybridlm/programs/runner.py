@@ -1,6 +1,6 @@
 """The only interface for steps on a pool, and for moves of states.
 
-`OneProcess` calls compiled steps; `many_processes` runs them in several processes, `sanitized` with shadow labels.
+`many_processes` runs steps in several processes, `sanitized` with shadow labels.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +47,6 @@ class Move(NamedTuple):
     """A copy of a part of a row.
 
     Attributes:
-        target, source: written and read arrays.
         maps: other operands, int32 [1] each: read row, written row, ...
         mark: another label under which a cached state is continued.
     """
@@ -85,7 +84,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch a step that consumes a pool's rows; return outputs and new rows."""
+        """Dispatch a step; return outputs and new rows."""
 
     @abstractmethod
     def move(self, step: Move, examples: Examples) -> None:
@@ -105,12 +104,12 @@ class Runner(ABC):
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Compile a step; return whether its measured time will exclude other work."""
+        """Compile a step; return whether its measured time excludes other work."""
         self.compiled(shape, examples)
         return True
 
     def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
-        """Call `repeat` unless this is process 0; return whether it was called."""
+        """Call `repeat` except in process 0; return whether it was called."""
         return False
 
     def mark(self, owner: Any) -> Label | None:
@@ -153,7 +152,7 @@ class InFlight:
             return
         self._results.append(results)
         if len(self._results) == MAX_IN_FLIGHT:
-            # Arrays donated to a later call are ready before its results, which are awaited too.
+            # Arrays donated to a later call are ready before its awaited results.
             results, self._results = self._results, []
             jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])
 

@@ -1,7 +1,7 @@
 """Steps with shadow labels (`load(sanitize=True)`): checks of row owners.
 
-The proof is about a step given its rows; the sanitizer checks that these are the intended rows: after every step it
-compares the labels that moved with rows to the host's expectation.
+The proof takes rows as given. The sanitizer checks that they are the intended ones: after every step it compares labels
+that moved with rows to the host's expectation.
 """
 
 import itertools
@@ -119,12 +119,12 @@ class Sanitizer(Runner):
         raise ValueError(f"{subject} expect a model without sanitize; load it without sanitize")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Return False: a step is compiled on its first call, and waited for."""
+        """Return False: a step is compiled on its first call."""
         return False
 
     @under_settings
     def program(self, shape: Any, examples: Examples) -> Sanitized:
-        """Return a proved step with shadow labels; compiled on its first call.
+        """Return a proved step with shadow labels.
 
         Raises:
             IsolationError, AuditError: it is not proved, or fails `Programs.measure`.

@@ -10,7 +10,7 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, Tensors
 from hybridlm.quantised.torchao import PART, UNUSED, torchao_tensor
 
-# Wrappers of the language model in tensor names; lists in configurations use any of them.
+# Wrappers in tensor names; lists in configurations use any.
 _WRAPPERS = ("model", "language_model", "backbone")
 
 
@@ -129,14 +129,14 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
     else:
         return None, {}
     members = {role: other for role, other in roles.items() if other in tensors}
-    # The check of headers reports codes without other tensors.
+    # The check of headers reports these.
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
 def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """Return the weight of a tensor outside all groups, and why it is unreadable.
 
-    The reason is empty for unused scales of activations and caches; None for a plain tensor.
+    "" for unused scales of activations and caches; None for a plain tensor.
     """
     last = name.rpartition(".")[2]
     if last in _IGNORED or "_bmm" in last:

@@ -13,7 +13,7 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from models.ops.quantised_codes import Codes
 
 MIN_GROUP = 8
-"""Columns of the narrowest packed groups; narrower groups' scales take as much memory as numbers."""
+"""Columns of the narrowest packed groups: narrower scales take as much memory as numbers."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     if tensor.scheme == "nvfp4":
         scale = tensor.scales(read)
         matrix_scale = tensor.whole(read)
-        # XLA would multiply by the reciprocal in every step.
+        # XLA would multiply by the reciprocal.
         matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
         return packed_arrays(stored, scale.astype(scale_type), np.broadcast_to(matrix_scale, (*lead, rows, 1)))
     if tensor.scheme == "int4-affine":

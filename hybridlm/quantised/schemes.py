@@ -1,6 +1,6 @@
 """Schemes of quantised weights: names, tensors, and exact scales and zero points.
 
-A quantised weight is codes [..., out, in] with a scale per group of entries.
+A weight is codes [..., out, in] with a scale per group of entries.
 """
 
 from collections.abc import Callable, Mapping
@@ -80,7 +80,7 @@ class QuantisedTensor:
         return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
 
     def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scales in float32; raises DequantiseError unless weights stay finite."""
+        """Return float32 scales; raises DequantiseError unless weights stay finite."""
         stored = read(self.parts["scale"])
         if self.nested is not None:
             numbers = self._nested_scales(read, self.nested)
@@ -125,7 +125,7 @@ class QuantisedTensor:
                 _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scale of the matrix, a scalar, or of each expert, [expert, 1, 1].
+        """Return the matrix scale, a scalar, or [expert, 1, 1].
 
         Raises:
             DequantiseError: not finite, a divisor of zero, or so large that a weight may be infinite.

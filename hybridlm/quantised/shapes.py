@@ -20,7 +20,7 @@ class TensorInfo(NamedTuple):
     Attributes:
         dtype: of elements ("BF16", "F8_E4M3", ...) or blocks ("Q4_K").
         shape: as stored, perhaps of packed codes.
-        begin, end: from the start of all data; in GGUF files of the file.
+        begin, end: from the start of all data; in GGUF of the file.
     """
 
     dtype: str
@@ -150,7 +150,7 @@ class Tensors:
         if scale.dtype in POWERS:
             return self.by_columns("mxfp8", 32)
         scale_shape = list(scale.shape)
-        # A grid of one block has the formula of one scale for the tensor; the configuration names the scheme.
+        # One block has the formula of one scale; the configuration names the scheme.
         if scale_shape in self.grids() and (self.hints.block_is_said or len(scale_shape) == len(shape) + 2):
             return self.made("fp8-block", shape)
         if math.prod(scale_shape) == 1 or (

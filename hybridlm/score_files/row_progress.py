@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_RATES = 0.5
 """Seconds between updates of the tokens in a bar."""
 Tokens = Callable[[], int]
-"""Returns the tokens computed so far: parts of a file may take hours."""
+"""Returns the tokens computed so far."""
 
 
 def no_tokens() -> int:
@@ -64,11 +64,7 @@ def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
-    Rows count by bytes. Within a part progress follows computed tokens, as a share or by tokens per byte of earlier
-    parts.
-
-    Args:
-        lines: print a line for each call of `tick`, and one at the end.
+    Rows count by bytes. Within a part progress follows computed tokens, by tokens per byte of earlier parts.
     """
 
     def __init__(self, bar: Progress | None, lines: bool, tokens: Tokens, verb: str = "scoring"):

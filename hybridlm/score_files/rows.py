@@ -17,8 +17,7 @@ class Mark(NamedTuple):
     """A place between two rows of a file.
 
     Attributes:
-        row: rows before it.
-        offset: bytes before it, in formats with lines.
+        row, offset: rows before it, and bytes in formats with lines.
     """
 
     row: int
@@ -123,8 +122,6 @@ class ScoreTarget:
     """A format of scores: functions of the rows alone.
 
     Attributes:
-        part: the content of a part.
-        join: writes the whole output.
         several: rows may have several completions.
     """
 

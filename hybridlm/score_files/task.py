@@ -22,9 +22,7 @@ class ScoreFileReport:
 
     Attributes:
         output: written file, with the shard in its name.
-        texts: computed rows.
-        errors: rows with an error.
-        tokens: of the texts.
+        texts, errors: computed and wrong rows.
         kept: rows that an interrupted run had finished.
         prefix_tokens_saved: tokens that common beginnings saved, by earlier runs too.
         shifted: completions scored from within the prompt: a token spans both.
@@ -92,13 +90,11 @@ class RowTask:
         request: None for texts and token ids.
         ids: reported ids per position, at least 1; in memory until the part is written.
         window_bytes: None for 1 MiB.
-        counts: tokens and places so far.
         during: context around a part.
         check: (input, output, options) -> output path, without a model.
         open: (input, field names, request fields) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
-        rows: plural in messages.
         report: (output, parts, earlier rows) -> result.
     """
 
@@ -155,7 +151,7 @@ def text_task(
 
 
 def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Return the output rows, with each wrong row's error; one call computes all."""
+    """Return the output rows, with each wrong row's error."""
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]
     works = [_read(task, row, name) for row, name in zip(rows, names, strict=True)]
     results = iter(task.run([work for work, fault in works if fault is None]))

@@ -36,8 +36,7 @@ def page_table(pages: int, devices: int = 1) -> PageTable:
     """Return the page table of the lanes.
 
     Args:
-        pages: with each device's null page.
-        devices: with as many pages each; entries are page numbers of a device.
+        pages: with each device's null page; entries are page numbers of a device.
     """
     return PageTable(PAGES.group, pages // devices, local=DATA if devices > 1 else None)
 
@@ -47,7 +46,7 @@ def pools_of(arrays: Any) -> Any:
 
 
 def _inputs(slots: SlotMap, pages: PageTable | None) -> StepInputs:
-    """Return the contract entries of a step's inputs; an absent part's entry has no array.
+    """Return the contract entries of a step's inputs.
 
     `changes` follow from the tokens before the step: a lane with changes has no drafts, unless the changes are masks,
     with one for each token.

@@ -1,6 +1,6 @@
 """The generating step: prefill or decode of one chunk, and one sampled token per lane.
 
-All steps share everything up to the final residual stream; a lane of length 0 keeps its rows.
+A lane of length 0 keeps its rows.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ class SampledTokens(NamedTuple):
             other changes leave no token.
         logprob: before temperature and processing.
         top_tokens, top_logprobs: the best first.
-        mtp_drafts: after the lane's next token.
         hidden_states: of the lane's last token in some layers.
     """
 
@@ -52,8 +51,6 @@ def generate_step(
     structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0
 ) -> Step:
     """Make the generating step, with outputs `SampledTokens`.
-
-    Its inputs have `sampling` and may have `changes` and `probes`.
 
     Args:
         top: None for tokens alone, otherwise log-probabilities of the token and `top` others.
@@ -117,7 +114,7 @@ def sample_with_logprobs(
     processor: LogitsProcessor | None,
     devices: Devices,
 ) -> SampledTokens:
-    """Sample the next token of each row of logits, with its log-probability if requested.
+    """Sample each row's next token, with its log-probability if requested.
 
     Args:
         last_token: before the token to sample; None without a processor.
@@ -164,12 +161,11 @@ def propose_mtp_drafts(
     drafts are written again before they are read.
 
     Args:
-        layers: the head has consumed all tokens except the sampled one.
         inputs: KV cache blocks have room for all drafts.
         consumed: a lane with 0 has not sampled, and gets no drafts.
 
     Returns:
-        `count` drafts, all in the vocabulary, and the state.
+        `count` drafts and the state.
     """
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *body, head = layers
@@ -201,7 +197,7 @@ def propose_mtp_drafts(
 
 
 def hidden_step(structure: Structure) -> Step:
-    """Make the step with outputs `hidden`, float32 [N, T, hidden]; padding has no meaning."""
+    """Make the step with outputs `hidden`, float32 [N, T, hidden]."""
 
     def step(
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs

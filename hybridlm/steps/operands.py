@@ -1,7 +1,4 @@
-"""Inputs of one step.
-
-Host arrays are new for every step, and are not written to afterwards.
-"""
+"""Inputs of one step; host arrays are immutable."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -44,8 +44,7 @@ class Scored(NamedTuple):
 def score_step(structure: Structure, top: int) -> Step:
     """Make the scoring step, with outputs `Scored`.
 
-    Its inputs have `targets` and may have `chosen` and `probes`. With `chosen`, ranks, entropy and chosen ids are
-    reported too, at its temperature.
+    With `chosen`, ranks, entropy and chosen ids are reported too, at its temperature.
     """
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
@@ -100,7 +99,7 @@ def score_tokens(
 
         logprobs = ranks = None
         if token_ids.shape[2]:
-            # One id at a time: a pass over the logits for each costs less than their product, and no memory.
+            # One id at a time costs less than their product, and no memory.
             by_id = jnp.moveaxis(token_ids.reshape((-1, token_ids.shape[2])), 1, 0)
             logprobs, ranks = (jnp.moveaxis(x, 0, 1) for x in lax.map(describe, by_id))
         scored = Scored(
@@ -129,7 +128,7 @@ def token_logits(
 ) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
     """Return differentiable log-probabilities of the targets, and their logits or None.
 
-    Products, blocks and bits equal `score_tokens`; a gradient computes a block's logits anew.
+    Bits equal `score_tokens`; a gradient computes a block's logits anew.
     """
     vocabulary = Vocabulary.of(model.config)
 

@@ -33,7 +33,6 @@ class Floor:
     """Least traffic and arithmetic of a step on each device.
 
     Attributes:
-        moved: bytes read and written.
         flops: of products with weights.
     """
 
@@ -110,12 +109,10 @@ class StepReport:
         repeated: operations in these loops, in all iterations.
         turns: iterations of each such loop over KV cache blocks at the report's context; uniform routing needs no
             further passes over experts.
-        moved, flops: bytes and operations of products, with these iterations.
+        moved, flops: with these iterations.
         floor_moved, floor_flops: lower bounds for every program; None for moves of states.
         floor_seconds: at the device's bandwidth and peak.
         moved_seconds: at the device's bandwidth, without caches.
-        tokens_per_second: at most, of all lanes.
-        largest: operations that move most.
         uncounted: GPU kernels with declared reads, because lengths do not determine their loops.
         resources: of GPU kernels, by ptxas.
     """

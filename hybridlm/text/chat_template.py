@@ -70,8 +70,8 @@ class ChatTemplate(CompiledTemplate):
         """Return the text of a conversation.
 
         Args:
-            messages: {"role": ..., "content": ...} in order; as in transformers, None values are removed and reasoning
-                has each of its names.
+            messages: {"role": ..., "content": ...}; as in transformers, None values are removed and reasoning has each
+                of its names.
             continue_final_message: end within the last message, in its content or this field.
 
         Raises:
@@ -95,10 +95,7 @@ class ChatTemplate(CompiledTemplate):
         return self.text({"messages": messages, **variables})
 
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Join lists of text parts by line ends for templates without lists, as in vLLM.
-
-        Such a template raises, or renders the list as Python does.
-        """
+        """Join lists of text parts by line ends for templates without lists, as in vLLM."""
         listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
         if not listed or not all(_is_text_part(part) for content in listed for part in content):
             return messages
@@ -161,7 +158,7 @@ class ChatTemplate(CompiledTemplate):
             raise ChatTemplateError(
                 "continue_final_message: the chat template leaves the last message out or changes it"
             )
-        # A template that trims the message also trims the mark's space; it would have trimmed the text.
+        # A template that trims the message also trims the mark's space.
         return text[:place] if text.startswith(CONTINUED, place) else text[:place].rstrip()
 
 

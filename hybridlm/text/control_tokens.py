@@ -1,7 +1,6 @@
 """Control tokens in users' texts, apart from the template's.
 
-They are marked before a template is rendered and encoded as plain text; the marks are transformers' private characters,
-for equal ids.
+They are marked before rendering and encoded as plain text; the marks are transformers', for equal ids.
 """
 
 import re
@@ -11,7 +10,7 @@ from typing import Any
 from hybridlm.text.tokenizer import Tokenizer
 
 BEGIN, END = "\U000f0000", "\U000f0001"
-"""Marks before each character of a token, and behind it: a cut text has no complete token."""
+"""Marks of each character of a token: a cut text has no complete token."""
 
 
 def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:

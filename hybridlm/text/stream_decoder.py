@@ -100,7 +100,7 @@ class StreamDecoder:
         """
         self._decode, self._has_text = decode, has_text
         self._streaming = Streaming() if streaming is None else streaming
-        # Some decoders drop a leading space, so the last returned tokens stay in the window.
+        # The last returned tokens stay: some decoders drop a leading space.
         self._window: list[int] = []
         self._given = 0
         self._held = False
@@ -135,7 +135,7 @@ class StreamDecoder:
         return rest
 
     def _shorten(self, text: str) -> None:
-        """Drop first tokens of the window that the rest is independent of."""
+        """Drop first tokens of the window without influence."""
         if self._held:
             half = len(self._window) // 2
             head, tail = self._decode(self._window[:half]), self._decode(self._window[half:])
@@ -145,7 +145,7 @@ class StreamDecoder:
             return
         keep = _MIN_CONTEXT
         while keep < len(self._window):
-            # A context without text would leave the next token the first one of a text.
+            # A context without text would leave the next token first.
             if context := self._decode(self._window[-keep:]):
                 del self._window[:-keep]
                 self._given = len(context)

@@ -36,8 +36,7 @@ class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
     Attributes:
-        special_tokens: by name ("bos_token", ...).
-        chat_templates: sources by name, "default" by default.
+        special_tokens, chat_templates: by name ("bos_token", "default", ...).
         chat_control_tokens: added tokens reserved for chat templates; None if tokenizer_config.json names none.
     """
 
@@ -58,7 +57,7 @@ class Tokenizer:
         Raises:
             ValueError: bos_token or eos_token is not in the vocabulary.
         """
-        # A file saved during training may enable both: texts would change silently.
+        # A file saved during training may enable both.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -81,7 +80,7 @@ class Tokenizer:
         Raises:
             CheckpointError: an unreadable file, or an unknown tokenizer class.
         """
-        # Imports `tokenizers` and jinja2 only for a checkpoint that needs them.
+        # These imports are slow.
         from hybridlm.text import tokenizer_files as files
 
         try:
@@ -98,7 +97,7 @@ class Tokenizer:
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
-        """Return tokenizer.json with the added tokens of other files."""
+        """Return tokenizer.json with other files' added tokens."""
         return self._backend.to_str()
 
     @property
@@ -124,11 +123,10 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text of any length; special tokens become their ids.
+        """Return the token ids of a text; special tokens become their ids.
 
         Args:
-            add_special_tokens: add tokens around every text (such as BOS); False for chat templates' texts, which have
-                them.
+            add_special_tokens: such as BOS; False for chat templates' texts, which have them.
 
         Raises:
             ValueError: lone surrogates.
@@ -197,7 +195,7 @@ class Tokenizer:
         return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids, without ids beyond the vocabulary, as in transformers.
+        """Return the text of token ids; skips ids beyond the vocabulary.
 
         Raises:
             ValueError: a negative id, or of more than 32 bits.
@@ -288,7 +286,7 @@ class Tokenizer:
     def encode_with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
     ) -> list[int]:
-        """Return the token ids of a conversation with tools; see `apply_chat_template`.
+        """Return the token ids of a conversation with tools.
 
         Raises:
             ChatTemplateError: the template has no tools.
@@ -317,13 +315,13 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """Return the text of a conversation; encode it with `add_special_tokens=False`.
+        """Return a conversation's text, as transformers; encode it with `add_special_tokens=False`.
 
-        It equals transformers' text. Content parts are joined by line ends if the template takes no lists; JSON
-        arguments of tool calls become objects if it takes no texts.
+        Content parts are joined by line ends if the template takes no lists; JSON arguments of tool calls become
+        objects if it takes no texts.
 
         Args:
-            messages: {"role": ..., "content": text or list of text parts} in order.
+            messages: {"role": ..., "content": text or list of text parts}.
             add_generation_prompt: begin the assistant's answer; None: unless the last message is continued.
             chat_template: name in `chat_templates`, or a source; by default "tool_use" with tools if present, else
                 "default".

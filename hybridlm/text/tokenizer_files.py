@@ -128,7 +128,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
-    # Tokens with a name of the model's own; those written here replace the list of a saved tokenizer.
+    # Named tokens; those written here replace the list of a saved tokenizer.
     names = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
     names |= _take_dict(settings, "extra_special_tokens")
     saved = _take_dict(settings, NAMED)

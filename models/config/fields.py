@@ -64,7 +64,7 @@ PLACEHOLDERS = tuple(
     for part in ("image", "img_context", "video", "video_context", "audio", "sound_context", "ts", "time_series")
     for end in ("id", "index")
 )
-"""Fields with ids of tokens that other parts of the model embed."""
+"""Fields with ids of tokens of other parts."""
 
 
 def read_placeholders(reader: ConfigReader, defaults: Mapping[str, int]) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def read_decoder_config(
     positions: int,
     rope: Rope | None = None,
 ) -> DecoderConfig:
-    """Build the decoder config of a flat config.json, after all other fields.
+    """Build the decoder config, after all other fields.
 
     Args:
         positions: default of `max_position_embeddings` in transformers.

@@ -137,7 +137,7 @@ class ConfigReader:
         return float(pair[0]), float(pair[1])
 
     def child(self, name: str) -> "ConfigReader | None":
-        """Return a reader of a nested object, or None; `close` reports its faults, too."""
+        """Return a reader of a nested object, or None; `close` covers it."""
         value = self.get(name)
         if value is None:
             return None

@@ -65,14 +65,7 @@ class PostNorm:
 
 @dataclass(frozen=True)
 class NormedResidual:
-    """A branch on a normed residual stream.
-
-    It computes `x = stream * norm(x) + output * inner(norm(x))`.
-
-    Attributes:
-        inner: the layer.
-        stream, output: factors on the normed stream, and on the layer's output.
-    """
+    """A branch on a normed residual stream: `x = stream * norm(x) + output * inner(norm(x))`."""
 
     inner: BranchConfig
     stream: float = 1.0
@@ -94,7 +87,6 @@ class BlockResidual:
     (`SourceMix`), the output is added to the last.
 
     Attributes:
-        inner: the layer.
         begins: the first branch of a block, with an output that is a new source.
         mixes: False for the first branch of the model, which reads the embedding.
     """
@@ -116,7 +108,6 @@ class DecoderConfig:
     """Config of a decoder.
 
     Attributes:
-        family: Hugging Face `model_type`.
         vocab_size, hidden_size, max_position_embeddings, eps, tied: as in config.json.
         layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`,
             `NormedResidual` or, in all layers, `BlockResidual`.
@@ -153,17 +144,17 @@ class DecoderConfig:
 
     @property
     def norm(self) -> NormConfig:
-        """Options of the norms of branches and of the last norm."""
+        """Options of all norms."""
         return NormConfig(self.eps, self.norm_offset, self.norm_gate)
 
     @property
     def residual_size(self) -> int:
-        """Width of the residual stream, or of all streams."""
+        """Width of all residual streams."""
         return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
     def mixes_sources(self) -> bool:
-        """Whether the stream has sources, the embedding and a sum per block (`BlockResidual`)."""
+        """Whether the stream has the sources of `BlockResidual`."""
         return any(isinstance(branch, BlockResidual) for layer in self.layers for branch in layer)
 
     @property
@@ -172,7 +163,7 @@ class DecoderConfig:
         return len(self.layers)
 
     def shard(self, devices: Devices) -> "DecoderConfig":
-        """Return the config of each of several devices (tensor and expert parallel).
+        """Return each device's config (tensor and expert parallel).
 
         Raises:
             ShardingError: with every indivisible size, and the possible numbers of devices.
@@ -237,7 +228,7 @@ class Branch(nnx.Module):
             return (x + y if self.block is None else self._joined(x, y)), state
 
     def _joined(self, x: Stream, y: Activations) -> Stream:
-        """Append `y` to the sources of a stream, or add it to the last."""
+        """Append a source to a stream, or add to the last."""
         assert self.block is not None
         parts = (x, y[:, :, None]) if self.block.begins else (x[:, :, :-1], x[:, :, -1:] + y[:, :, None])
         return jnp.concatenate(parts, axis=2)
@@ -284,7 +275,7 @@ def lane_info(
     slots: Slots = None,
     pages: Pages | None = None,
 ) -> LaneInfo:
-    """Derive the masks of a step's lanes; arguments as for `Decoder`."""
+    """Derive the masks of a step's lanes."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     fresh = (positions == 0) & (lengths > 0)
     return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots, pages=pages)
@@ -297,7 +288,7 @@ def _rematerialised(layer: Layer, x: Stream, info: LaneInfo, state: tuple) -> tu
 
 
 class Decoder(Stateful):
-    """Parameters of a decoder and its step, a pure function of parameters, operands and state.
+    """Parameters of a decoder and its step, a pure function.
 
     The state is a tuple of layers, each a tuple of the states of its branches (None without state).
     """
@@ -320,10 +311,7 @@ class Decoder(Stateful):
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
-        """Return the shard specs of the parameters, by path; other parameters are replicated.
-
-        A shard has the `ShardedDim.slices` of its index along `model` or `expert` in each sharded dimension.
-        """
+        """Return the shard specs of the parameters, by path; other parameters are replicated."""
         if self.config.devices.sharded:
             raise ValueError(f"only a whole model has shard specs; this is a shard of {self.config.devices}")
         flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
@@ -351,7 +339,7 @@ class Decoder(Stateful):
         )
 
     def embed(self, tokens: Tokens, mask: TokenMask) -> Activations:
-        """Look up the embeddings of the tokens in the mask; the others are zero."""
+        """Look up the embeddings of the tokens in the mask, else zeros."""
         axes = self.config.devices.several((MODEL,))
         if axes:
             local, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
@@ -360,7 +348,7 @@ class Decoder(Stateful):
         x = all_reduce(jnp.where(mask[:, :, None], x, 0.0), axes)
         if self.config.embedding_multiplier == 1.0:
             return x
-        # Rounded before a layer adds to it, in every program, as in `Branch`.
+        # Rounded as in `Branch`.
         return materialize(scaled(x, self.config.embedding_multiplier))
 
     def __call__(
@@ -374,7 +362,7 @@ class Decoder(Stateful):
         slots: Slots = None,
         pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
-        """Run the real tokens of every lane, as `run`; other arguments as for `LaneInfo`."""
+        """Run the real tokens of every lane; arguments as for `run` and `LaneInfo`."""
         return self.run(tokens, lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages), state)
 
     def run(
@@ -394,7 +382,7 @@ class Decoder(Stateful):
             info: position 0 starts from zero state; with `verifying` the tokens end with drafts, and `commit` follows
                 with the accepted tokens.
             state: pools with the state before the step.
-            embeddings: of the tokens; None looks them up. Layers with `reads_tokens` read the tokens in any case.
+            embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
 
         Returns:
@@ -431,7 +419,7 @@ class Decoder(Stateful):
         return self.norm(stream), tuple(states)
 
     def _hooked(self, stream: Stream, hooks: Hooks, index: int) -> Stream:
-        """Return the stream with the result of the hook, which has the last source of several."""
+        """Return the stream with the hook's result as its last source."""
         if self.mix is None:
             return hooks.residual(stream, index)
         return jnp.concatenate([stream[:, :, :-1], hooks.residual(stream[:, :, -1], index)[:, :, None]], axis=2)
@@ -448,8 +436,7 @@ class Decoder(Stateful):
     ) -> tuple:
         """Return the state after the accepted tokens of a verifying step.
 
-        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences and
-        convolutions replay the accepted tokens.
+        KV caches overwrite rejected tokens before a read; recurrences and convolutions replay accepted tokens.
 
         Args:
             pending: result of the step in place of the state.
@@ -466,6 +453,6 @@ class Decoder(Stateful):
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
-        """Compute logits of rows of the final residual stream, in float32; a shard its rows."""
+        """Compute float32 logits of final residual rows; a shard its rows."""
         with jax.named_scope("head"):
             return scaled(linear(hidden, self.head[...], self.config.devices), self.config.logits_multiplier)

@@ -64,7 +64,7 @@ class MtpHead(Stateful):
     def __call__(
         self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
-        """Run the valid pairs; return normed hidden states, and the state of the layer's branches."""
+        """Run the valid pairs; return normed hidden states and the branches' state."""
         pairs = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         joined = linear(jnp.concatenate(pairs, axis=-1), self.fc[...], self.devices)
         x = jnp.where(info.valid[:, :, None], joined, 0.0)
@@ -93,7 +93,7 @@ class MtpDecoder(Decoder):
         embeddings: Activations | None = None,
         remat: bool = False,
     ) -> tuple[Activations, tuple]:
-        """Run decoder and head, with a pair for every token after a sequence's first."""
+        """Run decoder and head, with a pair per token after a sequence's first."""
         *layers, head = state
         hidden, layers = super().run(tokens, info, tuple(layers), embeddings, remat)
         previous = take_rows(head.hidden, info.slots)
@@ -133,7 +133,7 @@ class MtpDecoder(Decoder):
         slots: Slots = None,
         pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
-        """Run the head on pairs; return hidden states, for logits, and the layer's state.
+        """Run the head on pairs; return hidden states and the layer's state.
 
         A pair has the position of its hidden state: RoPE depends only on differences, and a sequence's first token,
         without a pair, needs no masked row in the KV cache.

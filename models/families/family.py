@@ -35,18 +35,15 @@ class Family:
     """A family of checkpoints.
 
     Attributes:
-        name: main `model_type`.
-        model_types: every `model_type`, outer and text-only.
-        read_config: reads config.json; raises `ConfigError` with every fault.
-        weights: lists parameters with checkpoint tensors.
+        model_types: outer and text-only; `name` is the main one.
+        read_config: raises `ConfigError` with every fault.
         skipped: full-match regular expressions of tensors outside the language model (vision towers, MTP heads).
-        prefixes: prefixes in place of `root`.
         with_head: family with a required MTP head, or None.
         root: prefix of the decoder's tensor names.
         mtp_counts: config.json fields with the number of MTP layers, which `of` skips.
         renamed: regular expression -> replacement of the start of tensor names; the first match counts, before
             `prefixes`.
-        architectures: supported classes; others are refused.
+        architectures: others are refused.
         mixers: configs of layers with state, for `state_formulas`.
         modules: regular expression -> replacement, from transformers' modules to tensors.
         constants: tensors with numbers that follow from config.json; files with other numbers are refused.
@@ -110,5 +107,5 @@ class Family:
         return tuple(dict.fromkeys((renamed, canonical)))
 
     def skips(self, name: str) -> bool:
-        """Return True if a tensor of the file is skipped by its name."""
+        """Return whether a tensor is skipped."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)

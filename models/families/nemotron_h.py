@@ -3,8 +3,6 @@
 `mamba2` checkpoints have Nemotron-H's tensor names and other config fields. `time_step_limit` bounds time steps, as in
 the published code. transformers applies `time_step_min`, a bound of initial values, as a floor in prefill only, so its
 results depend on the steps. `"hf_compat_dt_floor": true` in config.json applies it to every token.
-
-Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
 """
 
 from collections.abc import Mapping
@@ -69,7 +67,7 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Read the MoE: experts without gates, sigmoid router with correction bias and expert groups."""
+    """Read the MoE: experts without gates, sigmoid router with bias and groups."""
     experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
     groups, chosen_groups, per_token = read_groups(reader, experts, per_token, ("n_group", "num_experts_per_tok"))
     reader.choice("n_shared_experts", [1], 1)
@@ -234,7 +232,7 @@ _WITH_HEAD = Family(
     root="backbone.",
     architectures=text_classes("NemotronH"),
 )
-# Published files have `backbone.`, and the modules of transformers `model.`; it loads both.
+# Published files have `backbone.`, transformers `model.`.
 NEMOTRON_H = Family(
     "nemotron_h",
     ("nemotron_h",),

@@ -1,8 +1,4 @@
-"""Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
-
-Not shared with other families: nested text configs with another tensor prefix, projections of a Gated DeltaNet, a
-gated shared expert, and an MTP head.
-"""
+"""Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -159,7 +155,7 @@ def gated_delta_net_weights(
 
 
 def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
-    """List every parameter of the decoder; `projections` lists the input projections of a mixer."""
+    """List every parameter of the decoder."""
 
     def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
         if isinstance(c, AttentionConfig):

@@ -105,7 +105,7 @@ def families() -> dict[Family, str]:
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin; built-in families without reading entry points.
+    """Return the family of a name, and its origin.
 
     Raises:
         FamilyError: unknown name, or an unreadable entry point.

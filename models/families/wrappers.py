@@ -1,4 +1,4 @@
-"""Models around a supported text model: config.json, tensor names, other parts, placeholders.
+"""Models around a supported text model.
 
 Sources: classes of transformers 5.24 (and its `lfm2_audio`), names in its `conversion_mapping` and in vLLM.
 """
@@ -25,7 +25,7 @@ class Wrapper:
     Attributes:
         model_types: of the outer config.json.
         architectures: classes of the whole model; () accepts every class.
-        text: default `model_type` of the text model, or None.
+        text: default text `model_type`, or None.
         renamed: regular expression -> replacement, to the text model's tensor names.
         skipped: full-match regular expressions of other parts.
         tied: default of the outer `tie_word_embeddings`; None for the text model's.
@@ -148,7 +148,7 @@ WRAPPERS = (
         ("Nemotron3_5TranscribeForConditionalGeneration", "Nemotron3_5TranscribeModel"),
         "nemotron_h",
         (
-            # Export of NeMo: parts of the decoder are renamed, and some parameters have a separate module.
+            # Export of NeMo renames parts of the decoder.
             (r"llm\.model\.embed_tokens\.", "backbone.embeddings."),
             (r"llm\.model\.norm\.", "backbone.norm_f."),
             (r"llm\.model\.(layers\.\d+\.mixer\.)_fp32_params\.", r"backbone.\1"),

@@ -28,7 +28,7 @@ class MoeConfig:
     Attributes:
         width: of each expert (`moe_intermediate_size`).
         shared_width: of the shared expert, or 0.
-        shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
+        shared_gate: sigmoid of a projection, on the shared expert's output.
         latent: width of a projection of the token for routed experts; None for the token.
         limit: as for `MlpConfig`, of all experts.
     """

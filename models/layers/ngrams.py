@@ -14,13 +14,13 @@ from jaxtyping import Int32, UInt32
 
 DIGIT_BITS, DIGITS = 16, 4
 MAX_TABLE = 1 << 28
-"""Sizes of tables are below: a rest times 16, plus a hexadecimal digit, is a number of 32 bits."""
+"""A rest times 16, plus a hexadecimal digit, has 32 bits."""
 _MASK64 = (1 << 64) - 1
 
 
 @cache
 def primes_from(start: int, count: int) -> tuple[int, ...]:
-    """Return the first `count` primes of at least `start`, the sizes of tables."""
+    """Return the first `count` primes of at least `start`."""
     primes: list[int] = []
     number = max(start, 2)
     while len(primes) < count:
@@ -56,7 +56,6 @@ def previous_tokens(history: Int32[Array, "lane all"], taps: int, end: int) -> l
 
     Args:
         history: `taps` tokens in front, and the tokens.
-        end: id of the token that ends a text.
     """
     tokens = history[:, taps:]
     shifted, ended = [tokens], jnp.zeros(tokens.shape, jnp.bool_)

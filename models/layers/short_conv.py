@@ -59,7 +59,7 @@ def _of_rows(
         start = materialize(start)
     y, new = short_conv(x, taps, start, info.lengths, info.valid, bias)
     if devices.platform == "gpu":
-        # XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
+        # XLA:GPU would write all states at the end, and keep every window until then.
         y, new = lax.optimization_barrier((y, materialize(new)))
     return activation(y), None if info.verifying else new
 
@@ -80,7 +80,7 @@ def _token_for_gpus(
     y = y if inputs.bias is None else y + inputs.bias[None]
     y, *tail = lax.optimization_barrier([activation(y), *(row.astype(state.dtype) for row in rows[1:])])
     new = jnp.where((info.lengths > 0)[:, None, None], name_dims(jnp.stack(tail, axis=1), None, "tap", None), state)
-    # Without a second barrier XLA:GPU would write the states of all layers in one operation at the end.
+    # Without a second barrier XLA:GPU would write all states at the end.
     y, new = lax.optimization_barrier((y, new))
     return y[:, None], new
 

@@ -51,10 +51,10 @@ class AttentionConfig:
         heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
         rope: None for attention without positions.
         qk_norm: before RoPE, or None.
-        output_gate: multiply the output by the sigmoid of a second half of each query head.
+        output_gate: sigmoid of a second half of each query head.
         scale: of scores; None for the inverse square root of `head_dim`.
         window: number of positions that a token sees, its own included (`sliding_window`); None for all.
-        head_gate: multiply head outputs by the sigmoid of a learned projection of the token.
+        head_gate: sigmoid of a learned projection of the token.
     """
 
     heads: int
@@ -153,11 +153,6 @@ class Attention(Stateful):
         info: LaneInfo,
         state: Any,
     ) -> tuple[Float32[Array, "lane token head value"], Any]:
-        """Append keys and values, and attend; return outputs of heads, and the cache.
-
-        Args:
-            x: inputs of the layer.
-            heads: scaled queries, keys and values.
-        """
+        """Append keys and values, and attend; return outputs of heads, and the cache."""
         c = self.config
         return append_and_attend(*heads, state, info, c.head_dim, c.devices, c.window)

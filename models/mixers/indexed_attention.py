@@ -1,7 +1,7 @@
 """Attention to the best blocks of earlier positions (QSA, as in Qwen4-Exp).
 
-An indexer, a small attention without values, scores blocks of positions. The layer attends to the best complete blocks
-and to the positions behind the last one.
+An indexer, a small attention without values, scores blocks. The layer attends to the best complete ones and to the
+positions behind the last.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ class IndexedAttentionConfig:
     eps: float
 
     def shard(self, devices: Devices) -> "IndexedAttentionConfig":
-        """Return one device's config: its heads, and the whole indexer."""
+        """Return one device's config: its heads, all of the indexer."""
         return replace(self, attention=self.attention.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "IndexedAttention":

@@ -50,10 +50,7 @@ def append(
     valid: Array,
     pages: Pages,
 ) -> KVCache:
-    """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages.
-
-    The scatter drops padding; the host provides the pages.
-    """
+    """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages."""
     places = token_places(pages, positions, valid, cache.key.shape[0])
     values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
     return KVCache(put_tokens(cache.key, places, _as(cache.key, key)), values)
@@ -110,11 +107,11 @@ def attend(
     before = None if window is None else limit - window
     first = None if window is None else jnp.min(jnp.where(limit >= 0, limit, _LAST), axis=2, keepdims=True) - window
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES and selected is None
-    # Split outside the loop, or XLA would split them in each iteration.
+    # XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(pages.shape[1], devices.platform, lanes * kv_heads)
     span = width * KV_BLOCK
-    # If turns do not divide the table, the last turn begins earlier and skips positions of the previous turn.
+    # The last turn may begin earlier; it skips positions of the previous turn.
     divided = pages.shape[1] % width == 0
 
     def read(pool: Array, here: Pages) -> Array:
@@ -182,10 +179,7 @@ def append_and_attend(
     devices: Devices,
     window: int | None = None,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
-    """Append keys and values and attend causally; a CPU kernel does both at once.
-
-    Arguments as for `append` and `attend`.
-    """
+    """Append keys and values and attend causally; a CPU kernel does both at once."""
     pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)
     if not CPU_KERNEL.chosen(devices, inputs, value_size):

@@ -73,7 +73,7 @@ class LatentAttentionConfig:
 def head_dot(
     x: Float32[Array, "lane token head in"], weight: Float[Array, "head out in"]
 ) -> Float32[Array, "lane token head out"]:
-    """Multiply each head, rounded to the weight's dtype, by its matrix in float32."""
+    """Multiply each head by its matrix, accumulated in float32."""
     lanes, tokens, heads, size = x.shape
     rows = jnp.moveaxis(x.reshape((lanes * tokens, heads, size)), 1, 0).astype(weight.dtype)
     y = lax.dot_general(

@@ -63,7 +63,7 @@ class Mamba1(Recurrent):
 
         S_t[c, n] = exp(d[c] A[c, n]) S_{t-1}[c, n] + d[c] x[c] B[n]        y_t[c] = sum_n S_t[c, n] C[n] + D[c] x[c]
 
-    The scan runs token by token. SSD, in contrast, has one decay for all states of a head.
+    The scan runs token by token.
     """
 
     summed_over = ()

@@ -37,7 +37,6 @@ class Mamba2Config:
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the `segments` of the input projection.
-        devices: of the sharded layer; heads and groups are local.
         group_devices: number of devices with heads of the same group.
     """
 

@@ -67,7 +67,7 @@ class NgramEmbeddingConfig:
         return replace(self, tables=(size,) * len(self.tables), rows=size * len(self.tables))
 
     def shard(self, devices: Devices) -> "NgramEmbeddingConfig":
-        """Return one device's config: its rows of the tables, and the whole projections."""
+        """Return one device's config: its rows of the tables, all projections."""
         return shard_config(self, devices, "rows")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "NgramEmbedding":

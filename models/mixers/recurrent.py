@@ -9,8 +9,7 @@ from models.state.state import Stateful
 class Recurrent(Stateful):
     """A layer `y = project_out(recur(project_in(x)))`; only `recur` uses the state.
 
-    A verifying step returns token inputs, which do not depend on the state, instead of a new state; `commit` replays
-    the accepted tokens.
+    A verifying step returns token inputs instead of a new state; `commit` replays the accepted tokens.
     """
 
     def project_in(self, x: Activations) -> tuple[Any, Any]:

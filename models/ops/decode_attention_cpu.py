@@ -91,7 +91,7 @@ def decode_attention_cpu(
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    # An operand, so that calls with different windows are one program for the proof.
+    # An operand: one program for all windows.
     shown = jnp.int32(window or 0)
     operands = [pages, lengths, positions, shown, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]

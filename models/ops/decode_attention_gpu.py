@@ -41,7 +41,7 @@ RowLimits = Int32[Array, "lane query"]
 
 
 def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
-    """Return sizes of key loads; the first covers the value of shared keys."""
+    """Return sizes of key loads; the first covers shared values."""
     return (value_size, size - value_size) if shared and size > value_size else (size,)
 
 
@@ -59,10 +59,7 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
-    """Return the query rows of a tile, if some fit.
-
-    The fewest equal tiles of at most 64, 32 or 16 rows: each reads the keys and values.
-    """
+    """Return the query rows of the fewest equal tiles, at most 64, 32 or 16, if some fit."""
     limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
     limits = (height for height in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if height <= limit)
     tiles = (-(-rows // -(-rows // height)) for height in limits)
@@ -172,7 +169,7 @@ def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest:
     zero = jnp.zeros((count,), jnp.float32), jnp.zeros((count, value_size), jnp.float32)
     start = jnp.full((count,), MIN_SCORE, jnp.float32), *zero
     for ref, result in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, start), strict=True):
-        # Results have a power of two of rows; registers cannot be written in part, so the padding rows are added as 0.
+        # Padding rows, up to a power of two, are added as 0.
         folded = jnp.where(real.reshape((count,) + (1,) * (result.ndim - 1)), result, 0.0)
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 

@@ -1,6 +1,6 @@
 """Grouped matrix product of MoE layers: each row times its expert's matrix.
 
-No form drops a token. The fastest depends on the number of rows and on the platform.
+No form drops a token.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
 MAX_GATHER_ROWS = 32
-"""Maximum rows of `gather_form` on a CPU; more rows are faster in blocks."""
+"""Maximum rows of `gather_form` on a CPU."""
 BLOCK = 16
 """Rows of one expert in one product of the block form."""
 MAX_SORTED_ROWS = 4
@@ -122,10 +122,7 @@ def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: E
 
 
 def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
-    """Sort rows by expert before `gather_form`, for GPUs.
-
-    Sorted rows read their expert's matrix from memory once, then from cache.
-    """
+    """Sort rows by expert before `gather_form`, for a GPU's cache."""
     order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
     count = jnp.arange(x.shape[0], dtype=jnp.int32)
     # The inverse permutation as sums of one term: a second sort is two operations on XLA:GPU.
@@ -146,7 +143,7 @@ def block_form(
     ends = jnp.cumsum(padded)
     place = (ends - padded)[owner] + jnp.arange(count, dtype=jnp.int32) - (jnp.cumsum(sizes) - sizes)[owner]
     filled = jnp.zeros((blocks * block, x.shape[1]), weight.dtype).at[place].set(x[order].astype(weight.dtype))
-    # Blocks past the last group are all zero, with any expert.
+    # Blocks past the last group are zero.
     block_expert = jnp.searchsorted(ends, jnp.arange(blocks, dtype=jnp.int32) * block, side="right")
     block_expert = jnp.minimum(block_expert, experts - 1).astype(jnp.int32)
 

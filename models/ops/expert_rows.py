@@ -1,8 +1,8 @@
 """GPU kernel for the grouped product of experts: rows of one expert times its matrix.
 
 `expert_dot.grouped_product` defines it. Rows are sorted by expert; a program instance has the experts that begin in its
-segment, and multiplies tiles of twice the mean number of rows. A plain or packed matrix is read once per tile. Gate and
-up are one matrix: the kernel also applies SwiGLU.
+segment, and multiplies tiles of twice the mean number of rows. A matrix is read once per tile. Gate and up are one
+matrix: the kernel also applies SwiGLU.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ STAGES = 3
 MAX_ROUNDED_ROWS = 1024
 """Maximum rows rounded in the kernel; more are read by many instances."""
 MIN_INSTANCES = 128
-"""Program instances, about as many as a GPU's processors."""
+"""Program instances, about a GPU's processors."""
 SEGMENTS = 2
 """Segments of sorted rows per expert, for equal work."""
 MAX_WARP_NUMBERS = 1 << 13
@@ -89,7 +89,7 @@ def expert_rows_kernel(
 
     def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         number, start = carry
-        # The last tile begins earlier and skips rows of other tiles: a place is in a tile once, also beyond the rows.
+        # The last tile begins earlier and skips rows of other tiles.
         place = jnp.minimum(start, max(0, count - rows)) + lax.broadcasted_iota(jnp.int32, (rows,), 0)
         row = jnp.minimum(place, count - 1)
         of_expert = ((expert[row] == number) & (place >= start) & (place < count))[:, None]
@@ -139,10 +139,7 @@ def expert_rows(
     *,
     interpret: bool,
 ) -> Float32[Array, "row *choice result"]:
-    """Multiply each row by the matrix of its expert, or of each of its experts.
-
-    Arguments as for `expert_dot`.
-    """
+    """Multiply rows by their experts' matrices; arguments as for `expert_dot`."""
     from jax.experimental import pallas as pl
 
     count, experts = expert.size, weight.shape[0]
@@ -186,10 +183,7 @@ def _terms(width: int, itemsize: int) -> int:
 
 
 def _columns(outputs: int, chosen: int, limit: int) -> int:
-    """Return an instance's columns: the most with `MIN_INSTANCES` instances, or the fewest.
-
-    `chosen` is the maximum number of experts with rows.
-    """
+    """Return an instance's columns for `chosen` experts: the most with `MIN_INSTANCES` instances, or the fewest."""
     sizes = [limit >> k for k in range((limit // MIN_ROWS).bit_length())]
     sizes = [size for size in sizes if outputs % size == 0]
     return next((size for size in sizes if outputs // size * chosen >= MIN_INSTANCES), sizes[-1])

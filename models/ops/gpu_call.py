@@ -18,7 +18,7 @@ SHARED_MEMORY = {
 """Bytes of shared memory of a program instance -> device kinds of traces, compute capabilities of local GPUs, and the
 device of Pallas' interpreter (CUDA C++ Programming Guide, technical specifications)."""
 LEAST_SHARED_MEMORY = 101_376
-"""Bytes of shared memory on all other GPUs: 8.6, 8.9, 12.0, 12.1, unknown cards."""
+"""The same on all other GPUs: 8.6, 8.9, 12.0, 12.1, unknown cards."""
 MIN_CAPABILITY = 8
 """Major compute capability of the oldest NVIDIA GPUs with Triton's products of bfloat16."""
 
@@ -37,10 +37,7 @@ def shared_memory() -> int:
 
 
 def runs_kernels() -> bool:
-    """Return whether the traced or local GPU is an NVIDIA GPU from capability 8.0 on.
-
-    True without a GPU: for absent targets and the interpreter.
-    """
+    """Return whether the GPU is NVIDIA's from capability 8.0 on; True without a GPU."""
     capability = _device_names()[1]
     major = capability.partition(".")[0]
     return not capability or (major.isdecimal() and int(major) >= MIN_CAPABILITY)
@@ -109,10 +106,7 @@ def rows_bytes(pool: jax.Array, lanes: int) -> int:
 
 
 def load_if(condition: jax.Array, ref: Any) -> jax.Array:
-    """Load a place (`ref.at[...]`) where a condition is true, else zeros.
-
-    The condition has the place's shape up to broadcasting.
-    """
+    """Load a place (`ref.at[...]`) where a condition, broadcast, is true, else zeros."""
     from jax.experimental.pallas import triton as plgpu
 
     return plgpu.load(ref, mask=jnp.broadcast_to(condition, ref.shape), other=0.0)

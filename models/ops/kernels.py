@@ -1,8 +1,7 @@
 """Choice between an operation's plain form and its kernels.
 
-The plain JAX form defines an operation and its derivatives; a kernel has the same numbers up to rounding. Proofs read
-Pallas kernels, but no C++ (`models.cpu_kernels`): a CPU kernel is declared as a `RowKernel` (a function) or a
-`PoolKernel` (a call).
+The plain JAX form defines an operation and its derivatives. Proofs read Pallas kernels, but no C++
+(`models.cpu_kernels`): a CPU kernel is declared as a `RowKernel` (a function) or a `PoolKernel` (a call).
 """
 
 import itertools
@@ -33,7 +32,6 @@ class Kernel:
     """A kernel with platforms and limits.
 
     Attributes:
-        name: of its function, for certificates.
         platforms: compilation targets; GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
             2^32 bytes.
         unsupported: (operands) -> reason to reject them, or None.
@@ -120,5 +118,5 @@ def check_mode(mode: str) -> None:
 
 
 def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return a result type with an operand's variation over devices."""
+    """Return a type with an operand's variation over devices."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

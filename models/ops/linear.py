@@ -79,8 +79,8 @@ def linear(
         elif KERNEL.chosen(devices, rows, weight):
             product = _by_kernel(rows, weight)
         elif devices.platform == "gpu" and len(weight) == 1:
-            # A sum is one operation; for a product XLA:GPU would pad the weight, and add up parts. XLA drops a
-            # rounding by two calls of `astype`.
+            # A sum is one operation; for a product XLA:GPU would pad the weight. XLA drops a rounding by two calls of
+            # `astype`.
             kind = jnp.finfo(weight.dtype)
             rounded = lax.reduce_precision(rows, kind.nexp, kind.nmant)
             product = jnp.sum(rounded * weight.astype(jnp.float32), axis=1, keepdims=True)
@@ -101,7 +101,6 @@ def joined_linear(
     """Return a function of `x @ weight.T`, for some weights, and of vectors.
 
     Args:
-        x, devices: as for `linear`.
         weights: of equal shapes.
         vectors: a number of each output.
         joined: elementwise function of the products and the vectors; returns one array or a tuple.

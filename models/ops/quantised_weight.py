@@ -103,7 +103,7 @@ class QuantisedWeight(LinearWeight):
         return self.multiply_numbers(x)
 
     def multiply_numbers(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
-        """Return the product by XLA, block by block with `in_blocks`."""
+        """Return the product by XLA."""
         outputs = self.shape[0]
         block = max(1, MAX_BLOCK_NUMBERS // self.inputs)
         if not self.in_blocks or outputs <= block:

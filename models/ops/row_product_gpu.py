@@ -1,7 +1,7 @@
 """GPU kernel: product of few rows with a weight, read once.
 
-`dot` in `linear` defines it; packed weights are unpacked in registers, tile by tile; XLA writes them to memory. A
-program instance has some outputs of all rows. A row's bits do not depend on other rows.
+`dot` in `linear` defines it; packed weights are unpacked in registers; XLA writes them to memory. A program instance
+has some outputs of all rows. A row's bits do not depend on other rows.
 """
 
 import math
@@ -48,7 +48,7 @@ FEW = TileSizes(64, (64, 32, 16), 128, 4, 4)
 MANY = TileSizes(128, (128, 64), 64, 8, 3)
 """Tiles for more rows with packed weights, unpacked once for each tile of rows."""
 MIN_INSTANCES = 128
-"""Program instances, about as many as a GPU's processors."""
+"""Program instances, about a GPU's processors."""
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
@@ -101,7 +101,7 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: in
     results = joined(*totals, *(vector[output][None] for vector in of_outputs))
     for out, result in zip(outs, jax.tree.leaves(results), strict=True):
         rows = result.astype(out.dtype)
-        # Of equal results the maximum is one of them, bit by bit.
+        # The maximum of equal results is one of them.
         out[...] = rows if count >= MIN_ROWS else jnp.max(rows.reshape((count, -1, columns)), axis=1)
 
 
@@ -118,7 +118,7 @@ def row_product(
 
     Args:
         x: rounded to the weights' dtype. A lane's rows (the last dimension but one) share an instance only with whole
-            lanes: the proof can read these.
+            lanes, for the proof.
         joined: as for `joined_linear`.
     """
     from jax.experimental import pallas as pl
@@ -131,7 +131,7 @@ def row_product(
     lanes = rows // tokens
     wide = -(-tokens // tile) * tile if tokens > tile else power_of_two(tokens)
     groups = lanes if wide > tile else 1
-    # Few rows are rounded in the kernel, or their rounding would be an operation; many rows are read by many instances.
+    # Few rows are rounded in the kernel; many rows are read by many instances.
     rounded = x if rows <= MAX_PLAIN_ROWS else x.astype(jnp.bfloat16)
     padded = varying_like(rounded, arrays).reshape((lanes, tokens, inputs))
     padded = jnp.pad(padded, [(0, -lanes % max(1, tile // wide)), (0, wide - tokens), (0, 0)])

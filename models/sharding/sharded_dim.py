@@ -28,12 +28,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedDim:
-    """A dimension of an array, sharded over the devices along one mesh axis.
-
-    Attributes:
-        axis: `MODEL` or `EXPERT` of `models.sharding.devices`.
-        segments: in the order of the whole array.
-    """
+    """A dimension of an array, sharded along mesh axis `MODEL` or `EXPERT`."""
 
     dim: int
     axis: str

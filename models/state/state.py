@@ -19,7 +19,7 @@ from models.state.pages import KV_BLOCK, cache_positions, own_page_count
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 MANY_HEADS, MIN_TURN_BLOCKS = 64, 4
-"""Heads of all lanes, and blocks of their iteration on a GPU, which launches about ten operations."""
+"""Heads of all lanes, and blocks of an iteration on a GPU."""
 SOME_HEADS, SOME_TURN_BLOCKS = 16, 16
 """The same for fewer heads: XLA:GPU splits a sum with few results in two, and writes the parts of the first."""
 TURN_HEADS = 128
@@ -39,10 +39,7 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 
 
 def stored_size(size: int, platform: str) -> int:
-    """Return the stored size of a key or value, on TPUs whole tile rows.
-
-    Otherwise XLA:TPU copies the cache to another layout for a scatter, and back: four moves per step.
-    """
+    """Return the stored size of a key or value: whole tile rows on TPUs, or XLA would copy the cache for a scatter."""
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
 
@@ -81,7 +78,7 @@ class StateArray:
 
     @property
     def grows(self) -> bool:
-        """True if the size grows with every token, as for a KV cache."""
+        """True if the size grows with every token."""
         return self.positions_axis is not None
 
     @property
@@ -122,7 +119,7 @@ def state_array(
     role: Role = "recurrent",
     **sizes: int | None | tuple[Segment, ...],
 ) -> Any:
-    """Return a `StateArray`, typed `Any` as it replaces the array in a state.
+    """Return a `StateArray`, typed `Any`.
 
     An array with positions (None among the `sizes`) is a `cache`; a sharded dimension has its segments as size.
     """
@@ -179,13 +176,13 @@ class Stateful(nnx.Module):
         return {}
 
     def state_arrays(self) -> Any:
-        """Return the layer's state with a `StateArray` for each array; by default None."""
+        """Return a `StateArray` for each array of the state; by default None."""
         return None
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Return the state after the accepted tokens of a verifying step.
 
-        `pending` replaces the step's new state; `info.lengths` counts accepted tokens.
+        `info.lengths` counts accepted tokens.
 
         Raises:
             NotImplementedError: the layer has state and no `commit`.
@@ -226,7 +223,7 @@ class StateSize(NamedTuple):
     lines: tuple[str, ...]
 
     def of(self, context: int) -> int:
-        """Return the bytes with KV caches for `context` tokens, in whole pages."""
+        """Return the bytes for `context` tokens, in whole pages."""
         return self.fixed + self.token * cache_positions(context)
 
 
@@ -247,7 +244,7 @@ def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
 
 
 def name_dims(x: Array, *names: str | None) -> Array:
-    """Return `x` with named dimensions, None for no name; nothing is computed.
+    """Return `x` with named dimensions, None for no name.
 
     The proof checks the dimensions of every write to a state. A recurrence's follow from the program; values stored by
     a KV cache or a convolution need names.

@@ -1,7 +1,4 @@
-"""Parameters by checkpoint tensors: names, shapes, places.
-
-Families list them; the caller reads whole parameters or one device's shards.
-"""
+"""Parameters by checkpoint tensors: names, shapes, places."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +44,7 @@ class WeightSource:
         return self.by_rows or self.take is operator.getitem
 
     def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
-        """Yield the tensor slices that fill a window, such as a device's shard."""
+        """Yield the tensor slices that fill a window."""
         if self.places is None:
             assert len(self.shapes) == 1, f"{', '.join(self.shapes)}: a source of several tensors needs their places"
         wanted = _entries(window, shape)
@@ -73,7 +70,6 @@ class Weight:
     """A parameter of a model and its checkpoint sources.
 
     Attributes:
-        path: in the `nnx` module.
         options: sources, the usual first; a checkpoint has all tensors of one.
         float32: always float32 (norms, decays, biases).
         adapted: further sources, for LoRA adapters that split or fuse the matrix.

@@ -3,10 +3,9 @@
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/131M
     python scripts/benchmarks/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
-Both sides take turns. Every round has new prompts that share their first tokens, so its first prompt finds no entry.
-Further rounds without a common prefix measure the overhead of the cache. Both sides sample the same tokens, unless
-steps of other shapes round a near tie of two logits differently. The script counts these completions, and reports the
-largest difference of the two logits; the exit status is 1 above 0.1.
+Both sides take turns. Every round has new prompts, so its first prompt finds no entry. Rounds without a common prefix
+measure the overhead. Tokens are equal except in near ties; the script counts these completions, and the exit status is
+1 if two such logits differ by more than 0.1.
 """
 
 import argparse

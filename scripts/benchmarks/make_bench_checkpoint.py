@@ -2,9 +2,8 @@
 
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
-bench_models.py has the configurations. The weights are bfloat16 and scaled as in a trained model, so that activations,
-gates and decays have ordinary sizes and logits differ. Each tensor depends only on the seed and its name. The tokenizer
-is the embedded model's; its ids are the first ids of the vocabulary. llama.cpp's converter accepts it if
+bench_models.py has the configurations. The weights are bfloat16, of ordinary sizes; each tensor depends only on the
+seed and its name. The tokenizer is the embedded model's, with the first ids. llama.cpp's converter accepts it if
 `get_vocab_base_pre` returns "gpt-2" for an unknown tokenizer.
 """
 
@@ -50,7 +49,7 @@ def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng:
 
 
 def tensors(config: dict[str, Any], seed: int, head: bool = False) -> dict[str, np.ndarray]:
-    """Return every tensor in bfloat16, by its name in Hugging Face checkpoints."""
+    """Return every bfloat16 tensor by Hugging Face name."""
     family = with_head(models.family_of(config)) if head else models.family_of(config)
     read = family.read_config(config)
     weights: list[models.Weight] = family.weights(read)

@@ -2,8 +2,8 @@
 
     python scripts/benchmarks/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
 
-Prints a table for Qwen3.5-shaped models, with medians over the repeats, without caches. A step is compiled for abstract
-arguments, so no weights are needed. `certify` is proof, rewrites and audit together, as a share of XLA's compile time.
+Prints medians for Qwen3.5-shaped models, without caches and weights. `certify` is proof, rewrites and audit together,
+as a share of XLA's compile time.
 """
 
 import argparse

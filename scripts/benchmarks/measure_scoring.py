@@ -5,9 +5,8 @@
         [--answer 20]
 
 Both read and write Parquet, after a run that compiles. `top` scores a file with and without `--top` ids of each
-position, in turns. `shared` compares two files. The first has some prompts with different answers, in random order. The
-second has texts without common beginnings, with as many tokens if each common beginning of the first counts once. CPU
-seconds are of all threads of this process, so that other work on the machine counts little.
+position, in turns. `shared` compares some prompts with different answers, in random order, with texts without common
+beginnings and as many distinct tokens. CPU seconds are of this process's threads.
 """
 
 import argparse

@@ -4,15 +4,12 @@
         [--rounds 5]
     python scripts/benchmarks/measure_speculation.py --model DIR --speculate mtp
 
-All sides are warmed up and take turns. The sampled token depends on the position, not on the model: "repeating" cycles
-through 16 tokens, "new" never repeats a pair of tokens, and "misled" is the same with a drafter that always proposes
-wrong tokens. The table has the median over the rounds, and the median, minimum and maximum of the ratios within a
-round.
+Warm sides take turns. Sampled tokens depend on the position, not on the model: "repeating" cycles through 16 tokens,
+"new" never repeats a pair, and "misled" has a drafter that proposes wrong tokens. The table has medians over
+rounds, and the range of ratios within a round.
 
-With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts. Two other sides are the model with its
-head but without drafts, where the head also reads every token, and the model without its head. The head samples its
-drafts as the model samples tokens, so that the drafts of "repeating" and "new" are always right; in "own" only the
-model determines the sampled token.
+With `--speculate mtp` the checkpoint's head drafts. Other sides are the model with its head but without drafts, and
+without its head. Drafts of "repeating" and "new" are always right; in "own" the model determines the sampled token.
 """
 
 import argparse

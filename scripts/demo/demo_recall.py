@@ -3,8 +3,7 @@
     python scripts/demo/demo_recall.py
 
 Every story is answered alone, then in batches of 8, then in batches of 8 with the states of neighbouring lanes swapped.
-Alone and in batches the completions must be the same. Swapped states must give wrong names: a leaked state would be
-detected.
+Batches must not change completions; swapped states must give wrong names.
 """
 
 import argparse

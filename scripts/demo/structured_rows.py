@@ -2,9 +2,8 @@
 
     python scripts/demo/structured_rows.py 100000
 
-Every row is a short text with one of four forms (a choice, a regular expression, two JSON schemas), greedy or sampled,
-with drafts. Answers are checked with `json` and `re`. The exit status is 1 if an answer has another form or did not
-end.
+Rows have one of four forms (a choice, a regular expression, two JSON schemas), greedy or sampled, with drafts. The exit
+status is 1 if an answer has another form, by `json` and `re`, or did not end.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/demo/train_demo.py --output hybridlm/demo/model
 
-Gradients flow through the chunked recurrence and the state between chunks. Some steps mask the attention layers, so
-that the recurrent layers learn to answer alone. The same seeds give the same model on one machine and version. Weights
-are float32 in training and bfloat16 in the file; the recall printed last is the file's.
+Some steps mask the attention layers, so that the recurrent layers learn to answer alone. The same seeds give the same
+model on one machine and version. Weights are float32 in training and bfloat16 in the file; the printed recall is the
+file's.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from hybridlm.demo.stories import HOLDERS, question_about, reply_to
 from hybridlm.files.atomic import replacing
 
 ROW = 128
-"""Tokens of a training row: a story, a question with its reply, and replies about the other things."""
+"""Tokens of a training row: a story, a question and replies."""
 STORY_WEIGHT, REPLY_WEIGHT, NAME_WEIGHT = 0.1, 1.0, 8.0
 END = "<|endoftext|>"
 
@@ -51,7 +51,7 @@ class Stage(NamedTuple):
 
 
 STAGES = (Stage(1800, 3e-3, questions=1, growing=True), Stage(1000, 1.5e-3, questions=HOLDERS, growing=False))
-"""Replies without questions teach the most names in the fewest tokens; then replies to questions, as in use."""
+"""Replies without questions teach the most names in the fewest tokens."""
 
 Params = dict[Any, jax.Array]
 """Parameters by their path in the model."""
@@ -117,7 +117,7 @@ def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 def weighted_loss(
     model: Any, tokens: jax.Array, weights: jax.Array, lengths: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Return the next-token loss, the number of correct names, and the number of names."""
+    """Return the next-token loss, and the numbers of correct and all names."""
     logits = run(model, tokens[:, :-1], lengths)
     target, weight = tokens[:, 1:], weights[:, 1:]
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, :, None], axis=-1)[:, :, 0]
@@ -127,10 +127,7 @@ def weighted_loss(
 
 
 def holders_at(step: int, stage: Stage) -> int:
-    """Return a step's number of holders in stories.
-
-    It grows from 2 to 5 in the first eighth of a growing stage, then is the full size.
-    """
+    """Return a step's number of holders; it grows from 2 to 5 in the first eighth of a growing stage."""
     part = max(1, stage.steps // 32)
     return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
 
@@ -183,7 +180,7 @@ class Training:
         return tokens, weights, lengths
 
     def loss(self, params: Params, attention: jax.Array, *batch: jax.Array) -> tuple[jax.Array, Any]:
-        """Return the `weighted_loss` of a batch; `attention` multiplies the outputs of attention layers."""
+        """Return the `weighted_loss` of a batch; `attention` multiplies attention outputs."""
         silent = {path for path, name in self._names.items() if name.endswith("o_proj.weight")}
         heard = {path: value * attention if path in silent else value for path, value in params.items()}
         model = nnx.merge(self._graph, nnx.from_flat_state([(path, nnx.Param(x)) for path, x in heard.items()]))
@@ -218,7 +215,7 @@ class Training:
         self.params = params
 
     def save(self, directory: Path) -> None:
-        """Write the model in bfloat16, and continue with the rounded weights of the file."""
+        """Write the model in bfloat16, and continue with rounded weights."""
         tensors = {self._names[path]: np.asarray(x).astype(ml_dtypes.bfloat16) for path, x in self.params.items()}
         save(directory, self.config, tensors)
         self.read(directory)
@@ -228,7 +225,7 @@ class Training:
         self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
 
     def recall(self, stories: int) -> float:
-        """Return the fraction of correct names on unseen stories, after the correct words."""
+        """Return the fraction of correct names on unseen stories."""
         counts = np.zeros(2)
         for first in range(0, stories, self._count):
             batch = self.batch(demo.UNSEEN.start + first, questions=HOLDERS)

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them: opened, and merged into parameters.
+"""LoRA adapters of PEFT, merged into parameters.
 
 adapter_config.json          rank, alpha and the adapted modules
 adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
@@ -128,7 +128,7 @@ class BoundAdapter:
 
 
 def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
-    """Yield a parameter's tensors, each with its first source."""
+    """Yield a parameter's tensors with their first sources."""
     names: set[str] = set()
     for source in (*weight.options, *weight.adapted):
         for name in source.shapes:

@@ -87,7 +87,7 @@ class PackedLayout(NamedTuple):
 def packed_layout(
     form: PackedForm, plain: Shards, dtype: str = "float32", products: Packed = "whole"
 ) -> PackedLayout | None:
-    """Return the layout of a packed parameter; None if devices divide its groups too finely."""
+    """Return a packed parameter's layout; None if devices divide its groups too finely."""
     last = len(plain.shape) - 1
     rows = tuple(sharded for sharded in plain.sharded_dims if sharded.dim != last)
     across = next((sharded for sharded in plain.sharded_dims if sharded.dim == last), None)

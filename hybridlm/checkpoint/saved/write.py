@@ -152,7 +152,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
     # This import takes as long as scoring a short file.
     import orbax.checkpoint as ocp
 
-    # One uncompressed file per array of a device can be mapped and read in part.
+    # Such files can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
     with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -175,7 +175,7 @@ def _numbered_errors() -> Iterator[None]:
 
 @contextmanager
 def _unlogged(*names: str) -> Iterator[None]:
-    """Silence loggers: Orbax warns that OCDBT is off, and prints an error of each task."""
+    """Silence Orbax: it warns that OCDBT is off, and prints errors."""
     loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

@@ -34,7 +34,7 @@ from models.weights.layer_weights import Path, decoder_weights, head_weights, la
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
-# Unused fields: a redundant head size, MTP heads (`read_head`), and settings of training.
+# Unused fields.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
 
@@ -119,7 +119,7 @@ def _is_lightning(config: Mapping[str, Any]) -> bool:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `bailing_hybrid`, as published or as transformers saves it."""
+    """Read config.json, as published or as transformers saves it."""
     lightning = _is_lightning(config)
     # Ling 2.5 has latent attention in all heads.
     ignored = {"num_key_value_heads": config.get("num_attention_heads")} if lightning else {}
@@ -185,11 +185,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, position: float) -> list[Weight]:
-    """List the parameters of a lightning attention layer.
-
-    Args:
-        position: number of the layer over the number of the last.
-    """
+    """List a lightning attention layer's parameters; `position` is its number over the last's."""
     names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}
     inputs = WeightSource({f"{name}.query_key_value.weight": (3 * c.width, hidden)})
     return lightning_weights(c, hidden, path, names, inputs, slopes(c.heads) * (1 - position + 1e-5))

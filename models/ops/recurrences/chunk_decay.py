@@ -44,7 +44,7 @@ def _triangle(size: int, diagonal: int, rank: int) -> Array:
 
 def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch token token"]]:
     """Return the log-decay since the chunk's start, and the decay between tokens."""
-    # ops/layout, fusion: the last additions would be repeated for each pair of tokens.
+    # ops/layout, fusion: additions would be repeated for each pair.
     total = materialize(jnp.cumsum(g, axis=-1))
     lower = _triangle(g.shape[-1], 0, g.ndim + 1)
     return total, jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))

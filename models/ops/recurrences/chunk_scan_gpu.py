@@ -1,7 +1,7 @@
 """GPU kernel: the sequential part of the chunked forms.
 
 Defined by `chunked_scan.scan_chunks`. A program instance carries some state rows of one lane and value head through the
-chunks, in registers. Products inside chunks are computed earlier.
+chunks, in registers.
 """
 
 from functools import partial
@@ -204,7 +204,7 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply queries and keys of one chunk with its keys, without reading padding chunks."""
+    """Multiply queries and keys of one chunk with its keys; padding chunks are not read."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]

@@ -80,7 +80,7 @@ def conv_step(
     """Convolve a few tokens of every lane.
 
     Returns:
-        Outputs, zero at padding, and the new state or None; a lane of length 0 keeps its row.
+        Outputs, zero at padding, and the new state or None.
     """
     from jax.experimental import pallas as pl
 
@@ -94,7 +94,7 @@ def conv_step(
         return pl.BlockSpec((pl.Squeezed(), count, width), lambda lane, part: (lane, 0, part))
 
     window, tokens_spec = unblocked if by_slot else rows(state.shape[1]), rows(tokens)
-    # Shared operands get a leading axis like operands of lanes, so the proof follows the channels in one way.
+    # Shared operands get a leading axis like operands of lanes, for the proof.
     of_channels = pl.BlockSpec((pl.Squeezed(), width, taps.shape[1]), lambda lane, part: (0, part, 0))
     in_specs = [*[unblocked] * (2 + by_slot), tokens_spec, of_channels, window]
     operands = [*(() if slots is None else (slots,)), lengths, fresh.astype(jnp.int32), x, taps[None], state]

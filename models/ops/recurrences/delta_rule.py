@@ -5,7 +5,7 @@ Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength
     S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T        o_t = S_t q_t
 
 The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692): then a_t S is
-S diag(a_t). `recurrence` has the operands, results and contract of all forms.
+S diag(a_t). `recurrence` has operands, results and contract.
 """
 
 from functools import partial
@@ -52,10 +52,7 @@ class DeltaTokens(NamedTuple):
 
 
 def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run the recurrence by a kernel, or by the token form (one token) or chunks.
-
-    With `keep_state` kernels return no new state.
-    """
+    """Run the recurrence by a kernel, the token form (one token) or chunks."""
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
     return by_kernel(partial(delta_rule_chunked, keep_state=keep_state), inputs, keep_state)
@@ -75,9 +72,8 @@ def run_delta_rule(
 
     Args:
         channels: queries [key_head, key], keys alike, and values [value_head, value].
-        key_heads: number; each serves as many adjacent value heads.
+        key_heads: each serves as many adjacent value heads.
         info: with `info.verifying` the old state is kept.
-        state: before the first token, in the rows of `info.slots`.
     """
     (lanes, length, _), (_, heads, value_size, size) = channels.shape, state.shape
     q, k, v = jnp.split(channels, [key_heads * size, 2 * key_heads * size], axis=-1)
@@ -99,10 +95,7 @@ def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> Recur
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token with one read.
-
-    The read is r = a S [q, k], the output o = r_q + (q.k) delta.
-    """
+    """Run one token with one read r = a S [q, k]; the output is r_q + (q.k) delta."""
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
     channels = g.ndim == k.ndim
@@ -141,7 +134,7 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
     """Run the recurrence by chunks in WY form (arXiv:2412.06464, section 3.3).
 
-    A chunk's corrections solve one unit lower triangular system; all chunks' inverses are computed at once.
+    A chunk's corrections solve a unit lower triangular system.
     """
     channels = inputs.log_decay.ndim == inputs.key.ndim
     chunk = min(chunk, inputs.tokens)

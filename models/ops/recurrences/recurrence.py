@@ -58,7 +58,7 @@ class RecurrenceInputs:
     slots: Int32[Array, "lane"] | None = None
 
     def __post_init__(self) -> None:
-        # JAX also makes structs of other leaves than arrays.
+        # JAX also makes structs of other leaves.
         rows, lanes = (getattr(leaf, "shape", None) for leaf in (self.state, self.valid))
         if self.slots is None and rows and lanes and rows[0] != lanes[0]:
             raise ValueError(f"state: expected a row for each of {lanes[0]} lanes, or slots, got {rows[0]} rows")
@@ -86,7 +86,7 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Factors of an SSD layer: time step on written, D on added values."""
+    """Factors of SSD: time step on written, D on added values."""
 
     scale: HeadGates
     skip: Float32[Array, "value_head"]

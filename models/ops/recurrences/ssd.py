@@ -5,8 +5,7 @@ Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the
 
     S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
-`recurrence` has the operands, results and contract of all forms. A group of heads shares the scores of a chunk, without
-their decay.
+`recurrence` has operands, results and contract. A group shares the scores of a chunk, without their decay.
 """
 
 from dataclasses import replace
@@ -33,7 +32,7 @@ def ssd(
 ) -> RecurrenceOutputs:
     """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
-    `surroundings` None: the caller applies them. `keep_state` as for `delta_rule`.
+    `surroundings` None: the caller applies them.
     """
     if surroundings is not None:
         if (outputs := with_surroundings(inputs, surroundings, keep_state)) is not None:

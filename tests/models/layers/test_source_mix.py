@@ -1,5 +1,6 @@
 """Attention over depth against float64: a softmax over the sources of each token."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from filled import filled, random_values
@@ -22,6 +23,7 @@ def test_mix_as_float64(sources: int) -> None:
             scores = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + EPS) * weight @ query
             shares = np.exp(scores - scores.max())
             want[lane, token] = shares / shares.sum() @ rows
-    np.testing.assert_allclose(mix(x), want, rtol=0, atol=1e-5)
+    mixed = mix(jnp.asarray(x))
+    np.testing.assert_allclose(mixed, want, rtol=0, atol=1e-5)
     if sources == 1:
-        np.testing.assert_allclose(mix(x), x[:, :, 0], rtol=1e-6)
+        np.testing.assert_allclose(mixed, x[:, :, 0], rtol=1e-6)

@@ -50,7 +50,7 @@ for number in range(2):
     assert completion.token_ids == expected[f"greedy {number}"].tolist(), completion
 print(f"int8: {right} of 4 answers; GGUF: the expected tokens; kernels: {kernels}")
 """
-"""Run in a bare environment with the folder of an int8 model, the folder of a GGUF model and "kernels" or "pure"."""
+"""Arguments: folders of an int8 and a GGUF model, and "kernels" or "pure"."""
 
 
 def environment(folder: Path, *requirements: str) -> Path:

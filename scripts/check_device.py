@@ -96,11 +96,7 @@ def run_part(name: str, options: argparse.Namespace) -> None:
 
 
 class Check:
-    """Main process: starts the parts one after the other, and writes page and archives.
-
-    Args:
-        work: temporary folder.
-    """
+    """Main process: starts the parts one after the other, and writes page and archives."""
 
     def __init__(self, options: argparse.Namespace, work: Path):
         self.options, self.work = options, work
@@ -110,7 +106,7 @@ class Check:
         self._sizes: tuple[int, int] = (-1, -1)
 
     def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> subprocess.Popen[bytes]:
-        """Start a process in a new group; its output goes to a log."""
+        """Start a process in a new group, with a log."""
         self.logs[log] = self.work / f"{log}.log"
         with self.logs[log].open("wb") as file:
             process = subprocess.Popen(
@@ -171,7 +167,7 @@ class Check:
         return [*command, *(["--rehearse"] if self.options.rehearse else [])]
 
     def _wait(self, running: list[subprocess.Popen[bytes]], deadline: float) -> str:
-        """Wait for the processes of a part, kill late ones, and return their state."""
+        """Wait for a part's processes, kill late ones, and return their state."""
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(PAUSE / 4)
             if self._changed():

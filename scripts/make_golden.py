@@ -7,8 +7,7 @@ needs the extra `oracle`. Each folder holds config.json and safetensors as trans
 head also its logits behind every token but the first) and `provenance.json` (versions and settings). Families without a
 class in transformers have a drawn checkpoint and the results of a float64 forward from tests/reference.
 tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random prompts are tried until no
-position and no greedy step is a near tie and the oracle's own rounding noise is small, so that tests can require every
-token exactly.
+step is a near tie and the oracle's rounding noise is small, so that tests can require every token.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python scripts/make_writers_golden.py [--output tests/golden_quantised]
 
 needs the extra `oracle`, and also nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9. These require other versions
-of torch and transformers: `pip install --no-deps` into a separate environment. modelopt quantises and writes whole
-checkpoints, by its presets and by NVIDIA's recipes for published models; GPTQModel and AutoAWQ pack codes in their
-layers, and write their part of config.json, without a calibration. Folders are as in `make_quantised_golden.py`; each
-library computes the numbers in `expected.npz` from its codes.
+of torch and transformers: `pip install --no-deps` into a separate environment. modelopt writes whole checkpoints, by
+its presets and NVIDIA's recipes; GPTQModel and AutoAWQ pack codes in their layers, and write their part of config.json,
+without a calibration. Folders are as in `make_quantised_golden.py`; each library computes the numbers in `expected.npz`
+from its codes.
 """
 
 # The writers are in no extra of this project.
@@ -50,7 +50,7 @@ RECIPES: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "nemotron-4b": ("nemotron_latent", LAYERS, "models/nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16/ptq/nvfp4_w4a16"),
     "qwen-moe": ("sparse_base", WIDE["sparse_base"], "huggingface/qwen3_5_moe/ptq/w4a16_nvfp4-fp8_attn-kv_fp8_cast"),
 }
-"""Folder -> golden model, its other fields, and the recipe that NVIDIA quantises the published model by."""
+"""Folder -> golden model, its other fields, and NVIDIA's recipe."""
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests" / "reference" / "source_faults.toml"
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "docs", "notebooks")
 SECONDS = 900
-"""Longest run of a fault's tests; a fault that makes them hang is found."""
+"""Longest run of a fault's tests; a hang counts as a finding."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fault:
     Attributes:
         file: relative to the repository.
         old, new: text that occurs once in the file, and its replacement.
-        tests: test files; at least one of their tests has to fail.
+        tests: test files, to fail.
     """
 
     name: str

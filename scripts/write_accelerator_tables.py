@@ -39,7 +39,7 @@ KINDS = {
 }  # fmt: skip
 LAYERS = {"layers of experts": 40, "Gated DeltaNets": 30, "attentions": 10}
 FEW_LAYERS = 4
-"""Layers of the first of two steps that stand for all 40: three Gated DeltaNets and an attention."""
+"""Layers of the smaller step: three Gated DeltaNets and an attention."""
 STEP_COLUMNS = "operations | in loops | host waits | scratch, GB | moved, GB | floor, GB | x floor"
 COLUMNS = {
     "decode": f"lanes | positions | kernels | {STEP_COLUMNS}",

@@ -72,12 +72,12 @@ def entries_of(contract: Any) -> str:
 
 
 def is_entry(value: Any) -> bool:
-    """Return whether a value is an entry of a contract, no container."""
+    """Return whether a value is a contract's entry."""
     return not isinstance(value, tuple | list | dict)
 
 
 def public_functions() -> list[str]:
-    """Return the table of public functions, those with one contract and verdict in a row."""
+    """Return the table of public functions, grouped by contract and verdict."""
     import jax
     from outside_steps import NOT_PROVED, STEPS
     from test_shipped_kernels import DECLARED, USES  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels

@@ -108,7 +108,8 @@ def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
 class BatchTask(Task):
     """Answers to OpenAI Batch requests, one per line, as `vllm run-batch` (docs/batch.md).
 
-    An output line has id, custom_id, response (status_code, request_id, body) and error.
+    Requests are for /v1/completions or /v1/chat/completions. An output line has id, custom_id,
+    response (status_code, request_id, body) and error.
     """
 
     check: ClassVar[Any] = staticmethod(check_batch_file)

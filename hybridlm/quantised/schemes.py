@@ -125,7 +125,7 @@ class QuantisedTensor:
                 _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the matrix scale, a scalar, or [expert, 1, 1].
+        """Return the matrix scale, a scalar or [expert, 1, 1].
 
         Raises:
             DequantiseError: not finite, a divisor of zero, or so large that a weight may be infinite.

@@ -161,11 +161,12 @@ def propose_mtp_drafts(
     drafts are written again before they are read.
 
     Args:
+        layers: the head has consumed all tokens except the sampled one.
         inputs: KV cache blocks have room for all drafts.
         consumed: a lane with 0 has not sampled, and gets no drafts.
 
     Returns:
-        `count` drafts and the state.
+        `count` drafts, all in the vocabulary, and the state.
     """
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *body, head = layers
@@ -197,7 +198,7 @@ def propose_mtp_drafts(
 
 
 def hidden_step(structure: Structure) -> Step:
-    """Make the step with outputs `hidden`, float32 [N, T, hidden]."""
+    """Make the step with outputs `hidden`, float32 [N, T, hidden]; padding has no meaning."""
 
     def step(
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs

@@ -109,7 +109,7 @@ class StepReport:
         repeated: operations in these loops, in all iterations.
         turns: iterations of each such loop over KV cache blocks at the report's context; uniform routing needs no
             further passes over experts.
-        moved, flops: with these iterations.
+        moved, flops: bytes and operations of products, with these iterations.
         floor_moved, floor_flops: lower bounds for every program; None for moves of states.
         floor_seconds: at the device's bandwidth and peak.
         moved_seconds: at the device's bandwidth, without caches.

@@ -112,7 +112,7 @@ class ThoughtsEnd:
         return None if place < 0 else text[place + len(self._end) :]
 
     def before_end(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that are surely thoughts."""
+        """Return the number of leading tokens that are surely thoughts; markers may span tokens."""
         if self._end_id is None:
             return 0
         return tokens.index(self._end_id) if self._end_id in tokens else len(tokens)

@@ -36,7 +36,7 @@ class Tokenizer:
     """A tokenizer with its special tokens and chat templates.
 
     Attributes:
-        special_tokens, chat_templates: by name ("bos_token", "default", ...).
+        special_tokens, chat_templates: by name ("bos_token"; "default" by default).
         chat_control_tokens: added tokens reserved for chat templates; None if tokenizer_config.json names none.
     """
 
@@ -57,7 +57,7 @@ class Tokenizer:
         Raises:
             ValueError: bos_token or eos_token is not in the vocabulary.
         """
-        # A file saved during training may enable both.
+        # A file saved during training may enable both, silently.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -315,7 +315,7 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """Return a conversation's text, as transformers; encode it with `add_special_tokens=False`.
+        """Return a conversation's text, as in transformers; encode it with `add_special_tokens=False`.
 
         Content parts are joined by line ends if the template takes no lists; JSON arguments of tool calls become
         objects if it takes no texts.

@@ -38,6 +38,7 @@ class Family:
         model_types: outer and text-only; `name` is the main one.
         read_config: raises `ConfigError` with every fault.
         skipped: full-match regular expressions of tensors outside the language model (vision towers, MTP heads).
+        prefixes: in place of `root`.
         with_head: family with a required MTP head, or None.
         root: prefix of the decoder's tensor names.
         mtp_counts: config.json fields with the number of MTP layers, which `of` skips.

@@ -1,6 +1,4 @@
-"""Materialized arrays, and the heuristics of XLA:CPU behind the model code.
-
-Other files refer to these rules by name ("ops/layout: in place"):
+"""Materialized arrays, and XLA:CPU's rules behind the model code, by name:
 
 * fusion: XLA:CPU recomputes a cheap elementwise producer for each consumer and each element of a broadcast. A division
   counts as expensive, so activations and norms end in one; elsewhere `materialize` ends a fusion. XLA:CPU removes an

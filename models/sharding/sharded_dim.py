@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedDim:
-    """A dimension of an array, sharded along mesh axis `MODEL` or `EXPERT`."""
+    """A dimension of an array, sharded by segments along mesh axis `MODEL` or `EXPERT`."""
 
     dim: int
     axis: str

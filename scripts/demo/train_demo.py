@@ -127,7 +127,7 @@ def weighted_loss(
 
 
 def holders_at(step: int, stage: Stage) -> int:
-    """Return a step's number of holders: from 2 to 5 in a growing stage's first eighth."""
+    """Return a step's number of holders, growing in a stage's first eighth."""
     part = max(1, stage.steps // 32)
     return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
 

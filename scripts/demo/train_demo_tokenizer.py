@@ -2,7 +2,7 @@
 
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
 
-Deterministic; takes seconds. `scripts/demo/train_demo.py` expects its files in the same directory.
+Deterministic. `scripts/demo/train_demo.py` expects its files in the same directory.
 """
 
 import argparse

@@ -95,7 +95,10 @@ def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> Recur
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token with one read: r = a S [q, k], o = r_q + (q.k) delta."""
+    """Run one token with one read.
+
+    The read is r = a S [q, k], the output r_q + (q.k) delta.
+    """
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
     channels = g.ndim == k.ndim

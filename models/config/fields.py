@@ -27,11 +27,17 @@ def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: in
     return values
 
 
-def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
-    """Read `layer_types`; by default the last layer of `interval` is attention."""
+def read_attending(
+    reader: ConfigReader,
+    layers: int,
+    interval: str,
+    default: int,
+    kinds: Sequence[str] = ("linear_attention", "full_attention"),
+) -> list[str]:
+    """Read `layer_types`, of `kinds`; by default the last layer of `interval` is attention."""
     every = reader.integer(interval, default)
     if "layer_types" in reader:
-        return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
+        return read_kinds(reader, "layer_types", kinds, layers)
     return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
 
 

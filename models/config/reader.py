@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Fields without effect on the computation: never reported as unknown.
@@ -101,6 +101,15 @@ class ConfigReader:
             self.fault(name, "one of " + ", ".join(repr(option) for option in supported) + " (what is implemented)")
             return default
         return value
+
+    def fixed(self, values: Mapping[str, Any]) -> None:
+        """Read fields with one implemented value each, which is the default."""
+        for name, value in values.items():
+            self.choice(name, [value], value)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Mark fields without effect on the computation as read."""
+        self._read.update(names)
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Read an integer or a list of them, as a tuple; () if absent."""

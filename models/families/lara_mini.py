@@ -15,7 +15,7 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.qwen import read_moe
+from models.families.qwen import read_delta_net, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -37,17 +37,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
-    key_heads, value_heads = reader.integer("linear_num_key_heads", 8), reader.integer("linear_num_value_heads", 16)
-    if value_heads % key_heads:
-        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
-    delta_net = GatedDeltaNetConfig(
-        key_heads,
-        value_heads,
-        reader.integer("linear_key_head_dim", 128),
-        reader.integer("linear_value_head_dim", 128),
-        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        eps,
-    )
+    delta_net = read_delta_net(reader, eps, 8, 16, 128)
     kinds = [PATTERN[i % len(PATTERN)] for i in range(layers)]
     if "layer_types" in reader:
         kinds = read_kinds(reader, "layer_types", KINDS, layers)

@@ -116,8 +116,7 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     reader.choice("sliding_window", [None], None)
     for name in ("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"):
         reader.choice(name, [False], False)
-    for name in (*UNUSED, *unused_sizes(types)):
-        reader.get(name)
+    reader.ignore((*UNUSED, *unused_sizes(types)))
     tied = reader.flag("tie_word_embeddings", False)
     return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied, DEFAULT_POSITIONS)
 

@@ -70,8 +70,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     mixer, mlp = read_mixer(reader), MlpConfig(reader.integer("intermediate_size"))
     reader.choice("hidden_act", ["silu"], "silu")
     reader.choice("attention_bias", [False], False)
-    for name in UNUSED:
-        reader.get(name)
+    reader.ignore(UNUSED)
     full, linear = (PostNorm(attention), PostNorm(mlp)), (mixer, mlp)
     return read_decoder_config(
         reader,

@@ -17,6 +17,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
+from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -41,6 +42,13 @@ ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 Describes = Callable[[DecoderConfig], list[Weight]]
 Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
+IMPLEMENTED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "mamba_ssm_dtype": "float32",
+}
+"""Fields of the mathematics, with the implemented value."""
 PLACEHOLDER_IDS = {"image_token_id": 248_056, "video_token_id": 248_057}
 """Default ids of multimodal configs in transformers' Qwen3_5Config."""
 
@@ -64,11 +72,36 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
     )
 
 
+def read_delta_net(
+    reader: ConfigReader,
+    eps: float,
+    key_heads: int | None = None,
+    value_heads: int | None = None,
+    size: int | None = None,
+) -> GatedDeltaNetConfig:
+    """Read the sizes of a Gated DeltaNet.
+
+    Args:
+        key_heads, value_heads, size: defaults of the heads, and of the size of keys and values; None: required.
+    """
+    key_heads = reader.integer("linear_num_key_heads", key_heads)
+    value_heads = reader.integer("linear_num_value_heads", value_heads)
+    if value_heads % key_heads:
+        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    return GatedDeltaNetConfig(
+        key_heads,
+        value_heads,
+        reader.integer("linear_key_head_dim", size),
+        reader.integer("linear_value_head_dim", size),
+        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+        eps,
+    )
+
+
 def read_decoder(
     family: str, outer: ConfigReader, reader: ConfigReader, feed_forward: Sequence[BranchConfig]
 ) -> DecoderConfig:
     eps = reader.number("rms_norm_eps", 1e-6)
-    hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads")
     if heads % kv_heads:
@@ -76,35 +109,34 @@ def read_decoder(
     head_dim = reader.integer("head_dim", 256)
     rope = read_rope(reader, head_dim, 1e4, 0.25, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
-    key_heads, value_heads = reader.integer("linear_num_key_heads"), reader.integer("linear_num_value_heads")
-    if value_heads % key_heads:
-        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
-    mixer = GatedDeltaNetConfig(
-        key_heads,
-        value_heads,
-        reader.integer("linear_key_head_dim"),
-        reader.integer("linear_value_head_dim"),
-        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        eps,
-    )
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
-    reader.choice("attn_output_gate", [True], True)
+    mixer = read_delta_net(reader, eps)
     reader.choice("output_gate_type", ["swish", "silu"], "swish")
-    reader.choice("mamba_ssm_dtype", ["float32"], "float32")
     reader.choice("use_sliding_window", [False], False)
-    for name in ("num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"):
-        reader.get(name)
     types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
+    layers = paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward)
+    return read_text_decoder(family, outer, reader, layers, eps, rope)
+
+
+def read_text_decoder(
+    family: str,
+    outer: ConfigReader,
+    reader: ConfigReader,
+    layers: tuple[tuple[BranchConfig, ...], ...],
+    eps: float,
+    rope: Rope,
+) -> DecoderConfig:
+    """Read the fields common to all Qwen decoders, and close the readers."""
+    reader.fixed(IMPLEMENTED)
+    reader.ignore(("num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"))
     # With two different values transformers follows the outer config.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
     placeholders = read_placeholders(outer, {} if outer is reader else PLACEHOLDER_IDS)
     return DecoderConfig(
         family=family,
         vocab_size=reader.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=reader.integer("hidden_size"),
         max_position_embeddings=max_positions(reader.integer("max_position_embeddings", DEFAULT_POSITIONS), rope),
-        layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
+        layers=layers,
         eps=eps,
         norm_offset=1.0,
         tied=tied,

@@ -6,18 +6,28 @@ indexer, streams and n-grams, and tables of n-grams in parts.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from models.config.fields import paired, read_dtype, read_heads, read_kinds, read_placeholders
+from models.config.fields import paired, read_attending, read_heads
 from models.config.reader import ConfigReader
-from models.config.rope import max_positions, read_rope
+from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.streams import StreamsConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.qwen import PLACEHOLDER_IDS, PREFIXES, SKIPPED, gated_delta_net_weights, read_moe, text_reader
+from models.families.qwen import (
+    DEFAULT_POSITIONS,
+    PREFIXES,
+    SKIPPED,
+    gated_delta_net_weights,
+    read_delta_net,
+    read_moe,
+    read_text_decoder,
+    text_reader,
+)
 from models.layers.moe import MoeConfig
 from models.layers.ngrams import MAX_TABLE, multipliers, primes_from
 from models.layers.rope import Rope
@@ -30,15 +40,11 @@ from models.state.pages import KV_BLOCK
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
 from models.weights.sources import Weight, WeightSource, joined, tensor
 
-DEFAULT_POSITIONS = 32_768
 KINDS = ("linear_attention", "full_attention", "indexed_attention")
 """Published files call indexed attention full."""
 MAX_TOKENS, MAX_HEADS, MAX_PARTS, MAX_ROWS = 8, 256, 1 << 16, 1 << 31
 """Largest n-gram, tables for n-grams of one length, tensors of a layer's tables, and rows of these."""
-UNUSED = (
-    *("mtp", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"),
-    "number_of_conv_states",
-)
+UNUSED = ("mtp", "number_of_conv_states")
 """Fields of MTP heads, which are skipped, and of transformers' cache."""
 
 
@@ -61,19 +67,8 @@ def _read_indexed(reader: ConfigReader, eps: float, rope: Rope) -> IndexedAttent
 
 
 def _read_delta_net(reader: ConfigReader, eps: float) -> GatedDeltaNetConfig:
-    key_heads, value_heads = reader.integer("linear_num_key_heads", 16), reader.integer("linear_num_value_heads", 32)
-    if value_heads % key_heads:
-        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
-    gate = reader.choice("output_gate_type", ["silu", "sigmoid"], "silu")
-    return GatedDeltaNetConfig(
-        key_heads,
-        value_heads,
-        reader.integer("linear_key_head_dim", 128),
-        reader.integer("linear_value_head_dim", 128),
-        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        eps,
-        gate=gate,
-    )
+    sizes = read_delta_net(reader, eps, 16, 32, 128)
+    return replace(sizes, gate=reader.choice("output_gate_type", ["silu", "sigmoid"], "silu"))
 
 
 def _read_ngrams(reader: ConfigReader, eps: float, streams: int, kinds: list[str]) -> dict[int, NgramEmbeddingConfig]:
@@ -122,43 +117,18 @@ def _read_ngrams(reader: ConfigReader, eps: float, streams: int, kinds: list[str
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `qwen4_exp` (nested text_config) or `qwen4_exp_text`."""
     outer, reader = text_reader("qwen4_exp", config)
-    layers, hidden = reader.integer("num_hidden_layers"), reader.integer("hidden_size")
-    eps = reader.number("rms_norm_eps", 1e-6)
+    layers, eps = reader.integer("num_hidden_layers"), reader.number("rms_norm_eps", 1e-6)
     rope = read_rope(reader, reader.integer("head_dim", 256), 1e4, 1.0, DEFAULT_POSITIONS)
-    every = reader.integer("full_attention_interval", 4)
-    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    if "layer_types" in reader:
-        kinds = read_kinds(reader, "layer_types", KINDS, layers)
+    kinds = read_attending(reader, layers, "full_attention_interval", 4, KINDS)
     streams = StreamsConfig(reader.integer("hc_count", 4, minimum=2), reader.integer("hc_lowrank", 320))
     indexed = _read_indexed(reader, eps, rope)
     mixers = {KINDS[0]: _read_delta_net(reader, eps), KINDS[1]: indexed, KINDS[2]: indexed}
     moe = read_moe(reader, reader.flag("norm_topk_prob", True))
     ngrams = _read_ngrams(reader, eps, streams.count, kinds)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
-    reader.choice("attn_output_gate", [True], True)
-    reader.choice("mamba_ssm_dtype", ["float32"], "float32")
-    for name in UNUSED:
-        reader.get(name)
+    reader.ignore(UNUSED)
     branches = enumerate(paired(kinds, mixers, [moe] * layers))
-    # With two different values transformers follows the outer config.
-    tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
-    placeholders = read_placeholders(outer, {} if outer is reader else PLACEHOLDER_IDS)
-    return DecoderConfig(
-        family="qwen4_exp",
-        vocab_size=reader.integer("vocab_size"),
-        hidden_size=hidden,
-        max_position_embeddings=max_positions(reader.integer("max_position_embeddings", DEFAULT_POSITIONS), rope),
-        layers=tuple((ngrams[i], *layer) if i in ngrams else layer for i, layer in branches),
-        eps=eps,
-        norm_offset=1.0,
-        tied=tied,
-        placeholders=placeholders,
-        streams=streams,
-        eos_token_ids=(reader if "eos_token_id" in reader else outer).integers("eos_token_id"),
-        dtype=read_dtype(reader, outer),
-        unknown_keys=outer.close(),
-    )
+    blocks = tuple((ngrams[i], *layer) if i in ngrams else layer for i, layer in branches)
+    return replace(read_text_decoder("qwen4_exp", outer, reader, blocks, eps, rope), streams=streams)
 
 
 def _mixer_weights(path: Path, name: str, streams: StreamsConfig, hidden: int, connection: bool) -> list[Weight]:

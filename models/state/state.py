@@ -136,9 +136,9 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution, a linear recurrence, or both.
+    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
 
-    Attributes, None without the operation:
+    Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype
             of caches.
         recurrent: S [value, key], float32; in a state space model [head, state].

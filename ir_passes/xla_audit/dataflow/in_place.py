@@ -197,8 +197,8 @@ class _Reads:
             data = len(operands) // 2
             yield from ((operand, () if i < data else None) for i, operand in enumerate(operands))
         elif instruction.opcode == "fusion":
-            inside = _Reads(self.computations[instruction.called[0]], self.computations).elsewhere()
-            yield from ((operand, None if i in inside else frame) for i, operand in enumerate(operands))
+            inner_reads = _Reads(self.computations[instruction.called[0]], self.computations).elsewhere()
+            yield from ((operand, None if i in inner_reads else frame) for i, operand in enumerate(operands))
         elif instruction.opcode == "scatter":
             bases = (len(operands) - 1) // 2
             yield from ((operand, frame if i < bases else None) for i, operand in enumerate(operands))

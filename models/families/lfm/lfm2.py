@@ -84,8 +84,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     reader.choice("conv_bias", [False], False)
     reader.choice("block_use_swiglu", [True], True)
     reader.choice("use_pos_enc", [True], True)
-    for name in UNUSED:
-        reader.get(name)
+    reader.ignore(UNUSED)
     return read_decoder_config(
         reader,
         layers=paired(types, {"conv": conv, "full_attention": attention}, feed_forward),

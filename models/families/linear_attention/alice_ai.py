@@ -64,10 +64,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     kinds = read_attending(reader, layers, "full_attention_interval", 4)
     block = reader.integer("block_attn_res_block_size", 4)
     branches = paired(kinds, {"full_attention": attention, "linear_attention": linear}, [moe] * layers)
-    for name, value in IMPLEMENTED.items():
-        reader.choice(name, [value], value)
-    for name in UNUSED:
-        reader.get(name)
+    reader.fixed(IMPLEMENTED)
+    reader.ignore(UNUSED)
     decoder = read_decoder_config(
         reader,
         layers=tuple(

@@ -87,8 +87,7 @@ def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttention
     lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
     if lower_bound >= 0:
         reader.fault("kda_lower_bound", "a negative number, the lower bound of the log-decay")
-    for name, value in IMPLEMENTED_KDA.items():
-        reader.choice(name, [value], value)
+    reader.fixed(IMPLEMENTED_KDA)
     return KimiDeltaAttentionConfig(
         reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
         size,
@@ -150,10 +149,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     for moe in {forward for forward in feed_forward if isinstance(forward, MoeConfig)}:
         reader.choice("moe_shared_expert_intermediate_size", [moe.shared_width], moe.shared_width)
     reader.choice("hidden_act", ["silu"], "silu")
-    for name, value in IMPLEMENTED.items():
-        reader.choice(name, [value], value)
-    for name in ("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED):
-        reader.get(name)
+    reader.fixed(IMPLEMENTED)
+    reader.ignore(("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED))
     return read_decoder_config(
         reader,
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),

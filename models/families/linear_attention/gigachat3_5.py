@@ -16,7 +16,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.linear_attention.kimi import latent_attention_weights, read_feed_forward, read_latent_attention
-from models.families.qwen import gated_delta_net_weights
+from models.families.qwen import gated_delta_net_weights, read_delta_net
 from models.families.qwen3_next import fused_projections
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -75,21 +75,10 @@ def _read_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def _read_delta_net(reader: ConfigReader, eps: float) -> GatedDeltaNetConfig:
-    key_heads, value_heads = reader.integer("linear_num_key_heads", 32), reader.integer("linear_num_value_heads", 64)
-    if value_heads % key_heads:
-        reader.fault("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
-    gating = "gated_rmsnorm_sigmoid_zero_centered"
-    return GatedDeltaNetConfig(
-        key_heads,
-        value_heads,
-        reader.integer("linear_key_head_dim", 128),
-        reader.integer("linear_value_head_dim", 128),
-        reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        reader.number("linear_attn_o_norm_eps", eps),
-        gate="sigmoid",
-        gate_factor=reader.number("linear_sigmoid_gate_scale", 2.0),
-        norm_offset=GATED_NORMS[reader.choice("linear_gating_type", list(GATED_NORMS), gating)],
-    )
+    sizes = read_delta_net(reader, reader.number("linear_attn_o_norm_eps", eps), 32, 64, 128)
+    gating = reader.choice("linear_gating_type", list(GATED_NORMS), "gated_rmsnorm_sigmoid_zero_centered")
+    factor = reader.number("linear_sigmoid_gate_scale", 2.0)
+    return replace(sizes, gate="sigmoid", gate_factor=factor, norm_offset=GATED_NORMS[gating])
 
 
 def _read_attention(reader: ConfigReader, norm: NormConfig) -> LatentAttentionConfig:
@@ -121,10 +110,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     limit = None if reader.get("swiglu_limit") in (None, 0) else reader.number("swiglu_limit")
     feed_forward = [replace(each, limit=limit) for each in read_feed_forward(reader, layers, 3, (1, 1), 2.5)]
     blocks = paired(_read_types(reader, layers), mixers, feed_forward)
-    for name, value in IMPLEMENTED.items():
-        reader.choice(name, [value], value)
-    for name in UNUSED:
-        reader.get(name)
+    reader.fixed(IMPLEMENTED)
+    reader.ignore(UNUSED)
     decoder = read_decoder_config(
         reader,
         layers=tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks),

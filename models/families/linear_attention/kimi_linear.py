@@ -58,8 +58,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     feed_forward = read_feed_forward(reader, layers, dense=1, groups=(1, 1), scale=2.446)
     reader.choice("hidden_act", ["silu"], "silu")
     reader.choice("mla_use_nope", [True], True)
-    for name in UNUSED:
-        reader.get(name)
+    reader.ignore(UNUSED)
     return read_decoder_config(
         reader,
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),

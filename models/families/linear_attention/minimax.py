@@ -87,8 +87,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         reader.fault("postnorm", "true, a residual stream behind the norms")
     if any(reader.integers("shared_intermediate_size")):
         reader.fault("shared_intermediate_size", "0 or zeros, no shared experts")
-    for name in UNUSED:
-        reader.get(name)
+    reader.ignore(UNUSED)
     return read_decoder_config(
         reader,
         layers=paired(kinds, mixers, [feed_forward] * layers),

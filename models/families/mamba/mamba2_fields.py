@@ -43,8 +43,7 @@ def read_mamba2(
     if heads % groups:
         reader.fault(fields["groups"], f"a divisor of {fields['heads']} ({heads})")
         groups = 1
-    for name in _UNUSED:
-        reader.get(name)
+    reader.ignore(_UNUSED)
     return Mamba2Config(
         heads,
         head_size,

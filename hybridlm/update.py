@@ -231,7 +231,7 @@ def _converted(array: Array, kind: jax.ShapeDtypeStruct) -> Array:
 
 
 def _overflowing(placed: Mapping[str, Array], model: ModelWeights) -> list[str]:
-    """Return the names of arrays with finite numbers beyond the parameter's dtype."""
+    """Return the names of arrays with finite values that overflow the parameter's dtype."""
     overflows = {
         name: _overflows(array, cast(Any, model.types[name].dtype))
         for name, array in placed.items()

@@ -64,7 +64,7 @@ def probed_session(
     processor: LogitsProcessor | None,
     speculate: Speculate | AsLoaded,
 ) -> tuple[list[Request], Session]:
-    """Return `n` requests per prompt with reads and changes, and their session.
+    """Return `n` requests per prompt, with probes and interventions, and their session.
 
     Raises:
         ValueError: drafts are requested together with reads or changes.

@@ -48,7 +48,7 @@ REMEDY = (
 
 
 class _Lanes(NamedTuple):
-    """Operands of one call, int32: token ids [lane, token], other arrays [lane].
+    """int32 operands of one call: token ids [lane, token], other arrays [lane].
 
     Attributes:
         tokens, other_drafts: equal accepted tokens, different rejected drafts.

@@ -1,4 +1,4 @@
-"""Log-probabilities of request prompts, by steps of scoring: cached states have none."""
+"""Log-probabilities of request prompts, computed by scoring steps: cached states lack them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -118,7 +118,7 @@ def bytes_sent(collectives: Iterable[Collective]) -> int | None:
 
 
 def exchanged(collectives: Iterable[Collective]) -> tuple[str, ...]:
-    """Return a line for equal collectives of any source, with their number."""
+    """Return a line `COUNT x COLLECTIVE` for equal collectives; source lines are ignored."""
     counts = Counter(replace(collective, source="") for collective in collectives)
     return tuple(f"{count} x {collective}" for collective, count in counts.items())
 

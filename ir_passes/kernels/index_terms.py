@@ -89,7 +89,7 @@ def _numbers(term: Term, cases: Mapping[Term, np.ndarray]) -> Any:
 
 
 def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | None:
-    """Return the numbers of terms in all cases; None if these cannot be listed.
+    """Return the values of terms for every input, or None if these cannot be listed.
 
     Let terms depend on a number n by remainders of n + c by k alone, and let K be the least common multiple of all k.
     Then n and n + K give the same numbers if no n + c changes its sign or wraps in between. So every number gives the

@@ -1,6 +1,6 @@
 """Alice AI: KDA, gated attention, MoE, and attention over blocks of layers as residuals.
 
-Source: the model file of its authors for vLLM. Projections of the mixers are those of Kimi-Linear and Qwen3-Next.
+Source: the model file of its authors for vLLM. Projections of the mixers have the layout of Kimi-Linear and Qwen3-Next.
 """
 
 from collections.abc import Mapping

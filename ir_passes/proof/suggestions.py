@@ -1,4 +1,4 @@
-"""Suggested declarations of opaque calls; the proof does not trust them."""
+"""Refusals of opaque calls, with suggested declarations; the proof does not trust them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,10 +6,37 @@ from typing import Any
 
 from ir_passes.contract.contract import Lane, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.missing_entries import entry_code
+from ir_passes.contract.opaque_names import exact_name, short_name
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
+from ir_passes.proof.refusals import Refusal
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.violations import ViolationKind
+
+
+def undeclared_call(site: Site, operands: Sequence[Value]) -> Refusal:
+    """Return the refusal of a call without a declaration."""
+    exact, name = exact_name(site.eqn), short_name(site.eqn)
+    message = f"nothing is known of {exact or f'a {site.name} without a name'}"
+    reason = site.prover.unread.get(id(site.params.get("jaxpr")))
+    message += f", and it cannot be read: {reason}" if reason else ""
+    code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
+    declared = f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
+    remedy = declared if name else "give it a name, as by pallas_call(..., name=...)"
+    return Refusal(message, remedy, ViolationKind.OPAQUE)
+
+
+def ambiguous_name(site: Site, name: str, other_calls: Sequence[ir.JaxprEqn]) -> Refusal:
+    """Return the refusal of calls with one name and several bodies."""
+    calls = (*other_calls, site.eqn)
+    called = (f"{exact_name(call)}, called at {' from '.join(ir.frames_of(call)[:2])}" for call in calls)
+    message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
+    exact_names = dict.fromkeys(exact_name(call) for call in other_calls)
+    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact_names, exact_name(site.eqn))))}"
+    if exact_name(site.eqn) in exact_names:
+        remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
+    return Refusal(message, remedy, ViolationKind.AMBIGUOUS)
 
 
 def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:

@@ -18,7 +18,6 @@ _ALIGNED_BY_RULE = {
     "cond", "shard_map", *primitives.OPAQUE, *primitives.CALLS,
 }  # fmt: skip
 """Operations with this check in their rules; others align axes of operands with equal rank."""
-REMEDY = "use what does not differ between rows, or undo the order first"
 
 
 def uniform_axes(eqn: ir.JaxprEqn, operands: Sequence[Value], shapes: Sequence[Shape]) -> frozenset[int]:

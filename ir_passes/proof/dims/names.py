@@ -169,7 +169,7 @@ class _Walk:
 
     def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:
         place = Place(jaxpr, index, self.values.get(jaxpr, {}))
-        violation = violation_at(place, ViolationKind.DIMENSIONS, message, remedy, tuple(pools), self._callers)
+        violation = violation_at(place, message, remedy, ViolationKind.DIMENSIONS, tuple(pools), self._callers)
         self.violations.append(violation)
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:

@@ -12,6 +12,7 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
+from ir_passes.proof import refusals
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
@@ -61,7 +62,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     """Keep the bits; another width may add or drop the last axis."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
-        owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
+        owner = site.mixed(*refusals.JOINED_BITS)
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
@@ -86,8 +87,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
-        remedy = "write the continued fraction with a fixed number of terms"
-        owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
+        owner = site.mixed(*refusals.LOOP_OF_ALL)
     return [Value(owner)]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
@@ -22,10 +23,7 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
             return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
             return replace(owner, axis=axis, start=owner.start + first, unreduced=())
-    return site.mixed(
-        f"a part of axis {axis} is cut out, which holds {describe(owner)}",
-        "cut out whole lanes, or index rows by the slot map",
-    )
+    return site.mixed(*refusals.CUT_LANES(axis=axis, owner=describe(owner)))
 
 
 def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
@@ -155,10 +153,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
     if mixed:
         return mixed[0]
-    return site.mixed(
-        f"it puts parts that belong to different lanes together along axis {axis}, out of their order",
-        "put the lanes' parts together in the order of the lanes, equally long",
-    )
+    return site.mixed(*refusals.PARTS_OUT_OF_ORDER(axis=axis))
 
 
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:

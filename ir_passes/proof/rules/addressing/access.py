@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from jax.lax import GatherDimensionNumbers, GatherScatterMode
 
 from ir_passes.contract.statements import Assumption, Note
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered, reshaped
-from ir_passes.proof.violations import ViolationKind
 
 Shape = tuple[int, ...]
 MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -159,8 +159,7 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
     """Split an index array into one array per dimension; `last` is the components' axis."""
     if axis_of(indices.owner) == last:
-        mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
-        indices = indices.replace(owner=mixed, fact=None)
+        indices = indices.replace(owner=site.mixed(*refusals.ONE_PLACE), fact=None)
     if isinstance(indices.fact, Iota) and indices.fact.axis == last:
         indices = indices.replace(fact=None)
     if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
@@ -229,11 +228,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
         return
     column = access.columns.get(dims.index("position"))
     if column is not None and constant_of(column) is not None:
-        site.report(
-            ViolationKind.CONSTANT,
-            f"position {constant_of(column)} of {bound.path} is a constant of the program",
-            "make positions operands of the step",
-        )
+        site.report(*refusals.CONSTANT_POSITION(position=constant_of(column), path=bound.path))
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
@@ -257,8 +252,7 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
         site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
         return None
-    message = "indices of lanes are said to be sorted, and nothing shows that they are"
-    return site.mixed(message, "leave indices_are_sorted out")
+    return site.mixed(*refusals.SORTED_INDICES)
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:

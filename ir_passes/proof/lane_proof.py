@@ -30,12 +30,12 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.kernels import ReadKernels
 from ir_passes.proof import packed_layout, refusals
+from ir_passes.proof.advice import IDLE_LANES
 from ir_passes.proof.assumed import assumed_calls, assumed_of, dimensions_not_proved, noted_kernels
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dims import dim_violations
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
-from ir_passes.proof.output_violations import IDLE_LANES
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls

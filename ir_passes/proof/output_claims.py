@@ -2,11 +2,11 @@
 
 from ir_passes.contract.contract import Bound, Lane, Packed, Pool, Shared, Unspecified
 from ir_passes.jaxpr import ir
-from ir_passes.proof import output_violations, refusals
+from ir_passes.proof import advice, refusals
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.refusals import Refusal
+from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.values import Range, UnchangedRows, Value
 from ir_passes.proof.violations import Violation
 
@@ -19,15 +19,15 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
         if pools and not isinstance(output.entry, Pool):
             continue
         if isinstance(value.owner, Mixed):
-            violations.append(output_violations.of_cause(prover, flat, results, k, value.owner.cause))
+            violations.append(advice.of_cause(prover, flat, results, k, value.owner.cause))
             continue
         fault = _fault(prover, output, value, donors.get(k))
         if fault is not None:
-            violations.append(output_violations.misfit(prover, flat, k, value, donors.get(k), fault))
+            violations.append(advice.misfit(prover, flat, k, value, donors.get(k), fault))
     return violations
 
 
-def _fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Refusal | None:
+def _fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> RefusalText | None:
     owner, lanes = value.owner, prover.bound.lanes
     match output.entry:
         case Unspecified():
@@ -72,7 +72,7 @@ def changed_rows(
         results, restricted: of the first and second walk.
     """
     return [
-        output_violations.changed(prover, flat, prover.bound.inputs[leaf], successor)
+        advice.changed(prover, flat, prover.bound.inputs[leaf], successor)
         for leaf, successor in prover.bound.successors.items()
         if not isinstance(results[successor].owner, Mixed) and restricted[successor].intact != UnchangedRows(Leaf(leaf))
     ]
@@ -81,7 +81,7 @@ def changed_rows(
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
     """Refuse repeated comparisons: a walk lets all their runs fail."""
     is_single = sum(eqn is comparison for eqn in prover.comparisons) == 1
-    return [] if is_single else [output_violations.compared_again(prover, flat, comparison)]
+    return [] if is_single else [advice.compared_again(prover, flat, comparison)]
 
 
 def accepted(
@@ -93,5 +93,5 @@ def accepted(
         if not isinstance(output.entry, Lane) or output.entry.role != "accepted" or isinstance(value.owner, Mixed):
             continue
         if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
-            violations.append(output_violations.not_accepted(prover, flat, k, value, why_not))
+            violations.append(advice.not_accepted(prover, flat, k, value, why_not))
     return violations

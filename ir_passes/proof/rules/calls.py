@@ -60,7 +60,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
     ]
 
 
-def _misfit(site: Site, declaration: RowWise) -> refusals.Refusal | None:
+def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
     """Return the refusal of a call that differs from its declaration."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):

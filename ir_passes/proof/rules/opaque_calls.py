@@ -11,6 +11,7 @@ from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
+from ir_passes.proof.advice import ambiguous_name, undeclared_call
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
@@ -18,7 +19,6 @@ from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
 from ir_passes.proof.rules.declarations import map_misfit, table_misfit
 from ir_passes.proof.site import Site
-from ir_passes.proof.suggestions import ambiguous_name, undeclared_call
 from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 

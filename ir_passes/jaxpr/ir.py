@@ -107,7 +107,6 @@ def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
 
 
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
-    """Return a jaxpr of these parts, without constants and variable names."""
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 

@@ -158,7 +158,6 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """Interpret a flat program; return its results' values."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, Leaf(leaf), array) for leaf, array in enumerate(prover.bound.inputs)]
@@ -245,7 +244,6 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """Find constants with the shape and dtype of a pool."""
     pools = {(array.shape, array.dtype): array.path for array in prover.bound.inputs if isinstance(array.entry, Pool)}
     eqns, violations = flat.jaxpr.eqns, []
     for var in flat.jaxpr.constvars:

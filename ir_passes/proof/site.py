@@ -39,12 +39,10 @@ class Site:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The equation's parameters."""
         return self.eqn.params
 
     @property
     def name(self) -> str:
-        """Name of the primitive."""
         return self.eqn.primitive.name
 
     @property
@@ -55,11 +53,9 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first result."""
         return ir.shape_of(self.eqn.outvars[0])
 
     def maker(self, atom: Any) -> Any:
-        """Return the equation of a value."""
         return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
 
     def apply(self, operands: list[Value]) -> list[Value]:
@@ -178,12 +174,10 @@ class Site:
         return next((layout for layout, fact in offsets.items() if value.fact == fact), None)
 
     def path(self, value: Value) -> str:
-        """Return the path of a version's pool."""
         leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Violation:
-        """Return a violation of this equation's lanes and pools."""
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound, place = self.prover.bound, Place(self.jaxpr, self.index, self.env)
         lanes_and_pools = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
@@ -226,7 +220,6 @@ class Site:
 
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Interpret a program's equations by their rules."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.values[jaxpr] = env

@@ -47,7 +47,6 @@ def _same(value: Value, shape: Shape, axis: int) -> bool:
 
 
 def constant(value: Value, shape: Shape) -> bool:
-    """Whether all elements of a shared array are equal."""
     return math.prod(shape) <= 1 or all(_same(value, shape, axis) for axis in range(len(shape)))
 
 

@@ -38,7 +38,6 @@ def name_dims(x: Array, *names: str | None) -> Array:
 
 
 def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[Any, Any]) -> list[Violation]:
-    """Return the violations of pools with named dimensions."""
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
     walk = _Walk(bound, values)
@@ -75,7 +74,6 @@ class _Walk:
         self._callers: tuple[ir.JaxprEqn, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
-        """Return dimensions and pools of the results."""
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))

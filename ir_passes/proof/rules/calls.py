@@ -61,7 +61,6 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
-    """Return the refusal of a call that differs from its declaration."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         counts = [len(side) for side in (declaration.inputs, declaration.outputs, site.shapes, results)]
@@ -76,7 +75,6 @@ def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
-    """Return the owner with lanes along axis 0, or a fault."""
     axis = axis_of(owner)
     if axis is None:
         return owner

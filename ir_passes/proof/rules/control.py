@@ -111,7 +111,6 @@ def platform_index(site: Site) -> list[Value]:
 
 @rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
-    """Join the results of the branches with the predicate."""
     prover = site.prover
     branches = site.params["branches"]
     if index.range is not None and index.range[0] == index.range[1]:
@@ -259,7 +258,6 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Keep a carry's facts about slots and counts."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)

@@ -111,7 +111,6 @@ def _permuted_lanes(
 
 
 def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """Return the owner after another axis is resized or added."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)

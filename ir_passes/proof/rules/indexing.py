@@ -233,7 +233,6 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Combine windows with elements at the indices."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)

@@ -67,7 +67,6 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Return the split of a partition specification, without axes of one device."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         split = {axis: tuple(str(name) for name in names if devices[name] > 1) for axis, names in named.items()}
         return cls({axis: names for axis, names in split.items() if names}, devices)
@@ -77,7 +76,6 @@ class Split:
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Return the step to a device's part."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 

@@ -43,7 +43,6 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
 
 
 def _check_one_body(site: Site, name: str) -> None:
-    """Report calls with one name and several bodies."""
     calls = site.prover.declared.setdefault(name, [])
     if any(site.eqn is call for call in calls):
         return
@@ -72,7 +71,6 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """Return the promised results for matching operands."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]

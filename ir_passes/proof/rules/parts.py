@@ -14,7 +14,6 @@ from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Return the owner of rows [start, start + size * step) along its axis."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:
@@ -91,7 +90,6 @@ def split(site: Site, x: Value) -> list[Value]:
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Take every index of an axis separately."""
     axis, full = int(site.params["axis"]), site.shapes[0]
     results = []
     for index in range(full[axis]):
@@ -142,7 +140,6 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Return the owner of a concatenation along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:

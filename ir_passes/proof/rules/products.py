@@ -104,7 +104,6 @@ sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit
     accepts={"select_callable": (None,)},
 )  # fmt: skip
 def batched_matrices(site: Site, *operands: Value) -> list[Value]:
-    """Apply a function of matrices; lanes are a leading dimension."""
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
     for k, (value, shape) in enumerate(zip(operands, site.shapes, strict=True)):

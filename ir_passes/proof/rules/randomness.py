@@ -29,13 +29,11 @@ def same_keys(site: Site, key: Value) -> list[Value]:
 
 @rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
 def from_keys(site: Site, key: Value) -> list[Value]:
-    """Generate from keys; axes of keys precede axes of numbers."""
     return [Value(_by_key(site, key.owner))]
 
 
 @rule("random_wrap", reads="impl")
 def wrap(site: Site, words: Value) -> list[Value]:
-    """Wrap words along the last axes as keys."""
     return [Value(_of_one_key(site, words, len(site.shape)))]
 
 
@@ -50,14 +48,12 @@ def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
 
 @rule("random_fold_in")
 def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
-    """Fold a number into the key at its index."""
     pairs = zip((key, data), site.shapes, strict=True)
     return [Value(_by_key(site, site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))))]
 
 
 @rule("rng_bit_generator", reads="shape", ignores="algorithm dtype out_sharding")
 def generator(site: Site, key: Value) -> list[Value]:
-    """Generate the whole array from one key."""
     owner = _of_one_key(site, key, 0)
     if len(site.shapes[0]) != 1:
         owner = site.mixed(*refusals.SEVERAL_KEYS)
@@ -73,6 +69,5 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    """Return the keys' owner, with words along the axes from `leading` on."""
     axis = axis_of(words.owner)
     return words.owner if axis is None or axis < leading else site.mixed(*refusals.ONE_KEY)

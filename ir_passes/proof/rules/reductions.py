@@ -18,7 +18,6 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Return the owner after a reduction over axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
@@ -100,7 +99,6 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reduce windows; their length along the lanes' axis must be 1."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
@@ -163,7 +161,6 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
 
 
 def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
-    """Return the owner of `rows[order // div]`."""
     if isinstance(owner, LaneRows):
         if owner.order is None:
             return replace(owner, inner=owner.inner * div, order=order, unreduced=())

@@ -36,7 +36,6 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Return the owner of an operand after a broadcast."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
@@ -181,7 +180,6 @@ def squeeze(site: Site, x: Value) -> list[Value]:
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
-    """Repeat elements along new or size-1 dimensions."""
     old_shape, new_shape = site.shapes[0], site.shape
     if math.prod(old_shape) == math.prod(new_shape):
         return [reshaped_value(site, x)]
@@ -218,7 +216,6 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """Reverse axes, within a lane."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
         owner = site.mixed(*refusals.REVERSED_LANES)
@@ -266,5 +263,4 @@ def iota(site: Site, *_: Value) -> list[Value]:
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Return a shared uninitialised array or token."""
     return [Value(COMMON) for _ in site.eqn.outvars]

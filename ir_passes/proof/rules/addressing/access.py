@@ -50,13 +50,11 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return an index's owner, in window dimensions."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Join the owners of the indices, except along `without`."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
@@ -78,7 +76,6 @@ class Access:
         return self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
 
     def step(self, dim: int) -> tuple:
-        """Return the access as a step of a view, without the index along `dim`."""
         indices = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         kept_dims = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
@@ -121,7 +118,6 @@ class Access:
         return view[:length] if length >= 0 and view[length:] == steps else None
 
     def inside(self, dim: int) -> bool:
-        """True if the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
@@ -218,7 +214,6 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """Report constant positions in pools with named dimensions."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return

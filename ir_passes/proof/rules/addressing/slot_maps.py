@@ -80,7 +80,6 @@ def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
 
 
 def counts_within(site: Site, index: Value) -> bool:
-    """True if a row map counts the rows within a device."""
     leaf = index.fact.leaf if isinstance(index.fact, SlotEntry | PageEntry) else None
     return leaf is not None and getattr(site.prover.bound.inputs[leaf].entry, "local", None) is not None
 

@@ -22,7 +22,6 @@ AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """Return the unique name of an operation, or ""."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
@@ -37,7 +36,6 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
 
 
 def short_name(eqn: ir.JaxprEqn) -> str:
-    """Return the name of a function or target, or a print's format."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             return str(eqn.params.get("name") or ", ".join(traced.partition(AT)[0] for traced in _traced(eqn)))

@@ -129,7 +129,6 @@ class Blocks:
         return [dim for dim, part in parts if part.axis is None and part.moves and part.level == axis]
 
     def same_place(self, other: "Blocks") -> bool:
-        """Whether each step works on the same block of both arrays."""
         first, second = ((x.shape, x.components, x.squeezed, str(x.index_map)) for x in (self, other))
         return first == second
 
@@ -208,7 +207,6 @@ def _cut(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) ->
 
 
 def step_part(blocks: Blocks, body_axes: Sequence[int], array: Any) -> StepPart | None:
-    """Return a step's part, if guessed."""
     if not blocks.guess:
         return None
     body_dims = {d: d - sum(squeezed < d for squeezed in blocks.squeezed) for d in blocks.guess}

@@ -152,7 +152,6 @@ class Copies:
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
     def check_none(self, where: str) -> None:
-        """Raise UnreadableKernel if a copy is running."""
         if self.running:
             raise UnreadableKernel(f"a copy is under way {where}")
 

@@ -40,7 +40,6 @@ class Ref:
 
     @property
     def value(self) -> Any:
-        """The content, with all stores."""
         for places, new in self._pieces:
             self._value = write_at(self._value, places, new)
         self._pieces = []
@@ -109,8 +108,6 @@ class Ref:
 
 
 class HeldMemory:
-    """The memory of a loop or a branch."""
-
     def __init__(self, refs: Sequence[Ref]):
         self.refs = refs
 

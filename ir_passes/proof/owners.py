@@ -143,10 +143,8 @@ _ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """Return the axis of rows, if any."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:
-    """Return an owner with its rows along another axis."""
     return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -38,7 +38,6 @@ def name_dims(x: Array, *names: str | None) -> Array:
 
 
 def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[Any, Any]) -> list[Violation]:
-    """Return the violations of pools with named dimensions."""
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
     walk = _Walk(bound, values)
@@ -75,7 +74,6 @@ class _Walk:
         self._callers: tuple[ir.JaxprEqn, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
-        """Return dimensions and pools of the results."""
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
@@ -169,7 +167,7 @@ class _Walk:
 
     def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:
         place = Place(jaxpr, index, self.values.get(jaxpr, {}))
-        violation = violation_at(place, ViolationKind.DIMENSIONS, message, remedy, tuple(pools), self._callers)
+        violation = violation_at(place, message, remedy, ViolationKind.DIMENSIONS, tuple(pools), self._callers)
         self.violations.append(violation)
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:

@@ -14,6 +14,7 @@ from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
@@ -24,7 +25,6 @@ from ir_passes.proof.rules.addressing.packed_tokens import at_index, in_branch, 
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
 from ir_passes.proof.rules.lane_loops import counter_of, stops_by_lane
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (
     ActiveCount,
     ActiveLane,
@@ -41,9 +41,7 @@ from ir_passes.proof.values import (
     Value,
 )
 from ir_passes.proof.views import entered, left
-from ir_passes.proof.violations import ViolationKind
 
-_SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
 MAX_ROUNDS = 12
 """Limit on rounds to the fixpoint, per carry; each round drops facts."""
 
@@ -76,13 +74,13 @@ def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
         return owner
     if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
         return owner
-    return site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    return site.mixed(*refusals.ARRAY_FOR_ROWS)
 
 
 def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
     """Join two owners; two views of a pool have no join."""
     if isinstance(first, PoolRows) and isinstance(second, PoolRows) and first.view != second.view:
-        return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
+        return site.mixed(*refusals.OTHER_VIEW)
     owner = site.join(first, second)
     if isinstance(owner, PoolRows) and not (isinstance(first, PoolRows) and isinstance(second, PoolRows)):
         return site.unframed(owner)
@@ -102,8 +100,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
             else value.replace(owner=site.join(value.owner, predicate), number=0)
             for value in values
         ]
-    message = "a branch or the length of a loop depends on several lanes, so that each of them can change all results"
-    owner = site.mixed(message, _SHARED, ViolationKind.CONTROL)
+    owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
 
 
@@ -114,7 +111,6 @@ def platform_index(site: Site) -> list[Value]:
 
 @rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
-    """Join the results of the branches with the predicate."""
     prover = site.prover
     branches = site.params["branches"]
     if index.range is not None and index.range[0] == index.range[1]:
@@ -248,7 +244,7 @@ def _fixpoint(
         forget()
         carry = next_carry
     else:
-        owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
+        owner = site.mixed(*refusals.NOT_SETTLED)
         carry = [Value(owner) for _ in carry]
         outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
     results = []
@@ -262,7 +258,6 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Keep a carry's facts about slots and counts."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
@@ -290,18 +285,13 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
     """Refuse owners of one iteration, such as the lane of the loop's index."""
     owner = value.owner
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
-        owner = site.mixed(
-            "a loop over lanes carries values from one lane to the next",
-            "start every lane's iteration from shared values, or process the lanes as a batch",
-        )
-        return Value(owner, range=value.range)
+        return Value(site.mixed(*refusals.CARRIED_LANE), range=value.range)
     if isinstance(owner, OneLane | LaneRows) and any(
         isinstance(tile, Symbol) and tile.number >= mark for tile in owner.split
     ):
-        message = "a loop over tiles of lanes carries values from one tile to the next"
-        return Value(site.mixed(message, "start the iteration of every tile from shared values"), range=value.range)
+        return Value(site.mixed(*refusals.CARRIED_TILE), range=value.range)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.order.number >= mark:
-        return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
+        return Value(site.mixed(*refusals.ORDER_INSIDE))
     return value
 
 
@@ -388,11 +378,11 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     axis = axis_of(owner)
     if axis == 0:
         if isinstance(owner, LaneRows) and owner.order is not None:
-            owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
+            owner = site.mixed(*refusals.LOOP_IN_ORDER)
         elif isinstance(owner, LaneRows):
             owner = OneLane(_symbol_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
-            owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
+            owner = site.mixed(*refusals.LOOP_OVER_POOL)
     elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
         owner = LaneRows(0, split=(_symbol_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
@@ -428,8 +418,7 @@ def _stacked_tiles(
     for fact in tiles:
         tile = LaneRows(0, split=(_symbol_of_tile(site, loop, fact, length),))
         if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
-            mixed = site.mixed("lanes are on two axes, tiles and their rows", "reshape both axes to one")
-            return Value(mixed, range=value.range, fact=fact)
+            return Value(site.mixed(*refusals.STACKED_TILES), range=value.range, fact=fact)
     return None
 
 
@@ -467,7 +456,7 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)
         if view is None:
-            return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
+            return Value(site.mixed(*refusals.STACKED_VERSIONS))
         owner = replace(owner, axis=owner.axis + 1, view=view)
         return Value(owner, intact=intact, version=site.prover.versions.put_together(value.version))
     value = _after_iteration(site, value, loop)

@@ -7,7 +7,6 @@ from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
 
 def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-    """Describe an operand's difference from its declared slot map."""
     if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
         return "a slot map, and is not one"
     if value.fact.stride != 1:
@@ -26,7 +25,6 @@ def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ..
 
 
 def table_misfit(site: Site, value: Value, declared: PageTable) -> str | None:
-    """Describe an operand's difference from its declared page table."""
     fact = value.fact
     if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
         return "a page table, and is not one"

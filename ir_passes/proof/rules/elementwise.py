@@ -12,6 +12,7 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
+from ir_passes.proof import refusals
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
@@ -45,23 +46,20 @@ from ir_passes.proof.views import View, entered, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
-    """Return bounds of an integer result."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
 def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    """Join the operands' owners, broadcast to the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
-    """Keep the bits; another width may add or drop the last axis."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
-        owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
+        owner = site.mixed(*refusals.JOINED_BITS)
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
@@ -86,8 +84,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
-        remedy = "write the continued fraction with a fixed number of terms"
-        owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
+        owner = site.mixed(*refusals.LOOP_OF_ALL)
     return [Value(owner)]
 
 
@@ -120,7 +117,6 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
 
 @rule("xor", "or")
 def either(site: Site, x: Value, y: Value) -> list[Value]:
-    """Combine by or; zero changes nothing."""
     return [unchanged(site, x, y) or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
@@ -210,14 +206,12 @@ def remainder(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
-    """Take the sign; record its operand, for integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
 def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare, and record comparisons with zero."""
     fact = None
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)

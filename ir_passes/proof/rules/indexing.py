@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
 from ir_passes.jaxpr import primitives
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
@@ -25,9 +26,9 @@ from ir_passes.proof.rules.addressing.access import (
     unsorted,
 )
 from ir_passes.proof.rules.parts import part
-from ir_passes.proof.rules.reductions import CAPACITY, permuted
+from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
+from ir_passes.proof.uniformity import disordered, reveals_places
 from ir_passes.proof.values import (
     ActiveLane,
     Constant,
@@ -39,10 +40,6 @@ from ir_passes.proof.values import (
     UnchangedRows,
     Value,
 )
-from ir_passes.proof.violations import ViolationKind
-
-_OWN_ELEMENTS = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
-
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 """unique_indices is ignored: if indices repeat, a lane writes its own element twice, and one write wins."""
@@ -73,7 +70,7 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     )
     pairs_disordered = isinstance(operand.owner, Common) and access.paired and disordered(owner)
     if pairs_disordered or access.reveals_places(owner, without=picked_axis):
-        owner = site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
+        owner = site.mixed(*refusals.INDEX_REVEALS_ORDER)
     bounds, fills = operand.range, access.drops and not access.all_inside()
     if fills:
         filler = site.params.get("fill_value")
@@ -160,9 +157,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
     """
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
-        path = site.prover.bound.inputs[slots[0].leaf].path
-        message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
-        site.report(ViolationKind.CONSTANT, message, "make the array an argument of the step")
+        site.report(*refusals.CAPTURED(path=site.prover.bound.inputs[slots[0].leaf].path))
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
@@ -210,7 +205,7 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     if isinstance(index.owner, Mixed) and index.fact is None:
         return index.owner  # the fault is at the index
-    return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN_ELEMENTS)
+    return site.mixed(*refusals.PICKED_LANES(axis=axis))
 
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
@@ -238,7 +233,6 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Combine windows with elements at the indices."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
@@ -298,7 +292,7 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
     in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
     if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
-        return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
+        return site.mixed(*refusals.INDEX_REVEALS_ORDER)
     if result is not None:
         return result
     own_tokens = token_tiles.put(site, owner, access) if site.prover.bound.layouts else None
@@ -315,19 +309,15 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         if window_axis == owner.axis:
             if dim in access.paired or access.whole(dim):
                 return moved(owner, dim)
-            return site.mixed(
-                f"lanes are written to a part of axis {dim}", "write lanes to an axis of their own, all of them"
-            )
+            return site.mixed(*refusals.PART_OF_AN_AXIS(axis=dim))
     for dim, value in access.columns.items():
         if access.sizes[dim] != 1 or not access.inside(dim):
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
         if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
-            message = "an array that is no pool is indexed by slot"
-            return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
-    message = "lanes write to places that depend on their data, in an array that all lanes see"
-    return site.mixed(message, _OWN_ELEMENTS + CAPACITY)
+            return site.mixed(*refusals.SLOT_OF_NO_POOL)
+    return site.mixed(*refusals.PLACES_BY_DATA)
 
 
 def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:

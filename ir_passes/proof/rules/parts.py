@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
@@ -13,7 +14,6 @@ from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Return the owner of rows [start, start + size * step) along its axis."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:
@@ -22,10 +22,7 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
             return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
             return replace(owner, axis=axis, start=owner.start + first, unreduced=())
-    return site.mixed(
-        f"a part of axis {axis} is cut out, which holds {describe(owner)}",
-        "cut out whole lanes, or index rows by the slot map",
-    )
+    return site.mixed(*refusals.CUT_LANES(axis=axis, owner=describe(owner)))
 
 
 def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
@@ -93,7 +90,6 @@ def split(site: Site, x: Value) -> list[Value]:
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Take every index of an axis separately."""
     axis, full = int(site.params["axis"]), site.shapes[0]
     results = []
     for index in range(full[axis]):
@@ -144,7 +140,6 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Return the owner of a concatenation along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
@@ -155,10 +150,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
     if mixed:
         return mixed[0]
-    return site.mixed(
-        f"it puts parts that belong to different lanes together along axis {axis}, out of their order",
-        "put the lanes' parts together in the order of the lanes, equally long",
-    )
+    return site.mixed(*refusals.PARTS_OUT_OF_ORDER(axis=axis))
 
 
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
@@ -35,7 +36,6 @@ Shape = tuple[int, ...]
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Return the owner of an operand after a broadcast."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
@@ -89,12 +89,8 @@ def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) 
                 return replace(owner, axis=new_axis, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
                 return replace(owner, axis=new_axis, inner=owner.inner // per_new)
-    return site.mixed(
-        f"reshaping {old_shape} to {new_shape} does not keep axis {axis}, which holds different lanes, as an axis",
-        "use the pool as it lies, or merge dimensions of a row into the row axis: index by row * size + offset"
-        if isinstance(owner, PoolRows)
-        else "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
-    )
+    text = refusals.RESHAPED_ROWS if isinstance(owner, PoolRows) else refusals.RESHAPED_LANES
+    return site.mixed(*text(old=old_shape, new=new_shape, axis=axis))
 
 
 def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
@@ -184,7 +180,6 @@ def squeeze(site: Site, x: Value) -> list[Value]:
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
-    """Repeat elements along new or size-1 dimensions."""
     old_shape, new_shape = site.shapes[0], site.shape
     if math.prod(old_shape) == math.prod(new_shape):
         return [reshaped_value(site, x)]
@@ -221,10 +216,9 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """Reverse axes, within a lane."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
-        owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
+        owner = site.mixed(*refusals.REVERSED_LANES)
     elif isinstance(owner, PoolRows):
         view = entered(owner.view, ("rev", site.params["dimensions"]))
         owner = replace(owner, view=view)
@@ -244,7 +238,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
                 assert isinstance(owner, LaneRows)
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
-                owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
+                owner = site.mixed(*refusals.PADDED_LANES)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
@@ -256,7 +250,7 @@ def tile(site: Site, x: Value) -> list[Value]:
     axis = axis_of(x.owner)
     owner = x.owner
     if axis is not None and repeats[axis] != 1:
-        owner = site.mixed("it repeats the axis that holds lanes", "repeat another axis")
+        owner = site.mixed(*refusals.REPEATED_LANES)
     return [Value(owner, range=x.range)]
 
 
@@ -269,5 +263,4 @@ def iota(site: Site, *_: Value) -> list[Value]:
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Return a shared uninitialised array or token."""
     return [Value(COMMON) for _ in site.eqn.outvars]

@@ -17,7 +17,6 @@ _INVERSE = {"add": "sub", "sub": "add", "div": "mul"}
 
 
 def unchanged(site: Site, *operands: Value) -> Value | None:
-    """Return the operand that an integer operation does not change."""
     dtype = site.eqn.outvars[0].aval.dtype
     if not is_integer(dtype):
         return None

@@ -203,7 +203,6 @@ def is_never_negative(value: IndexSum) -> bool:
 
 
 def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
-    """True if a sum is 0 or greater under all these conditions."""
     known_sums = [condition.sum for condition in conditions if not condition.differs]
     # a condition with the lane of another token does not hold for padding
     known_sums = [known_sum for known_sum in known_sums if _lanes_of_tokens(known_sum) <= _lanes_of_tokens(value)]

@@ -24,6 +24,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
@@ -56,15 +57,6 @@ from ir_passes.proof.values import (
     Turn,
     Value,
     WithinLane,
-)
-
-_MASK = (
-    "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
-    "(segment N), before they are reduced"
-)
-_FINITE = (
-    "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
-    "range, and multiply in a dtype with at least that range"
 )
 
 
@@ -145,9 +137,7 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
         shared = updates.fact == SharedPadding(owner.packed, owner.axis)
         shared = shared and isinstance(access.owners(site, without=dim), Common)
         if not shared and not drops_padding(site, index.fact, access, dim):
-            message = "padding behind the last token is written to a lane"
-            remedy = "give padding the segment N, the number of lanes, and let the write drop it"
-            return site.mixed(message, remedy)
+            return site.mixed(*refusals.PADDING_TO_A_LANE)
         return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim)
     return None
 
@@ -519,8 +509,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
             continue
         dtypes = ir.dtype_of(site.eqn.invars[values]), ir.dtype_of(site.eqn.outvars[0])
         if not finite_in_product(value.fact, *dtypes, site.params["precision"]):
-            message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
-            return result.replace(owner=site.mixed(message, _FINITE))
+            return result.replace(owner=site.mixed(*refusals.ZERO_TIMES_NAN))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
         return result.replace(owner=replace(fact.rows, axis=result_axes[weights][fact.rows.axis]))
     owners = frozenset(
@@ -530,7 +519,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     )
     pairs = _pairs(owners)
     if pairs is not None and isinstance(result.owner, Mixed):
-        return result.replace(owner=site.mixed("it combines tokens of different lanes", _MASK), fact=pairs)
+        return result.replace(owner=site.mixed(*refusals.TOKEN_PAIRS), fact=pairs)
     return result
 
 

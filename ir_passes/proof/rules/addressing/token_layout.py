@@ -86,7 +86,6 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
-    """Return the fact about a sum that the result's dtype holds."""
     fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
     if value is None or fact is None:
         return None
@@ -104,7 +103,6 @@ def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
 
 
 def _operands(site: Site, operands: list[Value]) -> tuple[IndexSum | None, IndexSum | None]:
-    """Return two operands as sums."""
     x, y = (_operand(site, k, value) for k, value in enumerate(operands))
     if site.shape == ():
         x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
@@ -205,7 +203,6 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
-    """Return the mask of comparing a token's lane with padding's."""
     ids, lanes = operands[0].fact, site.prover.bound.lanes
     if not isinstance(ids, SegmentIds | LaneOfToken) or ids.padding != "past" or constant_of(operands[1]) != lanes:
         return None

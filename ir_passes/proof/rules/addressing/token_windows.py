@@ -41,7 +41,6 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Select by a layout mask."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
@@ -111,7 +110,6 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return an array's tokens along an axis (None: any)."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)

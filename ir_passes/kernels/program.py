@@ -26,9 +26,10 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, guesses, step_part
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, step_part
 from ir_passes.kernels.body import run_body
 from ir_passes.kernels.copies import Copies
+from ir_passes.kernels.guesses import guesses
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
 

@@ -493,6 +493,11 @@ class UnchangedRows:
     leaf: Leaf
     view: View = ()
 
+    def seen(self, path: Callable[[View], View | None]) -> "UnchangedRows | None":
+        """Return the fact about an array at a path from this one; None without a path."""
+        view = path(self.view)
+        return None if view is None else UnchangedRows(self.leaf, view)
+
     def after_write(
         self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
     ) -> "UnchangedRows | None":

@@ -39,7 +39,6 @@ from ir_passes.proof.values import (
     RemainderOf,
     SignOf,
     SlotEntry,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
@@ -83,9 +82,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
-    if not isinstance(owner, Common | OneLane | Mixed):
-        owner = site.mixed(*refusals.LOOP_OF_ALL)
-    return [Value(owner)]
+    return [Value(owner if isinstance(owner, Common | OneLane | Mixed) else site.mixed(*refusals.LOOP_OF_ALL))]
 
 
 @rule("max", "min", "clamp")
@@ -266,7 +263,7 @@ def convert(site: Site, x: Value) -> list[Value]:
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted_view(owner.view, source, target))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted_view(x.intact.view, source, target))
+    intact = x.intact and x.intact.seen(lambda view: _converted_view(view, source, target))
     return [Value(owner, NONE, bounds, fact, intact)]
 
 
@@ -301,12 +298,9 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
     """Return the case selected by the predicate's bounds, or a join."""
-    if (
-        predicate.range is not None
-        and predicate.range[0] == predicate.range[1]
-        and 0 <= predicate.range[0] < len(cases)
-    ):
-        return [cases[predicate.range[0]]]
+    low, high = predicate.range or (0, 1)
+    if low == high and 0 <= low < len(cases):
+        return [cases[low]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].replace(owner=site.join(predicate.owner, *(case.owner for case in cases)))]
     owner = combined(site, (predicate, *cases))

@@ -18,8 +18,8 @@ from ir_passes.contract.contract import (
 from ir_passes.contract.missing_entries import entry_code
 from ir_passes.contract.opaque_names import exact_name, short_name
 from ir_passes.jaxpr import ir, rewriting
-from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows, describe
+from ir_passes.proof.concerned import concerned, describe
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.site import Site

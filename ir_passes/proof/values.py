@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ir_passes.proof.concerned import describe
 from ir_passes.proof.numbering import NONE, Leaf, Number, Version
-from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol, describe
+from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]

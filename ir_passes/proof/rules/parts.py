@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ir_passes.proof import refusals
+from ir_passes.proof.concerned import describe
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value

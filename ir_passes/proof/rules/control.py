@@ -50,21 +50,16 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
     if first == second:
         return first
     owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
-    same_intact = first.intact == second.intact
+    number = first.number if first.number == second.number else site.prover.fresh()
+    fact = first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None
+    intact = first.intact if first.intact == second.intact else None
     version = first.version if first.version == second.version else None
     if version is None and first.version is not None and second.version is not None:
         leaves = {site.prover.versions.leaf_of[first.version], site.prover.versions.leaf_of[second.version]}
         if len(leaves) == 1:
             version = site.prover.versions.first(leaves.pop())
-    return Value(
-        owner,
-        first.number if first.number == second.number else site.prover.fresh(),
-        hull(first.range, second.range),
-        first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None,
-        first.intact if same_intact else None,
-        version,
-        first.uniform & second.uniform,
-    )
+    bounds = hull(first.range, second.range)
+    return Value(owner, number, bounds, fact, intact, version, first.uniform & second.uniform)
 
 
 def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:

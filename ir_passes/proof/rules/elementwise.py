@@ -23,7 +23,7 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
-from ir_passes.proof.rules.unchanged import converted_back, unchanged
+from ir_passes.proof.rules.unchanged import unchanged
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     DeviceOffset,
@@ -32,7 +32,6 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Negative,
-    PageEntry,
     Permuted,
     PlusConstant,
     Range,
@@ -184,8 +183,6 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
             result = result.replace(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.replace(fact=Permuted(x.fact.order, x.fact.div * by))
-        elif isinstance(x.fact, PageEntry):
-            result = result.replace(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -257,9 +254,6 @@ def convert(site: Site, x: Value) -> list[Value]:
     if source == target or (integers and bounds is not None):
         wrapped = isinstance(x.fact, PlusConstant) and x.range is None
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
-    back = converted_back(site) if is_integer(target) and not is_integer(source) else None
-    if back is not None:
-        return [back]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted_view(owner.view, source, target))

@@ -231,12 +231,8 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     # an index adds at its own element; past the end it adds nothing
     is_in_place = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
     adds_ones = operand.range == (0, 0) and updates.range == (1, 1)
-    if (
-        is_in_place
-        and adds_ones
-        and isinstance(column.owner, LaneRows)
-        and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape))
-    ):
+    count = math.prod(access.index_shape)
+    if is_in_place and adds_ones and isinstance(column.owner, LaneRows) and fits(site.eqn.outvars[0].aval, count):
         key = site.prover.same_counts.get(column.number, column.number)
         return [result.replace(fact=Counts(key, every=access.inside(0)))]
     return [result]

@@ -148,11 +148,8 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
     """Return the owner of consecutive lanes; shared parts may replace lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
-    inner = {
-        owner.inner if isinstance(owner, LaneRows) else size
-        for owner, size in pieces
-        if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
-    }
+    inner = {owner.inner for owner, _ in pieces if isinstance(owner, LaneRows)}
+    inner |= {size for owner, size in pieces if isinstance(owner, OneLane) and isinstance(owner.lane, int)}
     splits = {(owner.split, owner.packed) for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None

@@ -104,3 +104,9 @@ def no_prefix(value: Any, entries: Any, children_of: Callable[[Any], Any]) -> st
 def other_count(entries: int, arguments: int, named: Collection[str]) -> str:
     by_name = f" and {', '.join(sorted(named))} by name" if named else ""
     return f"the contract has {entries} entries, the step was given {arguments} arguments by position{by_name}"
+
+
+def primitive_name(names: Iterable[str]) -> str:
+    listing = ", ".join(map(repr, dict.fromkeys(names))) or "none"
+    message = "expected the name of a function, target or format, got a primitive's, which is that of all its calls"
+    return f"{message}; names in this step: {listing}"

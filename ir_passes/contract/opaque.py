@@ -94,14 +94,11 @@ def donors(declaration: Opaque) -> dict[int, int]:
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
     """True if a call has the declared numbers of operands, results and dimensions."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
-    return all(
-        len(entries) == len(shapes)
-        and all(
-            not isinstance(entry, Pool) or entry.dims is None or len(entry.dims) == len(shape)
-            for entry, shape in zip(entries, shapes, strict=True)
-        )
-        for entries, shapes in sides
-    )
+    if any(len(entries) != len(shapes) for entries, shapes in sides):
+        return False
+    pairs = [pair for side in sides for pair in zip(*side, strict=True)]
+    named = [(entry.dims, shape) for entry, shape in pairs if isinstance(entry, Pool) and entry.dims is not None]
+    return all(len(dims) == len(shape) for dims, shape in named)
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:

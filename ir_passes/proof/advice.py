@@ -18,8 +18,8 @@ from ir_passes.contract.contract import (
 from ir_passes.contract.missing_entries import entry_code
 from ir_passes.contract.opaque_names import exact_name, short_name
 from ir_passes.jaxpr import ir, rewriting
-from ir_passes.proof.concerned import concerned
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows, describe
+from ir_passes.proof.concerned import concerned, describe
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows, axis_of
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.site import Site
@@ -200,3 +200,32 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
         case OneLane() if not owner.packed and 1 in shape:
             return Pool(pool.group, pool.axis) if isinstance(pool, Pool) else Lane(shape.index(1))
     return None
+
+
+def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str:
+    """Describe an operand's difference from its declared slot map."""
+    if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
+        return "a slot map, and is not one"
+    if value.fact.stride != 1:
+        return "a slot map, and is one times a number"
+    if value.fact.guard is not None or value.fact.alternatives:
+        return "a slot map, and some entries may be replaced by a row past the end of the pool"
+    bound_input = site.prover.bound.inputs[value.fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, SlotMap)
+    if value.fact.offset is not None:
+        return f"a slot map, and is {bound_input.path} less the rows of other devices"
+    return f"{declared}, and is {bound_input.path}, {entry}"
+
+
+def table_misfit(site: Site, value: Value, declared: PageTable) -> str:
+    """Describe an operand's difference from its declared page table."""
+    fact = value.fact
+    if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
+        return "a page table, and is not one"
+    bound_input = site.prover.bound.inputs[fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, PageTable)
+    if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
+        return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
+    return f"{declared}, and is {bound_input.path}, {entry}"

@@ -147,14 +147,8 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         raise IsolationError(once(violations))
     prover.notes.update([*dimensions_not_proved(bound), *noted_kernels(kernels)])
     assumed = [*prover.assumed, *assumed_calls(prover.declared, bound.opaque), *assumed_of(bound)]
-    return Proof(
-        bound.lanes,
-        len(flat.jaxpr.eqns),
-        tuple(claim.statement() for claim in proved),
-        tuple(sorted(assumed)),
-        tuple(sorted(prover.notes)),
-        0.0,
-    )
+    statements = tuple(claim.statement() for claim in proved), tuple(sorted(assumed)), tuple(sorted(prover.notes))
+    return Proof(bound.lanes, len(flat.jaxpr.eqns), *statements, 0.0)
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:

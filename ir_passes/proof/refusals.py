@@ -3,6 +3,7 @@
 More than 300 lines: one list of texts, by the subject of the rule that refuses.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -520,3 +521,30 @@ MAP_NOT_SPLIT = RefusalText(
     "split the slot map like the rows of the pool",
     WRONG_ROW,
 )
+
+# dimensions of pools
+TWO_DIMENSIONS = RefusalText(
+    "dimension {names[0]!r} of a pool {how} dimension {names[1]!r}",
+    "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')",
+    ViolationKind.DIMENSIONS,
+)
+
+
+def wrong_dimensions(pool: Any, wrong: Sequence[tuple[str, Any]]) -> RefusalText:
+    """Return the refusal of a write.
+
+    Args:
+        wrong: name in the pool and written dimension.
+    """
+    messages = []
+    for expected, dim in wrong:
+        source = "an array that has no name for it" if dim.name is None else f"dimension {dim.name!r} of an array"
+        if dim.name is None and dim.lost:
+            source += f", put together from several at {dim.lost}"
+        messages.append(f"dimension {expected!r} of {pool.path} is written with {source}")
+    names = [None if axis == pool.entry.axis else name for axis, name in enumerate(pool.entry.dims)]
+    remedy = (
+        f"give the array the pool's order of dimensions; where it has that, name them: name_dims(x, "
+        f"{', '.join(map(repr, names))}) of what is written, or of each array that it is put together from"
+    )
+    return RefusalText("; ".join(messages), remedy, ViolationKind.DIMENSIONS)

@@ -10,10 +10,10 @@ from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof import refusals
-from ir_passes.proof.concerned import concerned
+from ir_passes.proof.concerned import concerned, describe
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import PARAMETERS, RULES
 from ir_passes.proof.uniformity import reveals_order, uniform_axes

@@ -37,7 +37,6 @@ from ir_passes.proof.values import (
     SlotEntry,
     Tiles,
     TokenOf,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import entered, left
@@ -51,21 +50,16 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
     if first == second:
         return first
     owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
-    same_intact = first.intact == second.intact
+    number = first.number if first.number == second.number else site.prover.fresh()
+    fact = first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None
+    intact = first.intact if first.intact == second.intact else None
     version = first.version if first.version == second.version else None
     if version is None and first.version is not None and second.version is not None:
         leaves = {site.prover.versions.leaf_of[first.version], site.prover.versions.leaf_of[second.version]}
         if len(leaves) == 1:
             version = site.prover.versions.first(leaves.pop())
-    return Value(
-        owner,
-        first.number if first.number == second.number else site.prover.fresh(),
-        hull(first.range, second.range),
-        first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None,
-        first.intact if same_intact else None,
-        version,
-        first.uniform & second.uniform,
-    )
+    bounds = hull(first.range, second.range)
+    return Value(owner, number, bounds, fact, intact, version, first.uniform & second.uniform)
 
 
 def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
@@ -94,12 +88,9 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, OneLane):
         # a lane number local to a device is another lane on each device, and lanes of the full step write rows
         writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
-        return [
-            value
-            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and writes_own_rows
-            else value.replace(owner=site.join(value.owner, predicate), number=0)
-            for value in values
-        ]
+        own = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
+        joined = [value.replace(owner=site.join(value.owner, predicate), number=0) for value in values]
+        return [old if is_own else new for is_own, old, new in zip(own, values, joined, strict=True)]
     owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
 
@@ -340,12 +331,9 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         numbers = [iteration_number if k in counts else prover.fresh() for k in range(len(slices))]
         carry = [value.replace(number=iteration_number) if k in counted else value for k, value in enumerate(carry)]
-        inputs = [
-            *consts,
-            *carry,
-            *(value.replace(number=number) for value, number in zip(slices, numbers, strict=True)),
-        ]
-        results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
+        parts = [value.replace(number=number) for value, number in zip(slices, numbers, strict=True)]
+        body_consts = [prover.constant(c) for c in body.consts]
+        results = interpret(prover, body.jaxpr, body_consts, [*consts, *carry, *parts])
         return results[:num_carry], results[num_carry:]
 
     tokens = set()
@@ -354,11 +342,8 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         tokens.add(OneLane(Symbol(iteration_number, size or length), packed=name))
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
     carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
-    if (
-        prover.refine is not None
-        and all(isinstance(value.owner, Common) for value in operands)
-        and not site.eqn.effects
-    ):
+    is_shared = all(isinstance(value.owner, Common) for value in operands)
+    if prover.refine is not None and is_shared and not site.eqn.effects:
         # two loops with one body over the same arrays have the same results
         key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
         operand_numbers = [value.number for value in operands]
@@ -389,7 +374,7 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
-    intact = None if value.intact is None else UnchangedRows(value.intact.leaf, entered(value.intact.view, step))
+    intact = value.intact and value.intact.seen(lambda view: entered(view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     if isinstance(value.fact, LAYOUT_FACTS):
         lanes_are_rows = shape[0] == site.prover.bound.lanes
@@ -425,11 +410,8 @@ def _stacked_tiles(
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
     """Return an iteration's lane or token; record the rows of all iterations."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
-    if order is not None:
-        form, operands = ("scan", layout, order.inverse), (loop, order.number)
-    else:
-        form, operands = ("scan", layout, order), (loop,)
-    symbol = Symbol(site.prover.number(form, *operands), length)
+    form, numbers = ("scan", layout, order and order.inverse), () if order is None else (order.number,)
+    symbol = Symbol(site.prover.number(form, loop, *numbers), length)
     if rows.inner == 1:
         key = rows.start, length, order, rows.packed
         site.prover.scanned[symbol] = len(site.prover.callers), key
@@ -444,8 +426,7 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
     """
     owner, step = value.owner, ("scan", loop)
     iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)
-    stacked_view = None if value.intact is None else left(value.intact.view, step)
-    intact = None if value.intact is None or stacked_view is None else UnchangedRows(value.intact.leaf, stacked_view)
+    intact = value.intact and value.intact.seen(lambda view: left(view, step))
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in (*sources, LaneRows(0, packed=owner.packed)):
             lane = OneLane(_symbol_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)

@@ -23,7 +23,7 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
-from ir_passes.proof.rules.unchanged import converted_back, unchanged
+from ir_passes.proof.rules.unchanged import unchanged
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     DeviceOffset,
@@ -32,14 +32,12 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Negative,
-    PageEntry,
     Permuted,
     PlusConstant,
     Range,
     RemainderOf,
     SignOf,
     SlotEntry,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
@@ -83,9 +81,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
-    if not isinstance(owner, Common | OneLane | Mixed):
-        owner = site.mixed(*refusals.LOOP_OF_ALL)
-    return [Value(owner)]
+    return [Value(owner if isinstance(owner, Common | OneLane | Mixed) else site.mixed(*refusals.LOOP_OF_ALL))]
 
 
 @rule("max", "min", "clamp")
@@ -187,8 +183,6 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
             result = result.replace(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.replace(fact=Permuted(x.fact.order, x.fact.div * by))
-        elif isinstance(x.fact, PageEntry):
-            result = result.replace(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -260,13 +254,10 @@ def convert(site: Site, x: Value) -> list[Value]:
     if source == target or (integers and bounds is not None):
         wrapped = isinstance(x.fact, PlusConstant) and x.range is None
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
-    back = converted_back(site) if is_integer(target) and not is_integer(source) else None
-    if back is not None:
-        return [back]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted_view(owner.view, source, target))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted_view(x.intact.view, source, target))
+    intact = x.intact and x.intact.seen(lambda view: _converted_view(view, source, target))
     return [Value(owner, NONE, bounds, fact, intact)]
 
 
@@ -301,12 +292,9 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
     """Return the case selected by the predicate's bounds, or a join."""
-    if (
-        predicate.range is not None
-        and predicate.range[0] == predicate.range[1]
-        and 0 <= predicate.range[0] < len(cases)
-    ):
-        return [cases[predicate.range[0]]]
+    low, high = predicate.range or (0, 1)
+    if low == high and 0 <= low < len(cases):
+        return [cases[low]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].replace(owner=site.join(predicate.owner, *(case.owner for case in cases)))]
     owner = combined(site, (predicate, *cases))

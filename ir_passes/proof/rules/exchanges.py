@@ -68,11 +68,8 @@ def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape
         if set(axes) != set(owner.unreduced) or site.params.get("axis_index_groups") is not None:
             return site.mixed(*refusals.OTHER_SUM(holders=", ".join(owner.unreduced), over=", ".join(axes)))
         return replace(owner, unreduced=())
-    return (
-        _owner_after_resize(site, owner, shape)
-        if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
-        else owner
-    )
+    keeps_shape = site.name in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
+    return owner if keeps_shape else _owner_after_resize(site, owner, shape)
 
 
 def _permuted_lanes(

@@ -37,7 +37,6 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     SlotEntry,
-    UnchangedRows,
     Value,
 )
 
@@ -65,9 +64,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         return pool_rows.read(site, operand, access)
     _check_captured(site, operand, access)
     owner = _read_owner(site, operand, access)
-    picked_axis = (
-        operand.owner.axis if isinstance(operand.owner, LaneRows) and operand.owner.axis in access.columns else None
-    )
+    axis = operand.owner.axis if isinstance(operand.owner, LaneRows) else None
+    picked_axis = axis if axis in access.columns else None
     pairs_disordered = isinstance(operand.owner, Common) and access.paired and disordered(owner)
     if pairs_disordered or access.reveals_places(owner, without=picked_axis):
         owner = site.mixed(*refusals.INDEX_REVEALS_ORDER)
@@ -86,20 +84,12 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     reads_all = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if reads_all and (not access.columns or not access.drops):
         return operand.replace(owner=owner)
-    if (
-        len(access.full) == 1
-        and not access.window
-        and access.columns
-        and access.inside(0)
-        and isinstance(operand.fact, Iota | Permuted)
-        and isinstance(access.columns.get(0, operand).fact, Permuted)
-    ):
+    is_vector = len(access.full) == 1 and not access.window and access.columns and access.inside(0)
+    if is_vector and isinstance(operand.fact, Iota | Permuted) and isinstance(access.columns[0].fact, Permuted):
         fact = _composed_fact(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
-    intact = (
-        None if operand.intact is None else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, -1))
-    )
+    intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, -1))
     number = _permuted_number(site, operand, access)
     return Value(owner, number, bounds, fact, intact)
 
@@ -240,10 +230,9 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
         return [result]
     # an index adds at its own element; past the end it adds nothing
     is_in_place = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
-    counts_keys = (
-        is_in_place and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
-    )
-    if counts_keys and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
+    adds_ones = operand.range == (0, 0) and updates.range == (1, 1)
+    count = math.prod(access.index_shape)
+    if is_in_place and adds_ones and isinstance(column.owner, LaneRows) and fits(site.eqn.outvars[0].aval, count):
         key = site.prover.same_counts.get(column.number, column.number)
         return [result.replace(fact=Counts(key, every=access.inside(0)))]
     return [result]
@@ -267,11 +256,8 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         return updates
     owner = site.join(operand.owner, _updates_owner(site, operand.owner, updates, access))
     intact = operand.intact
-    if (
-        intact is not None
-        and not access.all_outside()
-        and (site.prover.stopped or not _writes_active_lane(site, operand.owner, access))
-    ):
+    is_active = not site.prover.stopped and _writes_active_lane(site, operand.owner, access)
+    if intact is not None and not access.all_outside() and not is_active:
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))

@@ -12,7 +12,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, Poo
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_layout
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 
 
@@ -106,7 +106,7 @@ def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split)
     if isinstance(owner, Common):
         site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
-        intact = None if intact is None else UnchangedRows(intact.leaf, entered(intact.view, split.step))
+        intact = intact and intact.seen(lambda view: entered(view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
     is_whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or is_whole else None
@@ -124,9 +124,7 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
     """
     owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:
-        if intact is not None:
-            full_view = left(intact.view, split.step)
-            intact = None if full_view is None else UnchangedRows(intact.leaf, full_view)
+        intact = intact and intact.seen(lambda view: left(view, split.step))
         if isinstance(owner, PoolRows):
             full_view = left(owner.view, split.step)
             owner = replace(site.unframed(owner) if full_view is None else replace(owner, view=full_view), split=())

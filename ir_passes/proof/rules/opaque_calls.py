@@ -11,16 +11,16 @@ from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
-from ir_passes.proof.advice import ambiguous_name, undeclared_call
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
+from ir_passes.proof.advice import ambiguous_name, map_misfit, table_misfit, undeclared_call
+from ir_passes.proof.concerned import describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import map_misfit, table_misfit
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
-from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
 
 
 @rule(*primitives.OPAQUE, everything=True)
@@ -220,11 +220,29 @@ class _Declared:
                 case Pool():
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():
-                    problem = map_misfit(self.site, value, declared, self.site.shapes[k])
+                    shape = self.site.shapes[k]
+                    is_map = len(shape) < 2 and self._is_row_map(value.fact, declared)
+                    problem = None if is_map else map_misfit(self.site, value, declared, shape)
                 case PageTable():
-                    problem = table_misfit(self.site, value, declared)
+                    is_table = axis_of(value.owner) in (None, 0) and self._is_row_map(value.fact, declared)
+                    problem = None if is_table else table_misfit(self.site, value, declared)
             if problem is not None:
                 yield f"operand {k} is declared {problem}"
+
+    def _is_row_map(self, fact: Fact | None, declared: SlotMap | PageTable) -> bool:
+        """True if an operand holds the entries of an input like the declared one."""
+        if not isinstance(fact, SlotEntry | PageEntry):
+            return False
+        entry, unchanged = self.site.prover.bound.inputs[fact.leaf].entry, type(fact)(fact.leaf)
+        if isinstance(fact, SlotEntry):
+            unchanged = replace(unchanged, non_null=fact.non_null)
+        elif declared.role == "write":
+            unchanged = replace(unchanged, alternatives=fact.alternatives & {"past"})
+        if fact != unchanged or not isinstance(entry, SlotMap | PageTable) or type(entry) is not type(declared):
+            return False
+        sizes = [(x.size, x.null, getattr(x, "page_size", 1)) for x in (entry, declared)]
+        is_local = isinstance(fact, PageEntry) or entry.local == declared.local
+        return sizes[0] == sizes[1] and is_local and entry.role in (declared.role, "both")
 
     def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
         owner, prover = value.owner, self.site.prover

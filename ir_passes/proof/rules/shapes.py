@@ -27,12 +27,12 @@ from ir_passes.proof.values import (
     SignOf,
     SlotEntry,
     Tiles,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import entered, reshaped, transposed
 
 Shape = tuple[int, ...]
+_OF_ALL_ELEMENTS = (SlotEntry, PageEntry, DeviceOffset, ActiveCount, Constant)
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
@@ -124,20 +124,12 @@ def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
     return axis if matches else None
 
 
-def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_shape: Shape) -> UnchangedRows | None:
-    return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
-
-
 def reshaped_value(site: Site, x: Value) -> Value:
     old_shape, new_shape = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, old_shape, new_shape))
-    fact = (
-        x.fact
-        if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | ActiveLane | Constant)
-        else None
-    )
+    fact = x.fact if isinstance(x.fact, (*_OF_ALL_ELEMENTS, ActiveLane)) else None
     if isinstance(x.fact, Iota):
         place = place_after_reshape(x.fact.axis, old_shape, new_shape)
         fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
@@ -151,7 +143,8 @@ def reshaped_value(site: Site, x: Value) -> Value:
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, old_shape, new_shape)
         owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner
-    return Value(owner, x.number, x.range, fact, _intact_after_reshape(x.intact, old_shape, new_shape), x.version)
+    intact = x.intact and x.intact.seen(lambda view: reshaped(view, old_shape, new_shape))
+    return Value(owner, x.number, x.range, fact, intact, x.version)
 
 
 def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
@@ -190,7 +183,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | Constant) else None
+    fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
     if isinstance(x.fact, Iota) and old_shape[x.fact.axis] == new_shape[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long_axes = [axis for axis, size in enumerate(old_shape) if size != 1]
@@ -208,7 +201,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, transposed(x.intact.view, permutation))
+    intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)

@@ -61,11 +61,8 @@ class Access:
         """True if a shared index reveals an order that depends on all lanes."""
         if not isinstance(owner, LaneRows) or owner.order is None:
             return False
-        return any(
-            isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
-            for dim, value in self.columns.items()
-            if dim != without
-        )
+        shared = [v for dim, v in self.columns.items() if dim != without and isinstance(v.owner, Common)]
+        return not self.scalar and any(not constant(value, self.index_shape) for value in shared)
 
     def whole(self, dim: int) -> bool:
         """True if the window covers a dimension, and is not the only row by slot."""
@@ -238,11 +235,8 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     sorted_count = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
     varying = [value.fact for value in access.columns.values() if constant_of(value) is None]
     counting = varying[0] if len(varying) == 1 else None
-    if (
-        sorted_count <= 1
-        or not varying
-        or (isinstance(counting, Iota) and access.index_shape[counting.axis] == sorted_count)
-    ):
+    counts_up = isinstance(counting, Iota) and access.index_shape[counting.axis] == sorted_count
+    if sorted_count <= 1 or not varying or counts_up:
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
         site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))

@@ -243,5 +243,11 @@ def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
     return fact.if_true if when else fact.if_false
 
 
+def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> frozenset[Condition]:
+    """Return the conditions of an operand that hold at the result's indices."""
+    conditions = conditions_of(fact, when)
+    return frozenset(condition for condition in conditions if is_full(site, operand, axes_of(condition.sum)))
+
+
 def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
     return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

@@ -144,11 +144,8 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
 
 def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
-    return (
-        fact.padding == "none"
-        or fact.padding == "past"
-        and (access.drops or access.full[dim] > site.prover.bound.lanes)
-    )
+    is_dropped = access.drops or access.full[dim] > site.prover.bound.lanes
+    return fact.padding == "none" or (fact.padding == "past" and is_dropped)
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
@@ -163,11 +160,8 @@ def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane 
 
 def entries_of_padding(access: Access) -> bool:
     facts = [value.fact for value in access.columns.values()]
-    return any(
-        isinstance(fact, SegmentIds | LaneOfToken)
-        and (fact.padding == "lane" or (fact.padding == "past" and not access.drops))
-        for fact in facts
-    )
+    paddings = {fact.padding for fact in facts if isinstance(fact, SegmentIds | LaneOfToken)}
+    return "lane" in paddings or ("past" in paddings and not access.drops)
 
 
 def by_token(access: Access) -> bool:
@@ -314,12 +308,10 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         if pairs is not None and all(is_full(site, k, (owner.axis,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "lane"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
-    if (
-        isinstance(x, MaskedOut)
-        and isinstance(result.owner, LaneRows)
-        and is_full(site, 0, (x.rows.axis, x.columns.axis))
-    ):
-        fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
+    if isinstance(x, MaskedOut) and isinstance(result.owner, LaneRows):
+        is_whole = is_full(site, 0, (x.rows.axis, x.columns.axis))
+        dtypes = ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0])
+        fact = outlives(x, site.name, *dtypes) if is_whole else None
         if fact is not None:
             return result.replace(fact=fact)
     if pair is not None and isinstance(result.owner, Mixed):
@@ -436,11 +428,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
     wanted = [token_layout.real_tokens(site, mask.columns.packed, Iota(mask.columns.axis)).sum]
     if mask.rows.packed == mask.columns.packed:
         wanted.append(index_sums.difference(rows, columns))
-    conditions = [
-        condition
-        for condition in index_sums.conditions_of(fact, mask.when)
-        if is_full(site, operand, index_sums.axes_of(condition.sum))
-    ]
+    conditions = index_sums.full_conditions(site, operand, fact, mask.when)
     return any(index_sums.is_implied(value, conditions) for value in wanted)
 
 
@@ -452,21 +440,16 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     mask, *cases = operands
     if len(cases) != 2:
         return result
-    if (
-        isinstance(mask.fact, SameLane)
-        and not mask.fact.padding
-        and is_full(site, 0, (mask.fact.rows.axis, mask.fact.columns.axis))
-    ):
-        rows, columns = mask.fact.rows, mask.fact.columns
-        excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]
-        selected_axes = _tokens_of(cases[mask.fact.when])
-        if (
-            selected_axes is None
-            or not selected_axes <= {rows, columns}
-            or any(a is None or not a <= {rows} for a in excluded_axes)
-        ):
+    same = mask.fact if isinstance(mask.fact, SameLane) and not mask.fact.padding else None
+    if same is not None and is_full(site, 0, (same.rows.axis, same.columns.axis)):
+        rows, columns = same.rows, same.columns
+        excluded_axes = [_tokens_of(value) for value in (mask, cases[not same.when])]
+        selected_axes = _tokens_of(cases[same.when])
+        if selected_axes is None or any(axes is None or not axes <= {rows} for axes in excluded_axes):
             return result
-        number = _literal(site, site.eqn.invars[2 - mask.fact.when])
+        if not selected_axes <= {rows, columns}:
+            return result
+        number = _literal(site, site.eqn.invars[2 - same.when])
         masked = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
         return result.replace(owner=rows, fact=masked)
     finite = mask.fact
@@ -498,12 +481,9 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     for weights, values in ((0, 1), (1, 0)):
         fact, value = operands[weights].fact, operands[values]
         summed = dict(zip(contract[weights], contract[values], strict=True))
-        if (
-            not isinstance(fact, MaskedOut)
-            or not fact.zero
-            or fact.columns.axis not in summed
-            or fact.rows.axis in summed
-        ):
+        if not isinstance(fact, MaskedOut) or not fact.zero:
+            continue
+        if fact.columns.axis not in summed or fact.rows.axis in summed:
             continue
         if operands[weights].owner != fact.rows or value.owner != replace(fact.columns, axis=summed[fact.columns.axis]):
             continue

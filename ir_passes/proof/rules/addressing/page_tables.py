@@ -50,19 +50,6 @@ def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
     return None
 
 
-def over(x: Value, divisor: int | None) -> PageEntry | None:
-    """Return the fact of an entry divided by a constant.
-
-    (entry * sc + o) // c is entry * s + o // c. Division rounds to zero, so a number below row 0 may become a row.
-    """
-    fact = x.fact
-    if not isinstance(fact, PageEntry) or not divisor or divisor < 1 or fact.stride % divisor:
-        return None
-    if fact.alternatives & {"below", "lowest"}:
-        return None
-    return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
-
-
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """Select between entries of a lane and unowned rows.
 

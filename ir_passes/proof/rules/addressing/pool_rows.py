@@ -13,7 +13,7 @@ from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered, reveals_places
-from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View
 
 
@@ -23,16 +23,14 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     axis = pool.axis
     if access.whole(axis):
         part = replace(pool, axis=access.window[axis], view=access.taken(pool.view, axis))
-        old, version = operand.intact, site.prover.versions.part_of(operand.version)
-        intact = None if old is None else UnchangedRows(old.leaf, access.taken(old.view, axis))
+        version = site.prover.versions.part_of(operand.version)
+        intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, axis))
         return Value(site.join(part, access.owners(site)), intact=intact, version=version)
     rows = _row_owner(site, pool, access, write=False)
     if isinstance(rows, Mixed):
         return Value(rows)
-    intact = None
-    if operand.intact is not None:
-        row_key = _row_key(access.columns[axis])
-        intact = UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, axis, (("by slot", row_key),)))
+    row_key = _row_key(access.columns[axis])
+    intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, axis, (("by slot", row_key),)))
     if access.reveals_places(rows, without=axis):
         return Value(site.mixed(*refusals.PLACES_OF_ROWS))
     owner = site.join(rows, access.owners(site, without=axis))

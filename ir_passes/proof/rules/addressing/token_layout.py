@@ -365,15 +365,7 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
         return united or max(lane_masks, key=lambda fact: abs(fact.back)), None
     sides = [
-        [
-            frozenset(
-                condition
-                for condition in index_sums.conditions_of(fact, value)
-                if is_full(site, k, index_sums.axes_of(condition.sum))
-            )
-            for k, fact in enumerate(masks)
-        ]
-        for value in (True, False)
+        [index_sums.full_conditions(site, k, fact, value) for k, fact in enumerate(masks)] for value in (True, False)
     ]
     if_true, if_false = (x | y if value == when else x & y for value, (x, y) in zip((True, False), sides, strict=True))
     return (Mask(if_true, if_false), None) if if_true or if_false else None
@@ -411,11 +403,9 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     for condition in index_sums.conditions_of(operands[0].fact, True):
         starts = [term for term, factor in condition.sum.terms if isinstance(term, OffsetEntry) and factor == -1]
         tokens = [term for term, factor in condition.sum.terms if isinstance(term, Iota) and factor == 1]
-        if (
-            len(starts) != 1
-            or len(tokens) != 1
-            or condition != Condition(difference(single(tokens[0]), single(starts[0])))
-        ):
+        if len(starts) != 1 or len(tokens) != 1:
+            continue
+        if condition != Condition(difference(single(tokens[0]), single(starts[0]))):
             continue
         (start,), (token,) = starts, tokens
         not_started = Condition(difference(single(start), single(token), -1))

@@ -149,7 +149,7 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         sizes = {bound.path: bound.shape[0] for bound in tables if len(bound.shape) > 1}
     if not sizes:
         raise ContractFault.NO_LANES.error(
-            "", "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+            "", "the number of lanes is unknown: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
         )
     if len(set(sizes.values())) > 1:
         listing = ", ".join(f"{path}: {size}" for path, size in sizes.items())

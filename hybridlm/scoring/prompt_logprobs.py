@@ -20,7 +20,7 @@ class PromptText(ScoredText):
 
 
 def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request]) -> dict[int, PromptText]:
-    """Queue prompts to be scored, equal ones and common beginnings once; return them by request."""
+    """Queue prompts to be scored, equal ones and common prefixes once; return them by request."""
     queued: dict[int, PromptText] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
         group = [request for request in requests if request.params.prompt_logprobs == top]

@@ -42,7 +42,7 @@ import hybridlm
 from models.cpu_kernels import library
 
 int8, gguf, machine = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-assert "site" in hybridlm.__file__, hybridlm.__file__
+assert Path("site").resolve() in Path(hybridlm.__file__).resolve().parents, hybridlm.__file__
 kernels = library()
 assert (kernels is not None) == (machine != "any"), f"{machine}: {kernels}"
 assert machine in ("any", platform.machine()), platform.machine()
@@ -86,7 +86,8 @@ def environment(folder: Path, *requirements: str) -> Path:
     """Make a virtual environment; returns its folder of programs."""
     venv.create(folder, with_pip=True, clear=True)
     programs = folder / "bin"
-    pip(programs, *requirements)
+    if requirements:
+        pip(programs, *requirements)
     return programs
 
 

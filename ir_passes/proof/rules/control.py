@@ -153,7 +153,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     counter, mark, index = counter_of(prover, condition, body, outer, body_count, first), prover.fresh(), prover.fresh()
     counters, counted = {}, {}
     if counter is not None:
-        k, bound = counter.index, counter.bound
+        k, bound = counter
         bounds, limits = first[k].range, dtype_range(body.jaxpr.outvars[k].aval)
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
@@ -184,7 +184,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
-    greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
+    greatest = counter if counter is not None and isinstance(counter[1].fact, Greatest) else None
     if isinstance(test[0].owner, Mixed):
         changed = stops_by_lane(prover, condition, body, outer, inner, carry, greatest)
         if changed is not None:

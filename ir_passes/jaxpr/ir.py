@@ -1,7 +1,4 @@
-"""Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later.
-
-More than 300 lines: one adapter to the same names of JAX.
-"""
+"""Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

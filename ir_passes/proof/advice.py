@@ -44,7 +44,7 @@ def at_output(prover: Prover, flat: ir.ClosedJaxpr, k: int, refusal: RefusalText
 
 
 def of_cause(prover: Prover, flat: ir.ClosedJaxpr, results: Sequence[Value], k: int, cause: Violation) -> Violation:
-    """Return the violation of an output that depends on several lanes."""
+    """Return the violation of an output of several lanes."""
     leaks = [
         value.owner.cause
         for output, value in zip(prover.bound.outputs, results, strict=True)
@@ -97,7 +97,7 @@ def _idle_input(bound: BoundContract, role: str) -> str:
 
 
 def compared_again(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> Violation:
-    """Return the violation of a comparison of devices that runs several times."""
+    """Return the violation of repeated comparisons of devices."""
     message = "devices are compared in a loop, or in a function that is called more than once"
     remedy = "call devices_agree once for all operands, outside of loops"
     place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.values[flat.jaxpr])

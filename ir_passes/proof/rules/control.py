@@ -88,9 +88,9 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, OneLane):
         # a lane number local to a device is another lane on each device, and lanes of the full step write rows
         writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
-        own = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
+        exempt = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
         joined = [value.replace(owner=site.join(value.owner, predicate), number=0) for value in values]
-        return [old if is_own else new for is_own, old, new in zip(own, values, joined, strict=True)]
+        return [old if is_exempt else new for is_exempt, old, new in zip(exempt, values, joined, strict=True)]
     owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
 

@@ -115,12 +115,10 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
-        active = set(prover.active)
-        if k == 1 and flag is not None and test is not None and len(branches) == 2:
-            prover.active |= _active_lane(site, test)
-        with prover.decided_by(site.eqn.invars[0]):
+        is_second = k == 1 and flag is not None and test is not None and len(branches) == 2
+        active = prover.active | _active_lane(site, test) if is_second else set(prover.active)
+        with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
-        prover.active = active
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed

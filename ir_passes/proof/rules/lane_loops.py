@@ -79,9 +79,8 @@ def stops_by_lane(
             index, bound = counter
             assert isinstance(bound.fact, Greatest)
             numbers, shared = (carry[index].number, bound.fact.number), {index}
-        outer_lane, prover.stopped = prover.stopped, partial(_stopped_bounds, flags, *numbers)
-        results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
-        prover.stopped = outer_lane
+        with prover.given(stopped=partial(_stopped_bounds, flags, *numbers)):
+            results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
     changed = {
         k
         for k, (old, new) in enumerate(zip(carry, results, strict=True))

@@ -54,7 +54,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("granitemoehybrid", config)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader)
-    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e4, None, DEFAULT_POSITIONS)
     positions = reader.choice("position_embedding_type", [None, "rope", "nope"], None)
     attention = AttentionConfig(
         heads,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads
+from models.config.fields import read_decoder_config, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
@@ -46,7 +46,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
     heads, kv_heads, head_dim = read_heads(reader, 8)
     attention = AttentionConfig(heads, kv_heads, head_dim)
-    width, experts = reader.integer("intermediate_size"), reader.integer("num_experts", 16)
+    width = reader.integer("intermediate_size")
+    experts = reader.integer(spelled(reader, "num_experts", "num_local_experts"), 16)
     per_token = reader.integer("num_experts_per_tok", 2)
     if per_token > experts:
         reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")

@@ -34,7 +34,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     layers = reader.integer("num_hidden_layers", 34)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader, 4, 128)
-    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e4, None, DEFAULT_POSITIONS)
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
     delta_net = read_delta_net(reader, eps, 8, 16, 128)

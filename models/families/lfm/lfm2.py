@@ -69,7 +69,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     layers = reader.integer("num_hidden_layers")
     eps = reader.number("norm_eps", 1e-5)
     heads, kv_heads, head_dim = read_heads(reader, 8)
-    rope = read_rope(reader, head_dim, 1e6, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e6, None, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2), reader.integer("hidden_size"))
     if family == "lfm2_moe" and "layer_types" not in reader:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
@@ -51,7 +51,7 @@ def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> di
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("lfm3", config)
     layers = reader.integer("num_hidden_layers", 24)
-    eps = reader.number("norm_eps", 1e-5)
+    eps = reader.number(spelled(reader, "norm_eps", "rms_norm_eps"), 1e-5)
     kinds = read_kinds(reader, "layer_types", KINDS, layers) if "layer_types" in reader else default_kinds(layers)
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 7, minimum=2), reader.integer("hidden_size"))
     mlp = MlpConfig(reader.integer("intermediate_size"))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from shares import Axes, mesh_of, random_model, spec, spread, tiny, used_rows
+from shares import Axes, mesh_of, random_model, spec, spread, tiny, used_rows, with_null_pages
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Pool, Shared
@@ -40,7 +40,8 @@ def sharded_model(name: str, axes: Axes, tokens: int, **fields: Any) -> Program:
     arrays = jax.tree.leaves(model.state_arrays())
     split = [() if array.sharded_dim is None else (array.sharded_dim,) for array in arrays]
     tree = jax.tree.structure(model.state_arrays())
-    rows = [spread(leaf, cut, devices) for leaf, cut in zip(jax.tree.leaves(used_rows(model)), split, strict=True)]
+    leaves = zip(jax.tree.leaves(used_rows(model)), arrays, split, strict=True)
+    rows = [spread(with_null_pages(leaf, array, data), cut, devices) for leaf, array, cut in leaves]
     pools = [spec(cut, devices, data) for cut in split]
     lanes = P("data") if data > 1 else P()
 

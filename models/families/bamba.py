@@ -25,9 +25,7 @@ BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
 
 def _refuse_unimplemented(reader: ConfigReader) -> None:
-    reader.choice("hidden_act", ["silu"], "silu")
-    for name in BIASES:
-        reader.choice(name, [False], False)
+    reader.fixed({"hidden_act": "silu", **dict.fromkeys(BIASES, False)})
 
 
 def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:

@@ -68,10 +68,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         "linear_attention": read_mamba2(reader, HYBRID_FIELDS, eps, width),
         "full_attention": attention,
     }
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("normalization_function", ["rmsnorm"], "rmsnorm")
-    for name in ("attention_bias", "mamba_proj_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed({"hidden_act": "silu", "normalization_function": "rmsnorm"})
+    reader.fixed(dict.fromkeys(("attention_bias", "mamba_proj_bias"), False))
     reader.get("init_method")
     forward = read_feed_forward(reader)
     types = read_layer_types(reader, reader.integer("num_hidden_layers"))

@@ -58,12 +58,10 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         (attention if i % every == first else mamba, moe if experts > 1 and i % every_moe == first_moe else mlp)
         for i in range(reader.integer("num_hidden_layers"))
     )
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("mamba_proj_bias", [False], False)
-    reader.choice("sliding_window", [None], None)
-    reader.choice("mamba_inner_layernorms", [True], True)
-    for field in UNUSED:
-        reader.get(field)
+    reader.fixed(
+        {"hidden_act": "silu", "mamba_proj_bias": False, "sliding_window": None, "mamba_inner_layernorms": True}
+    )
+    reader.ignore(UNUSED)
     tied = reader.flag("tie_word_embeddings", False)
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 

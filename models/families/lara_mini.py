@@ -42,8 +42,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if "layer_types" in reader:
         kinds = read_kinds(reader, "layer_types", KINDS, layers)
     moe = replace(read_moe(reader, reader.flag("norm_topk_prob", True)), shared_gate=False)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "attention_bias": False})
     return read_decoder_config(
         reader,
         layers=paired(kinds, dict(zip(KINDS, (delta_net, sliding, full), strict=True)), [moe] * layers),

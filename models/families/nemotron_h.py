@@ -125,12 +125,15 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
         mixers["mlp"] = MlpConfig(reader.integer("intermediate_size"), "relu2")
     if "moe" in types:
         mixers["moe"] = read_moe(reader)
-    reader.choice("mamba_hidden_act", ["silu"], "silu")
-    reader.choice("mlp_hidden_act", ["relu2"], "relu2")
-    reader.choice("mamba_ssm_cache_dtype", ["float32"], "float32")
-    reader.choice("sliding_window", [None], None)
-    for name in ("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed(
+        {
+            "mamba_hidden_act": "silu",
+            "mlp_hidden_act": "relu2",
+            "mamba_ssm_cache_dtype": "float32",
+            "sliding_window": None,
+        }
+    )
+    reader.fixed(dict.fromkeys(("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"), False))
     reader.ignore((*UNUSED, *unused_sizes(types)))
     tied = reader.flag("tie_word_embeddings", False)
     return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied, DEFAULT_POSITIONS)
@@ -167,8 +170,7 @@ def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("layer_norm_epsilon", 1e-5)
     width = reader.integer("expand", 2) * reader.integer("hidden_size")
     mixer = read_mamba2(reader, MAMBA2_FIELDS, eps, width, default_groups=8)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("use_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "use_bias": False})
     layers = ((mixer,),) * reader.integer("num_hidden_layers")
     decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False), MAX_MAMBA2_POSITIONS)
     return replace(decoder, max_position_embeddings=MAX_MAMBA2_POSITIONS)

@@ -68,8 +68,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, all_heads=True))
     types = read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
     mixer, mlp = read_mixer(reader), MlpConfig(reader.integer("intermediate_size"))
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "attention_bias": False})
     reader.ignore(UNUSED)
     full, linear = (PostNorm(attention), PostNorm(mlp)), (mixer, mlp)
     return read_decoder_config(

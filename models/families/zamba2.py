@@ -76,15 +76,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         else (mamba,)
         for i in range(len(kinds))
     )
-    reader.choice("hidden_act", ["gelu"], "gelu")
-    reader.choice("add_bias_linear", [False], False)
-    reader.choice("use_conv_bias", [True], True)
+    reader.fixed({"hidden_act": "gelu", "add_bias_linear": False, "use_conv_bias": True})
     # Versions of transformers differ in the base of the rotary frequencies.
     reader.choice("use_long_context", [False], False)
     # Every model of transformers has these adapters.
     reader.choice("use_shared_mlp_adapter", [True], True)
-    for field in UNUSED:
-        reader.get(field)
+    reader.ignore(UNUSED)
     # With false, transformers ties no parameters: each call has a block for itself.
     tied = reader.choice("tie_word_embeddings", [True], True)
     return read_decoder_config(reader, layers, eps, tied, DEFAULT_POSITIONS, attention.rope)

@@ -81,9 +81,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
         dense = reader.integer("num_dense_layers", 2, minimum=0)
         mlp, moe = MlpConfig(reader.integer("intermediate_size")), read_moe(reader)
         feed_forward = [mlp if i < dense else moe for i in range(layers)]
-    reader.choice("conv_bias", [False], False)
-    reader.choice("block_use_swiglu", [True], True)
-    reader.choice("use_pos_enc", [True], True)
+    reader.fixed({"conv_bias": False, "block_use_swiglu": True, "use_pos_enc": True})
     reader.ignore(UNUSED)
     return read_decoder_config(
         reader,

@@ -58,8 +58,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     blocks = paired(kinds, {"conv": conv, **read_attention(reader, kinds, eps)}, [mlp] * layers)
     if reader.flag("use_sandwich_norm", True):
         blocks = tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks)
-    for name in ("attention_bias", "conv_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed(dict.fromkeys(("attention_bias", "conv_bias"), False))
     return read_decoder_config(
         reader,
         layers=blocks,

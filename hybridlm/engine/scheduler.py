@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences and texts; texts behind an unread prefix count as one."""
+        """Number of sequences and texts; texts after an unread prefix count as one."""
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
     @_in_turn
@@ -139,7 +139,7 @@ class Scheduler:
 
     @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
-        """Add the texts of a reading to the queue, each behind its shared prefix."""
+        """Add the texts of a reading to the queue, each after its shared prefix."""
         arrival = next(ARRIVALS)
         for i, text in enumerate(texts):
             text.reading = reading

@@ -64,7 +64,7 @@ class TextDistributions:
             getattr(self, name)[: end - first] = getattr(shared, name)
 
     def top(self, begin: int) -> TokenLogprobs | None:
-        """Return the most likely tokens behind `begin`; None with `top` 0."""
+        """Return the most likely tokens after `begin`; None with `top` 0."""
         count = self.question.top
         if not count:
             return None

@@ -54,7 +54,7 @@ print(f"int8: {right} of 4 answers; GGUF: the expected tokens; kernels: {kernels
 
 
 def environment(folder: Path, *requirements: str) -> Path:
-    """Make a virtual environment; returns its folder of programs."""
+    """Make a virtual environment; return its folder of programs."""
     venv.create(folder, with_pip=True, clear=True)
     programs = folder / "bin"
     subprocess.run([programs / "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], check=True)
@@ -62,7 +62,7 @@ def environment(folder: Path, *requirements: str) -> Path:
 
 
 def build(output: Path) -> list[Path]:
-    """Build the source archive, then the wheels from it; returns all files."""
+    """Build the source archive, then the wheels from it; return all files."""
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         python = environment(Path(folder, "build"), *BUILD_PACKAGES) / "python"

@@ -465,7 +465,7 @@ class LM:
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, tuple(self.params))
+        flat = in_order(self.params if params is None else params, self.params)
         return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
@@ -483,7 +483,7 @@ class LM:
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, tuple(self.params))
+        flat = in_order(self.params if params is None else params, self.params)
         return head_logits(self.engine, flat, hidden)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:

@@ -392,7 +392,7 @@ class Session:
                             self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
-                    sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
+                    sequence.drafting.take_mtp(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
             self.close()
             raise

@@ -458,8 +458,9 @@ class Scheduler:
         # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         devices, platform = pool.devices_of(slots_of(candidates)), engine.placement.platform
-        step = cheapest_step(counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices)
-        return [candidates[index] for index in step.chosen], step.lanes, step.width
+        sizes, widths = engine.prefill_sizes, engine.widths
+        chosen, lanes, width = cheapest_step(counts, devices, sizes, widths, platform, new, pool.devices)
+        return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.

@@ -241,8 +241,8 @@ class LM:
             return completion
         markers, texts = markers_of(self.tokenizer, params.think_end), (completion.text or "", completion.token_ids)
         flags = params.skip_special_tokens, params.keep_tool_markers
-        parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
-        return replace(completion, reasoning=parts.reasoning, answer=parts.answer)
+        reasoning, answer = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
+        return replace(completion, reasoning=reasoning, answer=answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",

@@ -64,7 +64,7 @@ def _segment(rng: Choose, cu: Array) -> Array:
     if way == 1:
         return (index[:, None] >= ends[None, :]).sum(1)
     if way == 2:
-        counted = _choice(rng, "counted ends", (ends, ends[:, None]), (jnp.stack([ends, ends], 1), ends[:-1]))
+        counted = _choice(rng, "counted ends", (ends,), (jnp.stack([ends, ends], 1), ends[:-1]))
         return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[counted].add(1))
     if way == 3:
         return jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)

@@ -255,7 +255,7 @@ def _begun(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
 
 
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
-    """A step of `count` operations; those that do not fit their operands are left out."""
+    """Return a step of at most `count` operations."""
 
     def step(w, x, where, cu_queries, rows, local, pool, table, keys, cu_keys) -> Any:
         rng = np.random.default_rng(seed)
@@ -313,5 +313,5 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
 
 
 def random_layout(seed: int, count: int = 14) -> Program:
-    """Return a step that returns all its values, with its contract."""
+    """Return a step of random operations."""
     return Program(f"random layout {seed}", random_step(seed, count), CONTRACT, draw)

@@ -123,8 +123,7 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> 
     if write.primitive.name == "dynamic_update_slice":
 
         def values(p: Any, array: Any, updates: Any, *starts: Any) -> Any:
-            old = lax.dynamic_slice(array, starts, updates.shape, allow_negative_indices=False)
-            return chosen(p, updates, old)
+            return chosen(p, updates, lax.dynamic_slice(array, starts, updates.shape, allow_negative_indices=False))
 
         array, updates, *starts = write.invars
         eqns, (updates,), _ = ir.emit(values, [flag, array, updates, *starts], write)

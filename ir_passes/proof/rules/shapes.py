@@ -228,9 +228,8 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
     if axis is not None:
         low, high, gap = map(int, site.params["padding_config"][axis])
         if low or high or gap:
-            keeps_lanes = isinstance(owner, LaneRows) and owner.order is None and gap == 0 and low % owner.inner == 0
-            if keeps_lanes and low >= 0 and high >= 0:
-                assert isinstance(owner, LaneRows)
+            is_plain = isinstance(owner, LaneRows) and owner.order is None and gap == 0 <= min(low, high)
+            if isinstance(owner, LaneRows) and is_plain and low % owner.inner == 0:
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
                 owner = site.mixed(*refusals.PADDED_LANES)
@@ -242,8 +241,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
 @rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
-    axis = axis_of(x.owner)
-    owner = x.owner
+    owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and repeats[axis] != 1:
         owner = site.mixed(*refusals.REPEATED_LANES)
     return [Value(owner, range=x.range)]

@@ -255,8 +255,8 @@ class Subject:
         bound: its contract.
         program: its jaxpr, calls replaced by their bodies.
         claims: the contract's claims about the results of all runs.
-        values: every variable at the top level of the jaxpr in all runs.
-        turns: every variable inside a loop or branch: its values in all runs, and which runs are meant, in each turn.
+        values: top-level variable -> its values in all runs.
+        turns: variable inside a loop or branch -> its values, and the runs meant, in each turn.
     """
 
     def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2), run: Any = apply):

@@ -64,7 +64,7 @@ def _segment(rng: Choose, cu: Array) -> Array:
     if way == 1:
         return (index[:, None] >= ends[None, :]).sum(1)
     if way == 2:
-        counted = _choice(rng, "counted ends", (ends, ends[:, None]), (jnp.stack([ends, ends], 1), ends[:-1]))
+        counted = _choice(rng, "counted ends", (ends,), (jnp.stack([ends, ends], 1), ends[:-1]))
         return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[counted].add(1))
     if way == 3:
         return jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)
@@ -255,7 +255,7 @@ def _begun(rng: Choose, x: Array, cu: Array, segment: Array) -> Array:
 
 
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
-    """A step of `count` operations; those that do not fit their operands are left out."""
+    """Return a step of at most `count` operations."""
 
     def step(w, x, where, cu_queries, rows, local, pool, table, keys, cu_keys) -> Any:
         rng = np.random.default_rng(seed)
@@ -313,5 +313,5 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
 
 
 def random_layout(seed: int, count: int = 14) -> Program:
-    """Return a step that returns all its values, with its contract."""
+    """Return a step of random operations."""
     return Program(f"random layout {seed}", random_step(seed, count), CONTRACT, draw)

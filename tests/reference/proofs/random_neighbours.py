@@ -1,4 +1,4 @@
-"""Random steps that move tokens, masks and ids alike or apart, for claims about neighbouring tokens."""
+"""Random steps that move tokens, masks and ids, for claims about neighbours."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from ir_passes import LaneContract, Packed, Shared
 LANES, TOKENS, WIDTH, LONGEST = 3, 7, 2, 16
 CONTRACT = LaneContract((Packed(), Packed(role="cu_seqlens")), (Packed(), Shared()))
 OUTSIDE = (-1, LANES + 2, LANES, 0)
-"""Fillers before ids: outside all lanes, padding, a lane."""
 COMPARISONS = (
     jnp.equal,
     jnp.not_equal,
@@ -34,7 +33,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def _move(rng: np.random.Generator, length: int) -> Move:
-    """Draw a move of an array's first axis; its second argument fills new places."""
+    """Return a move along the first axis, of an array and a filler."""
     by, begin = int(rng.integers(1, 3)), int(rng.integers(0, min(3, length)))
     end, stride, gap = int(rng.integers(begin + 1, length + 1)), int(rng.choice([1, 1, 2])), int(rng.choice([0, 0, 1]))
     filled = lambda x, filler: jnp.full((by, *x.shape[1:]), filler, x.dtype)
@@ -51,7 +50,7 @@ def _move(rng: np.random.Generator, length: int) -> Move:
 
 
 def _scanned(rng: np.random.Generator, x: Array, first: Array) -> Array:
-    """A recurrence that begins anew at true elements, one by one or as an associative scan."""
+    """Return a recurrence that begins anew at true elements."""
     reverse = bool(rng.integers(2))
     if rng.random() < 0.5:
 
@@ -65,7 +64,7 @@ def _scanned(rng: np.random.Generator, x: Array, first: Array) -> Array:
 
 
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
-    """A step of `count` operations; those that do not fit their operands are left out."""
+    """Return a step of at most `count` operations."""
 
     def step(x: Array, cu: Array) -> Any:
         rng, index = np.random.default_rng(seed), jnp.arange(TOKENS)
@@ -113,5 +112,5 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
 
 
 def random_neighbours(seed: int, count: int = 14) -> Program:
-    """Return a step that returns all its values, with its contract."""
+    """Return a step of random moves."""
     return Program(f"random neighbours {seed}", random_step(seed, count), CONTRACT, draw)

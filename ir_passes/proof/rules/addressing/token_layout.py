@@ -10,7 +10,6 @@ Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t -
 More than 300 lines: one rule for each operation on a layout.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -479,14 +478,13 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
     operand, index, updates = operands
     access = of_scatter(site, index)
     entry = _places_of_entries(access.columns.get(0))
-    counts = operand.range == (0, 0) and updates.range == (1, 1) and access.sizes == (1,) and len(access.full) == 1
-    if not counts or entry is None:
+    adds_all = access.sizes == (1,) and not site.params["unique_indices"]
+    if operand.range != (0, 0) or updates.range != (1, 1) or not adds_all or entry is None:
         return None
     drops_end = access.drops and access.full[0] == site.prover.bound.layouts[entry.layout]
-    count = access.index_shape[0]
-    adds_each_once = math.prod(access.index_shape) == count and not site.params["unique_indices"]
+    count, *repeats = access.index_shape
     fact = OffsetCounts(entry.layout, entry.first, count)
-    return (fact, (0, count)) if drops_end and adds_each_once and _dtype_holds(site, count) else None
+    return (fact, (0, count)) if drops_end and repeats == [1] and _dtype_holds(site, count) else None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:

@@ -1,4 +1,4 @@
-"""Limits by literals exclude infinities: each operand of `max`, `min` and `clamp`, with every special number."""
+"""Limits by literals exclude infinities."""
 
 import jax
 import jax.numpy as jnp

@@ -74,7 +74,7 @@ def _sorted(id, description, **parts):
 
 
 def _declared_unique(w, pool, slots, x):
-    """Devices may add once for equal indices that are declared unique."""
+    """Devices may add once for equal indices."""
     x, pool = recur(pool, slots, x)
     chosen, expert = route(w, x)
     flat = expert.reshape(-1)

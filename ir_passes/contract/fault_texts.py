@@ -8,7 +8,7 @@ import numpy as np
 
 from ir_passes.jaxpr.dtypes import is_integer
 
-NO_LANES = "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+NO_LANES = "the number of lanes is unknown: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
 _OF_TOKENS = (
     "an axis of the tokens of all lanes is Packed(), beside Packed(role='cu_seqlens') or Packed(role='segment_ids')"
 )

@@ -123,7 +123,8 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> 
     if write.primitive.name == "dynamic_update_slice":
 
         def values(p: Any, array: Any, updates: Any, *starts: Any) -> Any:
-            return chosen(p, updates, lax.dynamic_slice(array, starts, updates.shape))
+            old = lax.dynamic_slice(array, starts, updates.shape, allow_negative_indices=False)
+            return chosen(p, updates, old)
 
         array, updates, *starts = write.invars
         eqns, (updates,), _ = ir.emit(values, [flag, array, updates, *starts], write)

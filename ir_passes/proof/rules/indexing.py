@@ -218,15 +218,15 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
 
 @rule(
     *primitives.COMBINING,
-    reads=_READS,
-    ignores=f"{_IGNORES} update_jaxpr",
+    reads=f"{_READS} unique_indices",
+    ignores="update_jaxpr",
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    if site.name != "scatter-add" or access.sizes != (1,) or column is None:
+    if site.name != "scatter-add" or access.sizes != (1,) or column is None or site.params["unique_indices"]:
         return [result]
     # an index adds at its own element; past the end it adds nothing
     is_in_place = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)

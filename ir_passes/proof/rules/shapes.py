@@ -44,6 +44,8 @@ def stretched(owner: Owner, old_size: int, new_size: int) -> Owner:
     """Return the owner after its axis of length 1 is broadcast."""
     if isinstance(owner, LaneRows) and old_size == 1 != new_size:
         return OneLane(owner.start, owner.split, owner.unreduced, owner.packed)
+    if isinstance(owner, PoolRows) and old_size == 1 != new_size:
+        return replace(owner, inner=new_size)  # every index is of the only row
     return owner
 
 

@@ -87,7 +87,7 @@ def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
 
     with pytest.raises(ValueError, match="leaks") as raised:
         run_passes(graph, (partial(wrong, "fails"),), dislikes)
-    assert raised.value.__notes__ == ["raised of the graph that the first pass is given"]
+    assert not hasattr(raised.value, "__notes__")
     with pytest.raises(ZeroDivisionError):
         run_passes(graph, (partial(wrong, "fails"),), lambda graph: None)
 
@@ -99,7 +99,7 @@ def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
 
     with pytest.raises(ValueError, match="too short") as raised:
         run_passes(graph, (drop_dead,), dislikes_short)
-    assert raised.value.__notes__ == ["raised of the graph that drop-dead returned"]
+    assert raised.value.__notes__ == ["the graph is the result of drop-dead"]
 
 
 @pytest.mark.parametrize(("how", "message"), [

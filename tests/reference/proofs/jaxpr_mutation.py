@@ -262,7 +262,7 @@ class Subject:
     def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2), run: Any = apply):
         self.name = program.name
         self.bound = program.bound()
-        self.program = step_form(ir.trace(program.step, *program.args()), program.bound())
+        self.program = step_form(ir.trace(program.step, *program.args()), self.bound)
         self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
         self.values: dict[Any, Value] = {}
         self.turns: dict[Any, list[tuple[Value, Value]]] = {}

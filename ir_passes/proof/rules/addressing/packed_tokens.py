@@ -351,7 +351,7 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     """Return numbers excluded by finite limits; None without such limits.
 
     An element is an operand's element, or nan if one of these is nan. It is at most a minimum's finite operand, and at
-    least a maximum's. `clamp` is the minimum of a maximum.
+    least a maximum's. `clamp` is the minimum of a maximum; a number as its greatest one is limited by the minimum only.
     """
     if site.name not in ("max", "min", "clamp"):
         return None
@@ -359,7 +359,8 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     numbers = [value.fact for value, literal in zip(operands, literals, strict=True) if literal is None]
     if len(numbers) != 1 or not all(literal is None or math.isfinite(literal) for literal in literals):
         return None
-    limits = {"max": {"-inf"}, "min": {"inf"}, "clamp": {"inf", "-inf"}}[site.name]
+    is_minimum = site.name == "min" or literals[2:] == [None]
+    limits = {"inf"} if is_minimum else {"-inf"} if site.name == "max" else {"inf", "-inf"}
     return Finite(frozenset(limits | (numbers[0].excluded if isinstance(numbers[0], Finite) else set())))
 
 

@@ -10,6 +10,7 @@ Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t -
 More than 300 lines: one rule for each operation on a layout.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -483,8 +484,9 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
         return None
     drops_end = access.drops and access.full[0] == site.prover.bound.layouts[entry.layout]
     count = access.index_shape[0]
+    adds_each_once = math.prod(access.index_shape) == count and not site.params["unique_indices"]
     fact = OffsetCounts(entry.layout, entry.first, count)
-    return (fact, (0, count)) if drops_end and _dtype_holds(site, count) else None
+    return (fact, (0, count)) if drops_end and adds_each_once and _dtype_holds(site, count) else None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:

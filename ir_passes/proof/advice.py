@@ -75,7 +75,7 @@ def misfit(
     text = refusal(**details)
     about = concerned(prover.bound, [(value.owner, output.shape)])
     pool = () if donor is None else (prover.bound.inputs[donor].path,)
-    return at_output(prover, flat, k, text, dict.fromkeys((*about, *pool)))
+    return at_output(prover, flat, k, text, tuple(dict.fromkeys((*about, *pool))))
 
 
 def changed(prover: Prover, flat: ir.ClosedJaxpr, pool: Bound, k: int) -> Violation:

@@ -243,8 +243,9 @@ class _Declared:
         if not any(maps_of(self.entry, declared.group)):
             has_lane_rows = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
             return has_lane_rows or isinstance(owner, OneLane)
-        has_rows = isinstance(owner, PoolRows) and owner.axis == declared.axis and owner.inner == 1
-        return has_rows and (not owner.split or self._counted_within(declared.group))
+        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
+            return False
+        return not owner.split or self._counted_within(declared.group)
 
     def _counted_within(self, group: str) -> bool:
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

@@ -101,7 +101,9 @@ def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
 def test_share_of_a_head_is_that_of_transformers_or_refused(family: str, tmp_path: Path) -> None:
     """The original code of MiniMax rotates a share, its class in transformers whole heads."""
     write_checkpoint(FIRST[family], 0, tmp_path)
-    stored = {name: value for name, value in rewritten(tmp_path, "rope_scaling", {}).items() if "rope" not in name}
+    settings = {"rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor"}
+    fields = rewritten(tmp_path, "rope_scaling", {})
+    stored = {name: value for name, value in fields.items() if name not in settings}
     refused = 0
     for place, share in itertools.product(("rope_parameters", "config.json", "rope_scaling"), (0.25, 0.5)):
         inner: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}

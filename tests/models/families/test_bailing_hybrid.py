@@ -71,6 +71,15 @@ def test_a_fraction_of_the_head_that_is_the_rotated_part() -> None:
     assert read(LING | {"partial_rotary_factor": 0.5}).layers == read(LING).layers
 
 
+def test_kernel_as_transformers_saves_it() -> None:
+    (kernel,) = {
+        mixer.kernel
+        for mixer, _ in read(LING | {"linear_conv_kernel_dim": 3}).layers
+        if isinstance(mixer, KimiDeltaAttentionConfig)
+    }
+    assert kernel == 3
+
+
 def test_unbounded_decay() -> None:
     mixer = read(LING | {"kda_safe_gate": False}).layers[0][0]
     assert isinstance(mixer, KimiDeltaAttentionConfig) and mixer.lower_bound is None
@@ -89,7 +98,6 @@ def test_unbounded_decay() -> None:
         ({"scoring_func": "softmax"}, "scoring_func: expected one of 'sigmoid'"),
         ({"no_kda_lora": False}, "no_kda_lora: expected one of True"),
         ({"use_mla_nope": True}, "use_mla_nope: expected one of False"),
-        ({"linear_conv_kernel_dim": 3}, "short_conv_kernel_size: expected 3, as of linear_conv_kernel_dim"),
         ({"rotary_dim": 32}, "rotary_dim: expected one of 64"),
         ({"gated_attention_proj_granularity_type": "element_wise"}, "expected one of 'head_wise'"),
         ({"moe_shared_expert_intermediate_size": 1536}, "moe_shared_expert_intermediate_size: expected one of 768"),

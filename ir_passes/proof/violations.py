@@ -81,7 +81,7 @@ class Violation:
 
 
 def violation_at(
-    place: Place, kind: ViolationKind, message: str, remedy: str, concerned: tuple[str, ...], around: Sequence[Any] = ()
+    place: Place, message: str, remedy: str, kind: ViolationKind, concerned: tuple[str, ...], around: Sequence[Any] = ()
 ) -> Violation:
     """Return the violation at a place; `around`: calls, innermost first."""
     if place.index == len(place.jaxpr.eqns):

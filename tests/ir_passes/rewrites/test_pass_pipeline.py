@@ -7,7 +7,7 @@ import pytest
 from rewritten_steps import assert_same, graph_of
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import rewriting
 from ir_passes.rewrites import drop_dead
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, pass_name, run_passes
@@ -39,7 +39,7 @@ def wrong(how: str, graph: Graph, say: Say = quiet) -> Graph:
         outvars = outvars[::-1]
     elif how == "other contract":
         return Graph(graph.program, LaneContract((Lane(), Lane()), (Lane(), Lane())).bind(step, (1.0 * ones(),) * 2))
-    return graph.with_program(ir.with_eqns(graph.program, eqns, outvars, {}))
+    return graph.with_program(rewriting.with_eqns(graph.program, eqns, outvars, {}))
 
 
 def other(graph: Graph, say: Say = quiet) -> Graph:

@@ -1,4 +1,4 @@
-"""Rows or pages of a pool split over the devices of a mesh axis, as seen by one device in a step.
+"""Rows or pages of a pool split over a mesh axis, as one device sees them.
 
 `axis` is None if every device has all rows.
 """

@@ -17,7 +17,7 @@ _BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
 
 @dataclass(eq=False)
 class ScoredText(QueuedText):
-    """A text with a score for each token, and with a question also ranks and entropies.
+    """A text with a score for each token, perhaps also ranks and entropies.
 
     Attributes:
         question, query: both or none.

@@ -96,7 +96,7 @@ def pip(programs: Path, *arguments: str | Path) -> None:
 
 
 def emulated(folder: Path, wheel: Path, machine: str) -> Bare:
-    """Install a wheel and its dependencies for another machine, beside Debian's Python for it."""
+    """Install a wheel and its dependencies for another machine, with Debian's Python."""
     python = debian_python(folder / "root", folder / "apt", MACHINES[machine][1])
     major, minor = GLIBC
     # pip accepts a tag only if it is named.
@@ -177,9 +177,9 @@ def machine_of(wheel: Path) -> str:
 
 
 def check(wheel: Path) -> list[float]:
-    """Install a wheel into a bare environment and run three models; returns log-probabilities of the int8 model.
+    """Install a wheel into a bare environment and run three models.
 
-    Raises CalledProcessError for a failure.
+    Returns log-probabilities of the int8 model; raises CalledProcessError for a failure.
     """
     machine = machine_of(wheel)
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HYBRIDLM_", "PYTHON", "XLA_"))}

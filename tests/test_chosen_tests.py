@@ -117,7 +117,7 @@ def test_shares_have_every_test_once(chosen: Chosen, shares: int) -> None:
         assert sum(any(name.startswith(f"test_product[{first}-") for name in part) for part in parts) == 1
 
 
-def test_a_share_of_what_a_mark_chooses_is_a_share_of_the_tests(chosen: Chosen) -> None:
+def test_a_share_of_a_mark_is_a_share_of_its_tests(chosen: Chosen) -> None:
     parts = [chosen("--share", f"{number}/2", "-m", "long") for number in range(2)]
     assert sorted(name for part in parts for name in part) == sorted(chosen("-m", "long"))
 

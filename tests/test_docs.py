@@ -69,7 +69,7 @@ def test_every_file_of_the_structure_exists(root: Path) -> None:
     assert len(named) > 20 and [item for item in named if not (root / item).exists()] == []
 
 
-def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
+def test_every_rule_of_the_audit_names_its_tests(root: Path) -> None:
     """Each table row of docs/tables/audit-rules.md ends with existing tests or mutants."""
     text = (root / "docs" / "tables" / "audit-rules.md").read_text()
     _, _, table = text.partition("| platform | rule | found when broken, by |\n|---|---|---|\n")

@@ -37,7 +37,7 @@ def texts(notebook: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_in_time_and_shows_what_it_is_kept_with(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_in_time_with_the_stored_outputs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
 
     run = runpy.run_path(str(ROOT / "scripts" / "run_notebooks.py"))["run"]

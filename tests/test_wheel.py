@@ -60,7 +60,7 @@ def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_p
     assert contents(zipfile.ZipFile(path)) == contents(wheel) | {LIBRARY}
 
 
-def test_wheel_without_the_compiler_that_was_asked_for_has_no_kernels_and_says_so(tmp_path: Path):
+def test_wheel_without_the_requested_compiler_warns_and_has_no_kernels(tmp_path: Path):
     path, message = build(tmp_path, CXX="no-such-compiler", HYBRIDLM_KERNELS="auto")
     assert "CXX='no-such-compiler'" in message
     assert path.name.endswith("-py3-none-any.whl")

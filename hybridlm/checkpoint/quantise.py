@@ -1,7 +1,7 @@
 """Quantisation of a checkpoint, shard by shard, into files of compressed-tensors.
 
 As in published recipes, embedding, head, norms, convolutions, routers, gates, and small or low-rank projections stay
-plain; with 4 bits also mixers' projections, whose rounding costs hybrid models most.
+plain; with 4 bits also mixers' projections: rounding them costs hybrid models most.
 """
 
 import json

@@ -211,7 +211,7 @@ class Scheduler:
         return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     def _leader(self) -> Queued:
-        """Return the first in the queue, or every second time the first without a step so far."""
+        """Return the first in the queue; every second time, the first without a step."""
         joined: list[Queued] = [*self.prefilling, *self.reading]
         new = [sequence for sequence in joined if not sequence.stepped]
         self._led_by_new = bool(new) and not self._led_by_new

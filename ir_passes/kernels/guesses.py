@@ -1,4 +1,4 @@
-"""Guesses of the parts of arrays that a kernel takes whole; the kernel's body confirms or refutes them."""
+"""Guessed parts of arrays taken whole; the kernel's body confirms or refutes them."""
 
 from collections.abc import Sequence
 from itertools import combinations, permutations

@@ -1,4 +1,4 @@
-"""The lanes and pools of a violation, by number and by path, and owners in words."""
+"""Lanes and pools of a violation, by number and path, and owners in words."""
 
 from collections.abc import Iterable, Sequence
 

@@ -495,7 +495,7 @@ class UnchangedRows:
     view: View = ()
 
     def seen(self, path: Callable[[View], View | None]) -> "UnchangedRows | None":
-        """Return the fact about an array at a path from this one; None without a path."""
+        """Return the fact about an array at a path from this one, or None."""
         view = path(self.view)
         return None if view is None else UnchangedRows(self.leaf, view)
 

@@ -79,7 +79,7 @@ def put_tokens(
     places: tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]],
     new: Shaped[Array, "lane token head size"],
 ) -> Shaped[Array, "page head place size"]:
-    """Write keys or values of tokens to their places, page and position in it; drop the others."""
+    """Write tokens to their pages; `places` has the page and the position within it."""
     page, place = places
     return pool.at[page, :, place].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 

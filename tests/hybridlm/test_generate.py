@@ -43,7 +43,7 @@ def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: 
 
 
 @pytest.mark.slow
-def test_greedy_tokens_and_logprobs_are_those_of_forward(text_lm: hybridlm.LM) -> None:
+def test_greedy_tokens_and_logprobs_match_forward(text_lm: hybridlm.LM) -> None:
     completions = text_lm.generate(PROMPTS[:3], logprobs=3, **FREE)
     all_logits = text_lm.forward(padded([c.prompt_token_ids + c.token_ids for c in completions])).logits
     for c, rows in zip(completions, np.asarray(all_logits, np.float64), strict=True):
@@ -156,7 +156,7 @@ def test_bad_settings_are_all_named(text_lm: hybridlm.LM) -> None:
         text_lm.generate("a", n=0)
 
 
-def test_an_interruption_says_what_it_loses(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_reports_lost_completions(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(requests: Any, session: Any, start: Any) -> Any:
         yield Event(1, 5, "x", hybridlm.Completion("x", [5], None, None, "stop", [1]))
         raise KeyboardInterrupt

@@ -72,7 +72,7 @@ def test_a_synonym_is_suggested_only_where_its_argument_exists() -> None:
     assert targets <= names
 
 
-def test_calls_and_signatures_stay_as_they_are() -> None:
+def test_calls_and_signatures_stay() -> None:
     @suggests_keywords
     def add(a: int, *, b: int = 2) -> int:
         """Add."""

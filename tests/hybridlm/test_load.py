@@ -112,7 +112,7 @@ def test_matrices_have_the_dtype_and_vectors_are_float32(dtype: str | None) -> N
     assert {name.split(".")[-1] for name in narrow} == {"A_log", "dt_bias", "norm", "weight"}
 
 
-def test_the_dtype_is_that_of_the_tensors_whatever_the_config_says(copied: pathlib.Path) -> None:
+def test_the_dtype_follows_the_tensors_not_the_config(copied: pathlib.Path) -> None:
     change(copied / "config.json", dtype="float32")
     assert load(copied).params["embed_tokens"].dtype == jnp.bfloat16
 
@@ -131,7 +131,7 @@ def test_matrices_that_are_stored_otherwise_are_counted(copied: pathlib.Path, ca
     assert not caplog.records
 
 
-def test_a_narrow_model_is_near_what_transformers_computed_in_float32() -> None:
+def test_a_narrow_model_is_near_transformers_in_float32() -> None:
     """The checkpoint is bfloat16, so that only activations are rounded."""
     with np.load(SMALL / "expected.npz") as expected:
         ends = np.cumsum(expected["lengths"])
@@ -309,7 +309,7 @@ def compiled(directory: pathlib.Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_steps_are_kept_where_a_load_says_and_jax_has_the_setting_that_it_had(tmp_path: pathlib.Path) -> None:
+def test_steps_are_stored_in_the_given_folder_and_jax_keeps_its_setting(tmp_path: pathlib.Path) -> None:
     """One process switches folders; user programs are stored nowhere; a later process finds steps."""
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
     caches = False, None, str(first), str(second)

@@ -31,7 +31,7 @@ def test_the_history_ends_with_the_state_of_a_forward_pass(text_lm: hybridlm.LM,
 
 
 @pytest.mark.slow
-def test_what_a_group_wrote_is_what_the_state_lacks_without_it(text_lm: hybridlm.LM, history: StateHistory) -> None:
+def test_the_part_of_a_group_is_the_difference_without_it(text_lm: hybridlm.LM, history: StateHistory) -> None:
     """The first group's part is the state minus the other groups' state."""
     first = text_lm.forward(TOKENS[:4], return_states=True).states
     states = text_lm.forward(TOKENS, return_states=True).states

@@ -28,7 +28,7 @@ def wanted(lm: hybridlm.LM, prompts: list[list[int]], top: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("top", [0, 2])
-def test_they_are_those_of_scores(text_lm: hybridlm.LM, top: int) -> None:
+def test_prompt_logprobs_match_scores(text_lm: hybridlm.LM, top: int) -> None:
     completions = text_lm.generate(PROMPTS, max_tokens=3, ignore_eos=True, prompt_logprobs=top)
     plain = text_lm.generate(PROMPTS, max_tokens=3, ignore_eos=True)
     assert [completion.prompt_logprobs for completion in completions] == wanted(text_lm, PROMPTS, top)
@@ -97,7 +97,7 @@ def test_a_prompt_without_finite_numbers_ends_its_request(text_lm: hybridlm.LM) 
         assert set(session.errors) == {1}
 
 
-def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM) -> None:
+def test_inconsistent_input_is_refused(text_lm: hybridlm.LM) -> None:
     for wrong in (-1, 1001, True, 1.5):
         with pytest.raises((TypeError, ValueError), match=r"prompt_logprobs: expected 0\.\."):
             text_lm.generate([[5]], prompt_logprobs=wrong)  # type: ignore[arg-type]

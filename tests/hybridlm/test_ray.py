@@ -25,7 +25,7 @@ BATCH = 16
 ROWS: list[dict[str, Any]] = [{"id": f"row {i}", "text": "Ada has the kite. And Ben?"[: i % 23]} for i in range(75)]
 
 
-def test_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_its_extra_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "hybridlm.ray", raising=False)
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'hybridlm\.ray: needs ray.*pip install "hybridlm\[ray\]"'):

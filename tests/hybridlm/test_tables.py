@@ -34,7 +34,7 @@ def test_scores():
     assert table.schema.field("logprobs").type == pa.list_(pa.float32())
 
 
-def test_completions_with_and_without_what_was_not_asked_for():
+def test_completions_with_and_without_optional_fields():
     completion = Completion("a", [5], [-0.5], [{5: -0.5}], "stop", [1, 2])
     plain = Completion(None, [5, 6], None, None, "length", [1])
     assert "top_logprobs" not in to_table([plain]).column_names
@@ -58,7 +58,7 @@ def test_choices():
     ]
 
 
-def test_what_is_no_list_of_results(monkeypatch: pytest.MonkeyPatch):
+def test_other_objects_than_results_are_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="at least one result"):
         to_table([])
     with pytest.raises(TypeError, match="got Score and, at 2, str"):

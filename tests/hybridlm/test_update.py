@@ -136,7 +136,7 @@ def test_every_family_becomes_the_other_model(tmp_path: Path, name: str, axes: t
     assert lm.stats["compiled"] == compiled
 
 
-def test_the_fingerprint_is_that_of_every_bit(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+def test_the_fingerprint_depends_on_every_bit(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
     calls = [lm.fingerprint]
     for params in (trained.params, lm.params, trained.params):
         lm.update(dict(params))

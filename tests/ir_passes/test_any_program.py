@@ -231,7 +231,7 @@ RUN = [
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", RUN)
-def test_what_is_proved_holds_when_it_is_run(name, axis, monkeypatch) -> None:
+def test_proved_claims_hold_in_runs(name, axis, monkeypatch) -> None:
     """Kernels are proved as written and run in interpret mode on CPUs."""
     contract = LaneContract((Lane(axis),), (Lane(axis),))
     step = lambda x: (ALL[name](x),)

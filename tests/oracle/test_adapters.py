@@ -179,7 +179,7 @@ def test_queries_keys_and_values_adapted_apart(name: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(array, change.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_loaded_beside_instead_and_given(tmp_path: Path) -> None:
+def test_adapters_of_the_folder_and_of_the_option(tmp_path: Path) -> None:
     """Log-probabilities equal transformers' for every adapter location."""
     base, adapter, pair = (tmp_path / name for name in ("base", "adapter", "both"))
     write_checkpoint(named("dense_base"), 0, base)

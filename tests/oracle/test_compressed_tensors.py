@@ -45,7 +45,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("weights", WRITTEN, ids=lambda mapping: "-".join(map(str, mapping.values())))
 @pytest.mark.parametrize("size", [(48, 64), (50, 96), (9, 160)], ids=str)
-def test_what_the_library_writes(tmp_path: Path, weights: dict[str, Any], size: tuple[int, int]) -> None:
+def test_files_of_the_library(tmp_path: Path, weights: dict[str, Any], size: tuple[int, int]) -> None:
     import torch
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.format import infer_module_format

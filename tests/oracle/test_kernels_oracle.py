@@ -70,7 +70,7 @@ def kernels_of(lm: hybridlm.LM, step: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.long) for c in CASES])
-def test_kernels_compute_what_transformers_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_and_transformers_compute_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tiny_checkpoint import write_checkpoint
     from transformers_oracle import Oracle, log_probabilities
 

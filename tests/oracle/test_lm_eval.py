@@ -110,7 +110,7 @@ def answers(results: dict[str, Any], task: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_fewshot": 1}, {"apply_chat_template": True}], ids=str)
-def test_figures_are_those_of_the_transformers_backend(
+def test_figures_match_the_transformers_backend(
     checkpoint: Path, tasks: Path, lm: hybridlm.LM, settings: dict[str, Any]
 ):
     from lm_eval.models import huggingface

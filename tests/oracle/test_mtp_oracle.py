@@ -75,7 +75,7 @@ def ling(oracle: Oracle, tensors: Tensors, x: torch.Tensor, mask: torch.Tensor) 
      "mtp.layers.1", nemotron),
     ("ling_base", {"num_nextn_predict_layers": 1, "num_mtp_layers": 1}, "model.layers.3", "model.layers.3", ling),
 ])  # fmt: skip
-def test_head_logits_are_those_of_composed_blocks(
+def test_head_logits_match_composed_blocks(
     tmp_path: Path, name: str, fields: dict[str, Any], first: str, last: str, blocks: Any
 ) -> None:
     folder = write_random_checkpoint(name, tmp_path / "m", head=True, **fields)

@@ -4,7 +4,7 @@
     weights/                           an Orbax checkpoint: an uncompressed Zarr 2 array for each parameter, or piece
     hybridlm.json                      the index: the file and the place of each tile of a parameter
 
-Tiles are read without Orbax, whose import takes longer than the reading.
+Tiles are read without Orbax: its import takes longer than the reading.
 """
 
 import hashlib

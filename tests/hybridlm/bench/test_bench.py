@@ -39,7 +39,7 @@ main: n_kv_max = 512
 """
 
 
-def test_floor_is_what_takes_longer() -> None:
+def test_floor_is_the_longer_of_reads_and_products() -> None:
     # 4 MB of weights, and for each of 2 lanes 2 MB of state and 2 blocks of the cache
     floor = Floor(moved=4_000_000 + 2 * (2 * 1_000_000 + 2 * 500_000), flops=2 * 2_000_000 * 2)
     slow_memory = MachineLimits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
@@ -214,7 +214,7 @@ def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatc
     assert list(measured["seconds"]) == ["hybridlm"] and picture.exists()
 
 
-def test_copies_beside_each_other_need_names_of_their_own() -> None:
+def test_compared_copies_need_different_names() -> None:
     command = ["bench", "--model", str(demo.path()), "--beside", "a/int8", "--beside", "b/int8"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1 and "--beside" in result.output

@@ -103,7 +103,7 @@ def test_vllm_answers_between_lines_of_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shares_of_real_tokens_are_those_of_the_run() -> None:
+def test_shares_of_real_tokens_match_the_run() -> None:
     lm = hybridlm.load(demo.path(), lanes=2, context=64, certify="off", progress=False)
     side = OwnMixedSide(lm, "hybridlm")
     side.run(mixed_requests(3, lm.config.vocab_size, 64), sampled=False)

@@ -47,7 +47,7 @@ def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
+def test_the_second_start_loads_the_steps_of_the_first(tmp_path: Path) -> None:
     directory = write_text_checkpoint(tmp_path)
     settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
     cold, (warm,) = measure_starts(str(directory), 4, settings, 1)

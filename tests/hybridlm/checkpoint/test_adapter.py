@@ -279,7 +279,7 @@ def test_no_adapter_there(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_in_the_folder_and_another_one(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "both"
     shutil.copytree(base, folder)
     write(folder, factors(base))

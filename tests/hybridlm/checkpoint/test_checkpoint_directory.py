@@ -69,7 +69,7 @@ def test_links_out_of_the_directory_as_in_the_hub_cache(tmp_path: Path) -> None:
     assert values(open_directory(snapshot)) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_single_file_wins_over_an_index_and_says_so(tmp_path: Path) -> None:
+def test_a_single_file_precedes_an_index_with_a_warning(tmp_path: Path) -> None:
     save_file({"z": ONE}, sharded(tmp_path) / "model.safetensors")
     checkpoint = open_directory(tmp_path)
     assert list(checkpoint.files) == ["z"]
@@ -155,7 +155,7 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, name: str) -> None
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_weights_lists_what_is_there(tmp_path: Path) -> None:
+def test_an_error_without_weights_lists_the_files(tmp_path: Path) -> None:
     (config(tmp_path) / "model.gguf").touch()
     (tmp_path / "onnx").mkdir()
     message = str(refused(tmp_path))

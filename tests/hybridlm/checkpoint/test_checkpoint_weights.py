@@ -212,7 +212,7 @@ def test_every_fault_at_once(tmp_path: Path) -> None:
     assert len(messages) == 5
 
 
-def test_missing_speaks_of_the_usual_layout_where_none_is_there(tmp_path: Path) -> None:
+def test_missing_tensors_are_named_in_the_usual_layout(tmp_path: Path) -> None:
     source = tensors()
     del source[FUSED]
     (fault,) = faults(save(tmp_path, source))

@@ -50,7 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]):
+def test_a_directory_is_used_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -83,7 +83,7 @@ def test_neither(hub: list[dict[str, Any]], name: str) -> None:
     assert not hub
 
 
-def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
+def test_downloaded_files(hub: list[dict[str, Any]]) -> None:
     from huggingface_hub.utils import filter_repo_objects
 
     assert resolve("org/name", revision="r", cache_dir="c") == Path("/snapshot")
@@ -132,7 +132,7 @@ def failure(kind: type[Exception]) -> Exception:
     (errors.HfHubHTTPError, "could not be fetched"),
     (OSError, "could not be fetched"),
 ])  # fmt: skip
-def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: type[Exception], message: str) -> None:
+def test_errors_of_the_hub(monkeypatch: pytest.MonkeyPatch, kind: type[Exception], message: str) -> None:
     def snapshot_download(*_: Any, **__: Any) -> str:
         raise failure(kind)
 

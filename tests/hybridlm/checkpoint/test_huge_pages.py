@@ -41,7 +41,7 @@ def test_arrays_are_aligned_and_apart() -> None:
         assert (array == number).all(), f"array {number} of {size} bytes was written by another"
 
 
-def test_an_array_outlives_those_beside_it() -> None:
+def test_an_array_outlives_its_neighbours() -> None:
     memory = HugePages()
     arrays = [memory.empty(3 * PAGE // 2) for _ in range(4)]
     for number, array in enumerate(arrays):

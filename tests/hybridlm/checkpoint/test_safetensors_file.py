@@ -36,7 +36,7 @@ def faults(path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 7), (2, 3, 4)])
-def test_reads_what_the_library_writes(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+def test_files_of_the_library_are_read(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=shape).astype(dtype) for name in ("b", "a", "model.c.weight")}
     save_file(arrays, tmp_path / FILE, metadata={"format": "pt"})

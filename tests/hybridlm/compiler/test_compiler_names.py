@@ -23,7 +23,7 @@ def test_a_fresh_process_imports(statement: str) -> None:
     subprocess.run([sys.executable, "-c", statement], check=True)
 
 
-def test_few_names_and_those_of_the_package() -> None:
+def test_public_names_are_few_and_from_the_package() -> None:
     assert len(compiler.__all__) <= 24
     assert set(compiler.__all__) <= set(ir_passes.__all__)
     for name in compiler.__all__:

@@ -81,7 +81,7 @@ def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.M
     assert bits(lm.decide_requests([long])) == shared
 
 
-def test_what_cannot_be_asked(lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
+def test_wrong_questions_are_refused(lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match=r"^requests\[1\]: questions\['x'\]: "):
         lm.decide_requests([REQUESTS[0], {"state": "", "questions": {"x": {"type": "choice"}}}])
     with pytest.raises(ValueError, match=r"^requests\[0\]: the prompt of 'spam': has \d+ tokens"):
@@ -100,7 +100,7 @@ def test_labels_are_distinct_single_tokens(text_lm: hybridlm.LM, tmp_path: Path)
             lm.decide("x", {"q": {"type": "noul"}})
 
 
-def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
+def test_nan_stops_the_call(lm: hybridlm.LM, tmp_path: Path) -> None:
     assert lm.tokenizer is not None
     token = lm.tokenizer.token_to_id("@")
     assert token is not None

@@ -132,7 +132,7 @@ def test_marks_of_a_request_are_left_out(tokenizer: Tokenizer) -> None:
     assert marked.token_ids == plain.token_ids
 
 
-def test_what_is_cut_in_a_template_does_not_become_a_token(tokenizer: Tokenizer) -> None:
+def test_a_cut_token_of_a_template_stays_text(tokenizer: Tokenizer) -> None:
     """Removed marks still divide texts that would otherwise join to one token."""
     template = "{{ state[1:] }}" + MARK + "{{ question.name }}"
     (result,) = Prompts(tokenizer, DecisionSettings(template=template)).read({"state": "<|im_end|>", "questions": NOUL})

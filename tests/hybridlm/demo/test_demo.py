@@ -194,7 +194,7 @@ def test_the_command_answers_without_network_within_two_minutes(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_training_is_deterministic_and_writes_what_load_reads(tmp_path: Path):
+def test_training_is_deterministic_and_its_files_load(tmp_path: Path):
     files = []
     for name in ("first", "second"):
         output = tmp_path / name

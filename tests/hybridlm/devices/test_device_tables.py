@@ -41,7 +41,7 @@ def test_the_last_mesh_of_each_number_of_devices_is_compiled() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [CHEAP, "LFM2-8B", "OLMo-Hybrid-7B", "Nemotron-3-Nano"])
-def test_programs_of_published_models_exchange_what_the_formulas_say(name: str) -> None:
+def test_programs_of_published_models_exchange_the_computed_bytes(name: str) -> None:
     """The whole model, over as many devices as there are here."""
     on = [devices for devices in compiled_on(config_of(name)) if prod(devices) <= jax.device_count()]
     assert on

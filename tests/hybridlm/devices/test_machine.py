@@ -19,7 +19,7 @@ ARM = "processor : 0\nFeatures : fp asimd crc32 bf16\n"
 
 
 @pytest.mark.parametrize(("text", "want"), [(X86, "avx avx2 fma"), (ARM, "asimd bf16"), ("", "")])
-def test_vector_instructions_are_those_of_the_first_core(text: str, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_instructions_match_the_first_core(text: str, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.open
     read = lambda path, *args, **kwargs: io.StringIO(text) if path == "/proc/cpuinfo" else real(path, *args, **kwargs)
     monkeypatch.setattr(builtins, "open", read)

@@ -66,7 +66,7 @@ def check_captured(actual: Any, expected: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
-def test_every_read_and_change_is_that_of_one_device(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
+def test_reads_and_changes_match_one_device(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
     model, over = loaded(name, tmp_path, axes)
     tolerance = TOLERANCES[model.config.family.removesuffix("_text")]
     changes = changes_of(model)

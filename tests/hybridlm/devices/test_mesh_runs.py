@@ -130,7 +130,7 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
+def test_generation_matches_one_device(tmp_path: Path) -> None:
     """One prompt more than lanes; lanes and heads are split, steps proved and audited.
 
     The devices exchange the bytes of docs/devices.md.

@@ -46,7 +46,7 @@ class Fixed:
         return self.answer
 
 
-def test_what_may_draft() -> None:
+def test_valid_drafters() -> None:
     assert drafters(None) is None
     ngram = drafters("ngram")
     assert ngram is not None and ngram() is not ngram()  # each sequence has its own
@@ -60,7 +60,7 @@ def test_what_may_draft() -> None:
             drafters(wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_what_a_drafter_may_answer() -> None:
+def test_valid_proposals_of_a_drafter() -> None:
     assert checked_proposal(Fixed(np.array([3, 4])), [1], 2, 5) == (3, 4)
     assert checked_proposal(Fixed([]), [1], 2, 5) == ()
     for answer in (None, "ab", [1.0], [True], {1: 2}):

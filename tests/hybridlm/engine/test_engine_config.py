@@ -98,7 +98,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_resolved_options_have_no_none_where_the_model_decides() -> None:
+def test_resolved_options_have_the_values_of_the_model() -> None:
     model = family_of(CONFIG).read_config(CONFIG)
     settings = EngineConfig(prefix_cache="1kB").resolved(model, "float16", ONE_DEVICE)
     assert (settings.context, settings.chunk, settings.dtype) == (100, 100, "float16")

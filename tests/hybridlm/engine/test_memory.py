@@ -63,7 +63,7 @@ def test_a_prefix_cache_counts() -> None:
         cached.require(needed - 1)
 
 
-def test_what_would_fit_is_the_most_that_fits() -> None:
+def test_the_proposed_sizes_are_the_largest_that_fit() -> None:
     """Each suggestion fits, and the next larger one does not."""
     available = 100 * MB + 51 * MB
     with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
@@ -95,7 +95,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
         hybridlm.load(directory, lanes=3)
 
 
-def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_mesh_bytes_are_per_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
     demands: list[Demand] = []
     monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))

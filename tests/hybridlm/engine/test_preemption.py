@@ -113,7 +113,7 @@ def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> 
         assert finished(session)[0] == 0
 
 
-def test_one_warning_for_a_run_says_how_to_get_more(lm: hybridlm.LM) -> None:
+def test_one_warning_for_a_run_has_a_remedy(lm: hybridlm.LM) -> None:
     preemptions = lm.stats["preemptions"]
     with pytest.warns(UserWarning, match=r"all 640 positions of the KV cache .* load\(cache=\)") as caught:
         lm.generate([prompt(122, i) for i in range(4)], max_tokens=30, **PLAIN)

@@ -165,7 +165,7 @@ def test_a_drafter_that_fails_ends_the_run_and_nothing_else(
     check(text_lm.generate(PROMPTS, speculate=Known(plain), **SETTINGS), plain)
 
 
-def test_what_cannot_be_drafted_is_refused(text_lm: hybridlm.LM) -> None:
+def test_wrong_drafters_and_draft_numbers_are_refused(text_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match="speculate: expected 'ngram'"):
         text_lm.generate([[1]], speculate="eagle")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match="speculate: expected 'ngram'"):

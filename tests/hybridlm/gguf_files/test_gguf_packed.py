@@ -38,7 +38,7 @@ def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:
     None, Heads(2, 3, 2, 4), Heads(2, 2, 128, columns=True),
 ], ids=["as it is", "rows of heads", "columns of heads"])  # fmt: skip
 @pytest.mark.parametrize("kind", PACKED_TYPES)
-def test_packed_numbers_are_those_of_the_package(kind: str, heads: Heads | None) -> None:
+def test_packed_numbers_match_the_package(kind: str, heads: Heads | None) -> None:
     raw, tensor = random_blocks(kind, 16, 512, size=1), named(kind, 16, 512, heads)
     result = numbers(tensor, raw)
     np.testing.assert_array_equal(result, tensor.numbers(raw.reshape(-1), Path("t.gguf")))

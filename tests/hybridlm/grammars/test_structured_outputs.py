@@ -162,9 +162,7 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_tokens_are_those_of_masked_logits(
-    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None
-) -> None:
+def test_tokens_match_masked_logits(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
     """Temperature and filters apply after the mask; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompt, choices = ids(text_lm, PROMPT), [*CHOICES, "yes no", "maybe it was"]

@@ -87,7 +87,7 @@ def test_unknown_setting(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_certificates_are_kept_beside_the_programs(directory: Path, tmp_path: Path) -> None:
+def test_certificates_are_stored_with_the_programs(directory: Path, tmp_path: Path) -> None:
     for reused in (False, True):
         lm = hybridlm.load(directory, compilation_cache=tmp_path, **SETTINGS)
         lm.score(PROMPTS)

@@ -85,7 +85,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(records: Records, tmp_path: Path
     assert [record["name"] for record in read_records(tmp_path)] == ["whole"]
 
 
-def test_the_page_lists_what_was_planned_and_fits_in_its_lines(records: Records, tmp_path: Path) -> None:
+def test_the_page_lists_the_plan_within_its_line_limit(records: Records, tmp_path: Path) -> None:
     records.plan(["first", "second", "missing"])
     records.check("first", lambda: {"device": "a card", "error": 0.125})
     records.check("second", wrong)
@@ -99,7 +99,7 @@ def test_the_page_lists_what_was_planned_and_fits_in_its_lines(records: Records,
     assert any(line.startswith("* kernels, second") for line in lines)
 
 
-def test_archives_hold_evidence_and_name_what_has_no_room(
+def test_archives_hold_evidence_and_name_omitted_files(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_archives, "MAX_BYTES", 24 << 10)
@@ -225,7 +225,7 @@ def test_a_loop_repeats_an_operation_on_its_state() -> None:
     assert loop_seconds(run, (x, jnp.zeros(4)), 0, {1: 1}, 6) > 0
 
 
-def test_a_profile_counts_what_ran() -> None:
+def test_a_profile_counts_operations_that_ran() -> None:
     run = jax.jit(lambda x: x @ x)
     profile = profiled(lambda: jax.block_until_ready(run(jnp.ones((64, 64)))))
     assert profile.launches and profile.content and not any(name.startswith("$") for name in profile.largest)

@@ -219,7 +219,7 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
+def test_a_lane_next_to_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
     check_a_lane_beside_nan(lm, shape)
 
 

@@ -46,7 +46,7 @@ def test_steps_without_a_buffer_assignment_run(
 
 
 @pytest.mark.long
-def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Path, monkeypatch) -> None:
+def test_audits_of_dump_and_executable_agree(directory: Path, tmp_path: Path, monkeypatch) -> None:
     results = []
     initial = jax.config.values["jax_compilation_cache_dir"]
     try:
@@ -65,7 +65,9 @@ def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_verify_says_so_and_goes_on(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_steps_that_are_not_audited(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide_assignments(monkeypatch, erase)
     options = (
         "--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32", "--full", "--out", str(tmp_path),

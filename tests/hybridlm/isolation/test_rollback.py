@@ -145,7 +145,7 @@ FEW_PAGES = pytest.mark.filterwarnings("ignore:.*was preempted after")
 
 @pytest.mark.slow
 @FEW_PAGES
-def test_what_happens_in_schedules_in_few_pages(of_few_pages: Replayed, little_room: None) -> None:
+def test_events_of_schedules_in_few_pages(of_few_pages: Replayed, little_room: None) -> None:
     """Sequences join and are cancelled, draft, are preempted, and share pages; rows are right all the time."""
     before, events = dict(of_few_pages.lm.stats), Counter[str]()
     joins = [("join", number % len(LONG_PROMPTS), MOST) for number in range(10)]
@@ -196,10 +196,10 @@ def check_events(replayed: Replayed) -> None:
 
 
 @pytest.mark.slow
-def test_what_happens_in_these_schedules(replayed: Replayed) -> None:
+def test_events_of_these_schedules(replayed: Replayed) -> None:
     check_events(replayed)
 
 
 @pytest.mark.long
-def test_what_happens_in_schedules_of_eight_lanes(of_eight_lanes: Replayed) -> None:
+def test_events_of_schedules_of_eight_lanes(of_eight_lanes: Replayed) -> None:
     check_events(of_eight_lanes)

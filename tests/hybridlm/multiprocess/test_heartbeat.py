@@ -64,12 +64,12 @@ def beating(store: Store, seconds: float, until: Callable[[], object], epoch: in
 
 
 @pytest.mark.slow
-def test_who_says_something_is_left_in_peace(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
+def test_a_process_with_messages_is_alive(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
     beating(store, 1.5, lambda: ended)
     assert not ended
 
 
-def test_who_falls_silent_is_named(store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture):
+def test_a_silent_process_is_named(store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture):
     store.sign(1)
     begun = time.monotonic()
     while not ended and time.monotonic() < begun + 5:
@@ -78,7 +78,7 @@ def test_who_falls_silent_is_named(store: Store, heartbeat: Heartbeat, ended: li
     assert "error: process 2 (pid 7 on host) has not answered for" in capsys.readouterr().err
 
 
-def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
+def test_a_process_that_never_sends_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
     """A process that died before loading is named; non-members are not expected."""
     ended: list[int] = []
     heartbeat = Heartbeat(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
@@ -101,7 +101,7 @@ def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: S
 
 
 @pytest.mark.parametrize(("reason", "status", "message"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
-def test_a_process_that_is_aborted_says_why(reason: str, status: int, message: str) -> None:
+def test_an_aborted_process_gives_the_reason(reason: str, status: int, message: str) -> None:
     """The abort comes from a thread unknown to Python, as in JAX's client."""
     script = f"""
 import importlib.util, ctypes, time
@@ -139,7 +139,7 @@ def test_where_the_store_does_not_answer_process_0_is_lost(
     assert ended == [EXIT_PEER_LOST] and "process 0 has not answered" in capsys.readouterr().err
 
 
-def test_what_a_process_says_of_its_end_is_the_reason(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
+def test_the_message_of_an_ended_process_is_the_reason(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
     store.said["failed/2"] = b"process 2 has ended: BroadcastError: damaged"
     heartbeat.wait_for_cause()
     assert heartbeat.failure == "process 2 has ended: BroadcastError: damaged"

@@ -21,7 +21,7 @@ def command(*lines: str) -> list[str]:
     ]
 
 
-def test_output_of_the_first_is_as_it_is_and_that_of_others_has_their_number(capfd: pytest.CaptureFixture) -> None:
+def test_output_of_other_processes_has_their_number(capfd: pytest.CaptureFixture) -> None:
     launch(command(f"print('here is', me, 'of', os.environ['{COUNT}'], '{ADDRESS}' in os.environ)"), 3, 10.0)
     output = capfd.readouterr()
     assert output.out == "here is 0 of 3 True\n"

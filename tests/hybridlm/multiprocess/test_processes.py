@@ -43,7 +43,7 @@ def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") 
 
 
 @pytest.mark.long
-def test_four_processes_compute_what_one_does(directory: Path) -> None:
+def test_four_processes_and_one_compute_the_same(directory: Path) -> None:
     message, _, status = together(directory, "none")
     assert status == 0, message
     record: dict[str, Any] = json.loads((directory / "found.json").read_text())
@@ -124,13 +124,13 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
     (["-n", "0", "--", "score"], "expected at least one process, got 0"),
     (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
 ])  # fmt: skip
-def test_what_cannot_be_launched_is_refused(arguments: list[str], expected: str) -> None:
+def test_other_commands_are_refused(arguments: list[str], expected: str) -> None:
     output = CliRunner().invoke(app, ["launch", *arguments])
     assert output.exit_code == 1 and expected in output.output
 
 
 @pytest.mark.long
-def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tmp_path: Path) -> None:
+def test_scoring_continues_after_a_killed_process(directory: Path, tmp_path: Path) -> None:
     """The command, killed midway and run again, writes every row once."""
     rng = np.random.default_rng(0)
     lines = [{"id": i, "token_ids": rng.integers(0, 64, 1 + i % 30).tolist()} for i in range(120)]

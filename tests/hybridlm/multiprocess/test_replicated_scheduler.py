@@ -159,7 +159,7 @@ def test_a_thread_preempts_the_same_sequences_everywhere(
     assert repeated(text_lm, steps, monkeypatch, 0, threads)["preemptions"] > 0
 
 
-def test_other_steps_than_those_of_process_0_are_found_with_the_next_message() -> None:
+def test_steps_unlike_process_0_are_found_with_the_next_message() -> None:
     store = MemoryStore()
     leader, follower = (
         Broadcast(Messages(store), leads=leads, history=lambda leads=leads: 7 + leads, where="process 2")
@@ -210,7 +210,7 @@ def test_a_decision_that_fails_fails_everywhere(pair: tuple[Broadcast, Broadcast
         follower.decide(lambda: 1 // 0)
 
 
-def test_what_is_dropped_in_process_0_is_dropped_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+def test_objects_dropped_in_process_0_are_dropped_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
     leader, follower = pair
     actual, reference = MemoryStore(), MemoryStore()
     leader.share(actual)

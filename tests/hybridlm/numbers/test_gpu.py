@@ -43,7 +43,7 @@ def test_golden_logits_scores_and_greedy_tokens(name: str) -> None:
         check_greedy(completion.token_ids, Greedy(tokens, margins), name, tolerance)
 
 
-def test_a_sequence_has_the_same_bits_beside_others() -> None:
+def test_a_sequence_has_the_same_bits_with_others() -> None:
     lm = hybridlm.load(GOLDEN / "sparse_base", lanes=4, chunk=8)
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13] * 30, [1]]
     rest = [prompts[0], [20] * 25, [3], [4, 5, 6]]

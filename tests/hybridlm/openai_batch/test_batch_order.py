@@ -99,7 +99,7 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("size", [1 << 20, 1, 0])
-def test_the_sort_window_says_how_many_lines_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+def test_the_sort_window_limits_the_sorted_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
     """Six lines of three prompts by turns share prefixes only in a wide window."""
     source, calls = write(tmp_path / "in.jsonl", 7), list[list[int]]()
     lines = [json.loads(line) for line in source.read_text().splitlines()[:6]]

@@ -115,7 +115,7 @@ def test_an_edge_that_is_cut_shares_its_buffer_and_becomes_whole_again() -> None
     assert tree.remove(end) == [long.buffer] and not tree.buffers() and not list(tree.nodes())
 
 
-def test_what_would_break_the_tree_is_refused() -> None:
+def test_operations_that_break_the_tree_are_refused() -> None:
     tree: RadixTree[str, Buffer] = RadixTree()
     with pytest.raises(TreeError, match="after no tokens is not kept"):
         tree.insert((), "state", [])

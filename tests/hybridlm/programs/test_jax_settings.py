@@ -64,7 +64,7 @@ def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, 
     assert answers(lm) == inner and inner[0] == expected[0]
 
 
-def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -> None:
+def test_a_setting_of_the_user_makes_separate_programs(text_lm: hybridlm.LM) -> None:
     lm = hybridlm.load(text_lm.path, **SETTINGS)
     shape = lm.engine.moves.shapes(1, lm.engine.pages(1))[0]
     compiled = lambda: lm.engine.programs.compiled(shape, lm.engine.example_arguments)

@@ -48,7 +48,7 @@ def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: 
     }
 
 
-def test_every_array_has_a_digest_of_its_own(text_lm: hybridlm.LM) -> None:
+def test_every_array_has_a_separate_digest(text_lm: hybridlm.LM) -> None:
     """Changes of logits have tokens, too, and vectors have indices, as sampling has."""
     inputs: Any = inputs_of(text_lm, SHAPES[1])
     original = digests(inputs)

@@ -17,7 +17,7 @@ def started(folder: Path | None, show: bool | None = True, settings: tuple[objec
     return Start("a model", folder, settings, show, 0.0)
 
 
-def test_the_next_start_says_what_this_one_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_start_shows_the_seconds_of_this_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = started(tmp_path)
     first.compiling()
     first.compiling()
@@ -41,7 +41,7 @@ def test_the_next_start_says_what_this_one_took(tmp_path: Path, capsys: pytest.C
     assert started(tmp_path, settings=(4,)).last.warm is None
 
 
-def test_what_turns_progress_off_turns_the_line_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_false_hides_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for show in (False, None):  # standard error is no terminal
         item = started(tmp_path, show)
         item.compiling()

@@ -83,7 +83,7 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
         for folder in FOLDERS
     ],
 )
-def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(folder: Path) -> None:
     """Packed, in float32 as in the library: one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
     packed = any(isinstance(weight, QuantisedWeight) for weight in lm.params.values())

@@ -135,7 +135,7 @@ SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_pr
     ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
     ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
 ])  # fmt: skip
-def test_fused_names_of_lists_do_not_change_what_is_read(
+def test_fused_names_of_lists_change_no_scheme(
     tmp_path: Path, golden: str, pattern: str, layout: str, lists: dict[str, list[str]]
 ) -> None:
     """vLLM #51249, #40252: lists were compared with names of fused modules, and weights mistaken."""

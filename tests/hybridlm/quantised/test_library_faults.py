@@ -137,7 +137,7 @@ def test_layouts_that_are_not_read_are_named_with_advice(tmp_path: Path, kind: s
     ("torchao-float8", f"{MODULE}._weight_scale", np.inf), ("torchao-int8", f"{MODULE}._weight_scale", np.nan),
     ("torchao-int4", f"{MODULE}._weight_zero_point", np.nan),
 ])  # fmt: skip
-def test_numbers_that_are_none_are_refused(tmp_path: Path, layout: str, name: str, value: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, layout: str, name: str, value: float) -> None:
     tensors = stored(layout)
     kind, array = tensors[name]
     array = np.array(array)

@@ -84,7 +84,7 @@ def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in PACKED])
-def test_what_has_no_packed_form_is_dequantised(tmp_path: Path, layout: str) -> None:
+def test_schemes_without_a_packed_form_are_dequantised(tmp_path: Path, layout: str) -> None:
     tensor, file = read(tmp_path, layout, (48, 160))
     assert packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored) is None
 

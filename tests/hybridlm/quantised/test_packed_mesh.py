@@ -119,7 +119,7 @@ def test_each_device_has_its_numbers_of_every_family(tmp_path: Path, name: str) 
 @pytest.mark.long
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize("sizes", [(1, 2, 2)], ids=str)
-def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:
+def test_generation_matches_one_device(tmp_path: Path, sizes: Sizes) -> None:
     """Lanes, heads and experts are split; every step is proved and audited."""
     folder = copy_of("sparse_base", tmp_path, "int4", 8, num_hidden_layers=2, full_attention_interval=2)
     lm = hybridlm.load(folder, lanes=2, certify="off", **SETTINGS)

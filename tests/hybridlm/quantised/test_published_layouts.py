@@ -136,7 +136,7 @@ def test_a_published_layout_loads_with_the_numbers_of_its_dequantised_form(tmp_p
             np.testing.assert_array_equal(np.asarray(array), np.asarray(expected[path]), err_msg=str(path))
 
 
-def test_the_report_says_what_was_quantised(tmp_path: Path) -> None:
+def test_the_report_lists_quantised_tensors(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["nemotron-super-nvfp4"], tmp_path / "c")
     report = weights(folder / "quantised", "bfloat16").report
     assert set(report.converted) == {"nvfp4", "fp8-tensor"} and min(report.converted.values()) > 0

@@ -110,7 +110,7 @@ def test_tensors_that_make_no_weight_are_named(
     ("ct-int4-order", "_g_idx", 8),
     ("ct-int4-order", "_g_idx", -1),
 ])  # fmt: skip
-def test_numbers_that_are_none_are_refused_with_their_tensor(
+def test_numbers_that_are_not_finite_are_refused_with_their_tensor(
     tmp_path: Path, layout: str, suffix: str, value: float
 ) -> None:
     tensors = stored(layout)

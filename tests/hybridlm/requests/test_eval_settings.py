@@ -24,6 +24,6 @@ def test_settings(fields: dict[str, Any], want: dict[str, Any]) -> None:
     assert generation_settings(fields, 256, END) == want and fields == settings
 
 
-def test_what_is_not_supported_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="generation_kwargs: length_penalty, num_beams: not supported"):
         generation_settings({"num_beams": 4, "length_penalty": 2.0}, 256, END)

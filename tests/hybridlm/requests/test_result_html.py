@@ -57,7 +57,7 @@ def test_a_completion_without_text_shows_its_tokens():
     assert "7 8" in Reader(Completion(None, [7, 8], None, None, "length", [1])._repr_html_()).text
 
 
-def test_the_strip_gets_darker_and_marks_what_was_not_the_most_likely():
+def test_the_strip_marks_unlikely_tokens():
     page = score(5)._repr_html_()
     shades = [float(item) for item in re.findall(r"rgba\(217,48,37,([\d.]+)\)[^>]*title=", page)]
     assert shades == sorted(shades) and shades[0] == 0.0 and shades[-1] == 0.75
@@ -97,7 +97,7 @@ def test_tokens_are_shown_as_text_where_there_is_a_tokenizer():
 
 
 @pytest.mark.slow
-def test_a_model_gives_its_tokenizer_to_what_it_returns(text_lm: hybridlm.LM):
+def test_results_have_the_tokenizer_of_the_model(text_lm: hybridlm.LM):
     (scored,) = text_lm.score(["Who has"])
     (completion,) = text_lm.generate(["Who has"], max_tokens=2, logprobs=0)
     assert scored.tokenizer is completion.tokenizer is text_lm.tokenizer is not None

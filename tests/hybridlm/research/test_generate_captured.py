@@ -45,7 +45,7 @@ def test_it_reads_where_each_token_is_sampled(text_lm: hybridlm.LM, plain: list[
 
 
 @pytest.mark.long
-def test_the_last_and_none_where_a_completion_stops(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:
+def test_reads_at_the_last_position_and_at_a_stop(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:
     stop = plain[0].token_ids[3]
     results = text_lm.generate(PROMPTS, max_tokens=6, logprobs=1, hidden_states=[1], states=True, stop_token_ids=[stop])
     count = plain[0].token_ids.index(stop) + 1
@@ -79,7 +79,7 @@ def test_nothing_is_left_of_a_call_that_fails(text_lm: hybridlm.LM, tmp_path: Pa
     assert list((tmp_path / "x").iterdir()) == []
 
 
-def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM) -> None:
+def test_inconsistent_input_is_refused(text_lm: hybridlm.LM) -> None:
     change = Intervention.ablate_head(0, 0)
     prefix = text_lm.prefix([5, 6])
     refused: list[tuple[str, Any]] = [

@@ -33,6 +33,6 @@ def row(name: str) -> str:
     )
 
 
-def test_the_page_says_which_model_has_what() -> None:
+def test_the_page_lists_the_parts_of_each_model() -> None:
     table = [HEAD, "|---|" + "---|" * 6, *(row(name) for name in FAMILIES)]
     assert "\n".join(table) in PAGE, "\n".join(["expected in docs/research.md:", *table])

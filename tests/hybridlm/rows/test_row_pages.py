@@ -181,7 +181,7 @@ def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
     "kind",
     ["released page", "page of another row", "old table", "pages of a free row", "lost", "kept and lost", "not kept"],
 )
-def test_integrity_finds_what_is_wrong(kind: str) -> None:
+def test_integrity_finds_every_fault(kind: str) -> None:
     pool = pool_of(4)
     first, second = pool.acquire(200), pool.acquire(100)
     (row, other), pages = pool.rows_of([first, second]), pool.row_pages

@@ -45,7 +45,7 @@ def arrangements(draw: st.DrawFn) -> tuple[int, int, list[int], int]:
 
 
 @given(arrangements())
-def test_every_sequence_has_a_lane_of_its_device_and_every_lane_a_row_of_its_own(
+def test_sequences_have_lanes_on_their_devices_and_lanes_distinct_rows(
     arrangement: tuple[int, int, list[int], int],
 ) -> None:
     devices, each, rows, lanes = arrangement

@@ -54,7 +54,7 @@ def kernel() -> None:
 
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
-def test_tokens_are_those_of_the_plain_form(filters: dict[str, Any]) -> None:
+def test_tokens_match_the_plain_form(filters: dict[str, Any]) -> None:
     x, sampling = logits(), settings(**filters)
     np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL), tokens(x, sampling, PLAIN))
 

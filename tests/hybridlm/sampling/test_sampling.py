@@ -91,7 +91,7 @@ def kept_in_float64(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) 
     return keep & (weight >= min_p)
 
 
-def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> None:
+def test_filters_keep_the_tokens_of_a_sort_and_ties_together() -> None:
     rng = np.random.default_rng(3)
     rows = [rng.normal(size=300) * 3, rng.integers(-3, 3, 300), np.zeros(300), -np.abs(rng.normal(size=300)) * 1e-3]
     rows += [np.where(np.arange(300) % 7, -np.inf, rng.normal(size=300)), np.where(np.arange(300) == 9, 1e30, 0.0)]
@@ -112,7 +112,7 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
 
 
 @pytest.mark.parametrize("bits", [3, 4])
-def test_cutoffs_found_by_digits_are_those_of_bisection(bits: int) -> None:
+def test_cutoffs_found_by_digits_match_bisection(bits: int) -> None:
     """All of 32 bits, ties, nothing to be found, and sums that are never enough."""
     rng = np.random.default_rng(4)
     logits = rng.integers(0, 1 << 32, (8, 200), np.uint32).view(np.float32)
@@ -140,7 +140,7 @@ def test_an_infinite_logit_is_sampled() -> None:
         assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
 
 
-def test_lanes_without_filters_sample_the_same_beside_lanes_with_them() -> None:
+def test_lanes_without_filters_sample_the_same_next_to_lanes_with_filters() -> None:
     """Few distinct values, so that sums of logits and noise tie often."""
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
@@ -255,7 +255,7 @@ def test_nan_is_found_wherever_it_stands(shape: tuple[int, int], platform: str) 
     assert np.asarray(find(logits))[lane] == 0
 
 
-def test_what_is_computed_twice_may_be_rounded_twice() -> None:
+def test_recomputed_values_may_be_rounded_differently() -> None:
     """Sums inside the argmax program never make a lane's logits NaN."""
     rng = np.random.default_rng(0)
     logits, noise = rng.normal(size=(2, 8, 64)).astype(np.float32)

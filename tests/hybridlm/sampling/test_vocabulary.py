@@ -8,7 +8,7 @@ from hybridlm.sampling.vocab_parallel import Vocabulary
 
 
 @pytest.mark.parametrize("size", [1, 7, 24, 50, 2048])
-def test_the_log_of_all_exponentials_is_that_of_float64(size: int) -> None:
+def test_the_log_of_all_exponentials_matches_float64(size: int) -> None:
     """Vocabularies around multiples of 16, logits in the thousands, rows without finite values."""
     logits = np.random.default_rng(size).normal(size=(6, size)).astype(np.float32)
     logits[1] *= 3000

@@ -55,7 +55,7 @@ def read_back(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("ending", "positions"), [("jsonl", "last"), ("parquet", "all")])
-def test_rows_have_what_score_returns(
+def test_rows_have_the_numbers_of_score(
     text_lm: hybridlm.LM, texts: Path, ending: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small windows; an unscorable row has an error, and the others are unchanged."""
@@ -84,7 +84,7 @@ def test_rows_have_what_score_returns(
             np.testing.assert_allclose(np.reshape(row[name], values.shape), values, atol=1e-4, err_msg=name)
 
 
-def test_a_run_goes_on_with_the_same_settings_alone(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_continues_only_with_its_settings(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
     output, runs = texts.parent / "out.jsonl", []
     scores = text_lm.text_model.scores
 
@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_the_same_settings_alone(text_lm: hybridlm.LM, texts:
     assert len(runs) == 3 and len(read_back(output)) == len(LINES)
 
 
-def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, texts: Path) -> None:
+def test_inconsistent_input_is_refused(text_lm: hybridlm.LM, texts: Path) -> None:
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("positions: expected last or all", {"states": True, "positions": [1]}),
         ("hidden_states: expected indices 0..2", {"hidden_states": [3]}),
@@ -125,7 +125,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_rows_with_interventions_of_their_own(text_lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
+def test_rows_with_different_interventions(text_lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
     """The bits of `score`, next to questions about distributions; nothing is recompiled."""
     entries = [{"token_ids": ids, "wanted": own_value} for ids, (own_value, _) in zip(TEXTS, CHANGES, strict=True)]
     path, request = write_rows(tmp_path / f"in.{ending}", entries), dict[str, Any](top=2)
@@ -143,7 +143,7 @@ def test_rows_with_interventions_of_their_own(text_lm: hybridlm.LM, tmp_path: Pa
     assert text_lm.stats["compiled"] == compiled
 
 
-def test_interventions_of_all_rows_beside_what_is_read(text_lm: hybridlm.LM, texts: Path) -> None:
+def test_interventions_of_all_rows_with_reads(text_lm: hybridlm.LM, texts: Path) -> None:
     changes, output = [Intervention.add(VECTOR, hidden_state=1, positions=[0])], texts.parent / "out.jsonl"
     report = text_lm.score_file(texts, output, interventions=changes, hidden_states=[2], entropy=True)
     rows = {row["id"]: row for row in read_back(output)}

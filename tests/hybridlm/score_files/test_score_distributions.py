@@ -124,7 +124,7 @@ def test_a_run_continues_with_the_same_questions_only(
 
 
 @pytest.mark.parametrize("fields", [{"token_ids": "nothing"}, {"token_ids": [1 << 20]}, {"start": -1, "top": 1}])
-def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_inconsistent_input_is_named(text_lm: hybridlm.LM, tmp_path: Path, fields: dict[str, Any]) -> None:
     pq.write_table(pa.table({"text": ["abc"]}), tmp_path / "in.parquet")
     with pytest.raises(ValueError, match=next(iter(fields))):
         text_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", **fields)

@@ -172,7 +172,7 @@ def test_one_process_at_a_time(texts: Path):
     assert len(messages) == 3 and all("another process is writing" in message for message in messages)
 
 
-def test_strict_stops_and_goes_on(texts: Path):
+def test_strict_stops_and_continues(texts: Path):
     """Rows before a bad row stay; strict runs refuse it again, others continue."""
     write_lines(texts, [*LINES[:4], {"id": "long", "text": "123456789"}, *LINES[4:]])
     output = texts.with_name("out.jsonl")
@@ -308,7 +308,7 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
     assert order[8:] == ["whole", "rename", texts.parent.name, "manifest.jsonl"]
 
 
-def test_manifest_says_what_the_parts_are(texts: Path):
+def test_manifest_describes_the_parts(texts: Path):
     folder = interrupt(texts, texts.with_name("out.jsonl"))
     head, first, _ = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
     assert head["origin"]["model"] == "toy" and set(head["origin"]) == {

@@ -45,7 +45,7 @@ def states_of(output: hybridlm.ForwardOutput) -> dict[tuple[int, str], np.ndarra
     return {name: array for name, array in named.items() if name is not None and name[1] in ("recurrent", "conv")}
 
 
-def test_it_reads_what_forward_computes(lm: hybridlm.LM) -> None:
+def test_hidden_states_equal_forward(lm: hybridlm.LM) -> None:
     layers = list(range(lm.config.num_layers + 1))
     scores = lm.score(TEXTS, hidden_states=layers, states=True, positions=[[3, 12], [0], [5], [0, 4, 5]])
     for text, item, positions in zip(TEXTS, scores, ([3, 12], [0], [5], [0, 4, 5]), strict=True):
@@ -66,7 +66,7 @@ def test_it_reads_what_forward_computes(lm: hybridlm.LM) -> None:
         assert captured.dims and all(dims[0] == "position" for dims in captured.dims.values())
 
 
-def test_what_is_read_depends_on_no_other_text(text_lm: hybridlm.LM) -> None:
+def test_reads_depend_on_no_other_text(text_lm: hybridlm.LM) -> None:
     plain = text_lm.score(TEXTS)
     read = text_lm.score(TEXTS, hidden_states=[1, 2], positions="all")
     for score, other in zip(plain, read, strict=True):
@@ -78,7 +78,7 @@ def test_what_is_read_depends_on_no_other_text(text_lm: hybridlm.LM) -> None:
     assert all(captured.hidden_states[i].tobytes() == neighbour.hidden_states[i].tobytes() for i in (1, 2))
 
 
-def test_each_state_is_that_of_its_position_among_others(text_lm: hybridlm.LM) -> None:
+def test_states_of_several_positions_equal_single_reads(text_lm: hybridlm.LM) -> None:
     every = text_lm.score([TEXTS[0], TEXTS[2], TEXTS[1]], states=True, positions="all")
     for text, item in zip((TEXTS[0], TEXTS[2]), every[:2], strict=True):
         assert item.captured is not None and not item.captured.hidden_states
@@ -127,7 +127,7 @@ def test_nothing_is_compiled_for_other_layers_and_positions(text_lm: hybridlm.LM
     assert text_lm.stats["compiled"] == compiled
 
 
-def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+def test_files_hold_the_arrays_of_memory(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"hidden_states": [0, 2], "states": True, "positions": [[1, 5], [], [5], "last"]}
     scores = text_lm.score(TEXTS, **settings)
     written = text_lm.score(TEXTS, **settings, capture_to=tmp_path / "texts")
@@ -165,7 +165,7 @@ def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize("ending", ["", ".parquet"])
-def test_memory_holds_what_is_in_flight(
+def test_memory_holds_texts_in_flight_only(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     """Returned captures need memory per text; captures in files do not."""
@@ -233,7 +233,7 @@ def test_several_processes_are_refused(text_lm: hybridlm.LM, tmp_path: Path, mon
         ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
     ],
 )
-def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, settings: Any, words: str) -> None:
+def test_inconsistent_input_is_refused(text_lm: hybridlm.LM, settings: Any, words: str) -> None:
     steps = text_lm.engine.stats["steps"]
     with pytest.raises(ValueError, match=words):
         text_lm.score([TEXTS[0], TEXTS[2]], **settings)
@@ -253,7 +253,7 @@ def test_it_is_refused_with_a_sanitizer(sanitized_lm: hybridlm.LM) -> None:
         sanitized_lm.score([TEXTS[0]], states=True)
 
 
-def test_names_are_those_of_contracts(text_lm: hybridlm.LM) -> None:
+def test_names_match_contracts(text_lm: hybridlm.LM) -> None:
     captured = text_lm.score([TEXTS[0]], states=True)[0].captured
     assert captured is not None and "1 positions, 0 hidden states, 2 states" in repr(captured)
     page = captured._repr_html_()

@@ -71,7 +71,7 @@ def test_a_run_that_fails_leaves_no_file(text_lm: hybridlm.LM, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+def test_inconsistent_input_is_refused(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     (tmp_path / "there.parquet").touch()
     with pytest.raises(FileExistsError):
         text_lm.score(TEXTS, **READ, capture_to=tmp_path / "there.parquet")

@@ -41,7 +41,7 @@ def same(item: Score, other: Score) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, temperature: float) -> None:
+def test_all_numbers_match_float64(text_lm: hybridlm.LM, temperature: float) -> None:
     scores = text_lm.score(TEXTS, token_ids=IDS, top=6, entropy=True, temperature=temperature)
     for score, logs in zip(scores, distributions(text_lm, scores, temperature), strict=True):
         count, tokens = len(logs), np.array(score.token_ids[1:], int)
@@ -76,7 +76,7 @@ def test_the_whole_vocabulary_has_every_rank_once(text_lm: hybridlm.LM) -> None:
         assert values.tobytes() == logprobs[np.argsort(ranks)].tobytes()
 
 
-def test_a_text_alone_has_the_same_bits_as_beside_others(text_lm: hybridlm.LM) -> None:
+def test_a_text_has_the_same_bits_alone_and_with_others(text_lm: hybridlm.LM) -> None:
     fields: dict[str, Any] = {"token_ids": IDS, "top": 6, "entropy": True, "temperature": 0.7}
     base = text_lm.score(TEXTS, **fields)
     other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3, **fields)
@@ -148,7 +148,7 @@ def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hyb
         ({"top_logprobs": 1, "top": 1}, "top_logprobs"),
     ],
 )
-def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, fields: dict[str, Any], named: str) -> None:
+def test_inconsistent_input_is_named(text_lm: hybridlm.LM, fields: dict[str, Any], named: str) -> None:
     steps = text_lm.stats["steps"]
     with pytest.raises((TypeError, ValueError), match=f"^{named}: "):
         text_lm.score([[5, 6, 7, 8]], **fields)

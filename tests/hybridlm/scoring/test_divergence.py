@@ -54,7 +54,7 @@ def bits(divergence: Divergence, i: int) -> list[bytes]:
     return [x[place].tobytes() for x in (divergence.kl, divergence.reverse_kl, divergence.js, divergence.same_top)]
 
 
-def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+def test_all_numbers_match_float64(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
     divergence = text_lm.divergence(other, TEXTS)
     assert divergence.offsets.tolist() == np.cumsum([0, *map(len, TEXTS)]).tolist()
     assert divergence.token_ids.tolist() == sum(TEXTS, [])
@@ -92,7 +92,7 @@ def test_terms_do_not_cancel_where_models_are_close(noise: float) -> None:
         np.testing.assert_allclose(result, want, rtol=2e-3 if noise < 0.01 else 2e-5)
 
 
-def test_what_has_no_probability() -> None:
+def test_divergence_of_tokens_with_probability_zero() -> None:
     p, q = np.array([np.log(0.5), np.log(0.5), -np.inf, -np.inf]), np.log([0.25] * 4)
     first, second = (jnp.asarray(x[None], jnp.float32) for x in (p, q))
     np.testing.assert_allclose(kl_terms(first, second).sum(), np.log(2), rtol=1e-6)
@@ -150,7 +150,7 @@ def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other
         assert bits(divergence, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
 
 
-def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM, tmp_path: Path) -> None:
+def test_a_quantised_model_and_its_original(other: hybridlm.LM, tmp_path: Path) -> None:
     """Its matrices, its head too, stay packed."""
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
     settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}

@@ -11,7 +11,7 @@ IDS = np.random.default_rng(7).integers(3, 90, 60).tolist()
 
 
 @pytest.mark.slow
-def test_places_are_those_of_forward_with_and_without_common_parts(
+def test_places_match_forward_with_and_without_common_parts(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [tuple(IDS[:end]) for end in (23, 31, 31, 40, 4)]

@@ -43,7 +43,7 @@ def checkpoint(text_lm: hybridlm.LM, directory: Path, weight: np.ndarray, **fiel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
-def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndarray], pooling: Any) -> None:
+def test_vectors_match_float64(text_lm: hybridlm.LM, hidden: list[np.ndarray], pooling: Any) -> None:
     wanted = {"last": lambda x: x[-1], "first": lambda x: x[0], "mean": lambda x: x.mean(0)}[pooling]
     expected = np.stack([wanted(rows) for rows in hidden])
     vectors = text_lm.embed(TEXTS, pooling=pooling, normalised=False)
@@ -164,7 +164,7 @@ def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
         _ = hybridlm.Classification(np.zeros((2, 1), np.float32), ("reward",)).probabilities
 
 
-def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
+def test_nan_stops_the_call(text_lm: hybridlm.LM) -> None:
     common = [5] * 5 + [9] + [5] * 10
     with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
         text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")

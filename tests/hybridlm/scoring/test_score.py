@@ -23,7 +23,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_logprobs_are_those_of_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
+def test_logprobs_match_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
     scores = text_lm.score(TEXTS, top_logprobs=4)
     logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)
     for text, score, rows in zip(TEXTS, scores, logits, strict=True):
@@ -95,7 +95,7 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
     assert memory.temp_size_in_bytes < 2 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 
-def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
+def test_perplexity_matches_the_windows(text_lm: hybridlm.LM) -> None:
     long = "abcdefgh " * 60
     ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]  # it has one
     assert len(ids) > 2 * text_lm.context
@@ -116,7 +116,7 @@ def test_one_token_has_nothing_to_predict_it(text_lm: hybridlm.LM) -> None:
     assert np.isnan(score.logprobs).tolist() == [True] and score.sum_logprob == 0 and score.perplexity is None
 
 
-def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+def test_perplexity_of_every_convention_matches_float64(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     """Windows written out here, log-probabilities in float64 of the logits of `forward`."""
     text = "Who has the kite? Ada has it now."
     assert text_lm.tokenizer is not None

@@ -141,9 +141,7 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM, m
     assert same(text_lm.score(texts), want)
 
 
-def test_what_shares_a_step_does_not_depend_on_free_memory(
-    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_of_a_step_do_not_depend_on_free_memory(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
     texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []

@@ -104,7 +104,7 @@ def test_scores_keep_their_bits_in_any_order_and_company(two_widths: hybridlm.LM
     assert two_widths.embed([texts[i] for i in order], pooling="mean").tobytes() == vectors[order].tobytes()
 
 
-def test_scores_of_two_widths_are_those_of_one(two_widths: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_two_widths_match_one(two_widths: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ragged(9)
     scores = two_widths.score(texts)
     assert two_widths.engine.shape("score", 3, 20, top=0) in two_widths.engine.programs.shapes

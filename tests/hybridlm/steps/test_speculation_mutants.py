@@ -46,7 +46,7 @@ def test_the_proof_finds_nothing_wrong_with_the_step(steps: Steps) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("id", REPLAYED)
-def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id: str) -> None:
+def test_the_proof_accepts_faults_of_the_replay(steps: Steps, id: str) -> None:
     """Faults by two replays are exempt: rows are read again after the first write."""
     assert refused(steps, STEPS[id]) <= {ViolationKind.STALE}
 

@@ -55,7 +55,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scen
         check_same(by_lane(new, steps.lanes)[idle], by_lane(old, steps.lanes)[idle])
 
 
-def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
+def test_rows_bitwise_match_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
     """Run the same program with these tokens and no others."""
     rows, lanes, expected = scene
     _, sampled, rows_now = steps.verify(rows, lanes)
@@ -197,7 +197,7 @@ def test_three_of_four_accepted_and_then_a_step_without_drafts(steps: Steps) -> 
     check_turns(steps, [3] * 6, [None] * 6, [3] * 6)
 
 
-def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps: Steps) -> None:
+def test_drafts_next_to_lanes_without_drafts(steps: Steps) -> None:
     """Each lane changes sides; then all drafts right in one lane, all wrong in another."""
     check_turns(steps, [3, None, 4, None, 2, None], [None, 3, None, 4, None, 0], [4, 0, None, None, 1, 2])
 

@@ -313,7 +313,7 @@ def test_mutants_of_a_buffer_assignment(mutant: Mutant, decode: tuple[Executable
 
 @pytest.mark.parametrize("decode", PLATFORMS[1:], indirect=True)
 @pytest.mark.parametrize("mutant", TPU_MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_mutants_of_what_tpus_have_alone(mutant: Mutant, decode: tuple[Executable, BoundContract]) -> None:
+def test_mutants_of_rules_for_tpus(mutant: Mutant, decode: tuple[Executable, BoundContract]) -> None:
     check_mutant(mutant, TPU_MUTANTS[mutant], *decode)
 
 

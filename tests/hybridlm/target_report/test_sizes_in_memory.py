@@ -30,7 +30,7 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 @pytest.mark.parametrize(
     "golden", ["sparse_base", "dense_interval", "nemotron_latent", "kimi_base", "next_dense_layers"]
 )
-def test_planned_forms_are_those_of_a_copy(tmp_path: Path, golden: str) -> None:
+def test_planned_forms_match_a_copy(tmp_path: Path, golden: str) -> None:
     every: dict[str, dict[str, Any]] = {
         "fp8-block": {},
         "int8": {},

@@ -93,7 +93,7 @@ def test_text_is_released_and_stopped(
     st.lists(st.sampled_from(["a", "b", "c", "\N{SNOWMAN}", *WORDS]), max_size=12),
     st.lists(st.text("abc\N{SNOWMAN}", min_size=1, max_size=4), max_size=3),
 )
-def test_what_is_given_out_is_the_text_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+def test_output_is_the_text_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
     tokens = ids(*pieces)
     text, given_out = grow(tokens, *stops)
     assert "".join(given_out) == text.text

@@ -91,7 +91,7 @@ def test_special_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(END) == [tokenizer.eos_token_id]
 
 
-def test_what_is_put_around_a_text_can_be_left_out(tmp_path: Path) -> None:
+def test_added_tokens_around_a_text_can_be_left_out(tmp_path: Path) -> None:
     backend = bytelevel()
     start = backend.token_to_id(START)
     backend.post_processor = tokenizers.processors.TemplateProcessing(f"{START} $A", special_tokens=[(START, start)])
@@ -299,7 +299,7 @@ def test_templates_that_fail(source: str) -> None:
         ChatTemplate(source).render(CHAT)
 
 
-def test_raise_exception_says_what_it_says(tokenizer: Tokenizer) -> None:
+def test_raise_exception_passes_its_message(tokenizer: Tokenizer) -> None:
     with pytest.raises(ChatTemplateError, match="Only text: user"):
         tokenizer.apply_chat_template([{"role": "user", "content": ["a", "b"]}])
 
@@ -314,7 +314,7 @@ def test_bad_messages(tokenizer: Tokenizer) -> None:
         template.render([{"role": "user", "content": [object()]}])
 
 
-def test_messages_are_not_changed_and_none_is_absent(tokenizer: Tokenizer) -> None:
+def test_messages_are_not_changed(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.keys()|list }}{% endfor %}")
     assert template.render([{"role": "user", "content": "x", "tool_calls": None}]) == "['role', 'content']"
     assert ChatTemplate("{{ messages }}{{ strftime_now('%Y')|length }}").render([{"role": "u"}]) == "[{'role': 'u'}]4"

@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", PROVED)
-def test_audit_of_what_xla_wrote_is_that_of_what_it_gave_out(name: str, folder: Path, monkeypatch) -> None:
+def test_audits_of_dump_and_executable_agree(name: str, folder: Path, monkeypatch) -> None:
     settings = compiled(right_steps()[name], passes=(), may_copy=["*"])
     executable = hide_assignments(monkeypatch)
     written = compiled(right_steps()[name], passes=(), may_copy=["*"])
@@ -83,7 +83,7 @@ def test_audit_of_what_xla_wrote_is_that_of_what_it_gave_out(name: str, folder: 
     assert list(folder.iterdir()) == []
 
 
-def test_faults_are_found_in_what_xla_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_found_in_the_dump_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuditError) as error:
         compiled(WRONG, passes=())
     hide_assignments(monkeypatch)
@@ -175,7 +175,7 @@ DAMAGES = ["cut off", "of another program", "of another constant", "of another p
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_was_written_is_not_taken_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_dump_is_not_used_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
     another = OTHER if damage == "of another program" else Step(of_the_same_name, CONTRACT, ARGS)
     hide_assignments(monkeypatch)
     compiled(another, compiler_options={buffer_assignment.FOLDER: str(tmp_path / "other")})

@@ -261,7 +261,7 @@ def shifted(by: float):
     return lambda x: x + by
 
 
-def test_fingerprint_sees_what_a_program_does() -> None:
+def test_fingerprint_depends_on_the_computation() -> None:
     x = jnp.ones((3, 4))
     programs = [
         lambda x: x + 1.0,
@@ -298,7 +298,7 @@ def test_fingerprint_of_a_contract_sees_every_entry() -> None:
     assert len({item, *rest}) == 5
 
 
-def test_store_finds_what_it_kept(tmp_path: Path) -> None:
+def test_store_finds_its_steps(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "new" / "folder")
     assert KEY.find(store) is None
     KEY.keep(store, certificate())

@@ -80,7 +80,7 @@ def test_runs_as_the_function_and_consumes_its_pool_alone(step: CompiledStep) ->
         assert [item.is_deleted() for item in (w, pool, slots, x)] == [False, True, False, False]
 
 
-def test_certificate_says_what_was_done(step: CompiledStep) -> None:
+def test_certificate_names_proof_audit_and_passes(step: CompiledStep) -> None:
     certificate = step.certificate
     assert certificate.holds
     assert Certificate.from_json(certificate.to_json()) == certificate

@@ -65,7 +65,7 @@ def test_devices_are_gathered_in_the_order_of_their_groups() -> None:
     assert contents.holds
 
 
-def test_what_depends_on_an_input_or_a_device_is_no_constant() -> None:
+def test_values_that_depend_on_an_input_or_a_device_are_no_constants() -> None:
     def exchange(x):
         table = lax.psum(jnp.ones(4), "model") + lax.psum(lax.axis_index("model").astype(jnp.float32), "model")
         return (

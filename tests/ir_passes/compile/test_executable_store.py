@@ -93,7 +93,7 @@ def assert_same(got: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-def test_what_was_kept_runs_as_it_did(step: CompiledStep, store: ExecutableStore) -> None:
+def test_a_stored_step_runs_as_before(step: CompiledStep, store: ExecutableStore) -> None:
     entry = store.find(KEY)
     assert entry is not None
     state = restored(entry)
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_named_once(entry: Entry, tmp_path: P
     assert str(store.directory) in record.getMessage()
 
 
-def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: Entry) -> None:
+def test_store_deletes_the_least_recently_used_step(tmp_path: Path, entry: Entry) -> None:
     size = len(to_bytes(KEY, entry))
     store = ExecutableStore(tmp_path / "steps", 3 * size + 100)
     for number in "0123":

@@ -12,7 +12,7 @@ from ir_passes.jaxpr.placement import device_of
 STEP = right_steps()["gather, compute, scatter"]
 
 
-def test_platform_is_that_of_the_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_platform_matches_the_executable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert STEP.executable().platform == "cpu"
 

@@ -140,7 +140,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("contract", "fn", "settings"), FORMS.values(), ids=FORMS)
-def test_later_calls_run_as_those_of_a_jitted_function(
+def test_later_calls_run_like_a_jitted_function(
     contract: LaneContract, fn: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line of Python is run for them."""
@@ -242,7 +242,7 @@ def test_errors_say_which_argument(step: IsolatedStep) -> None:
         isolated(CONTRACT, static_argnames="nothing")(plain)
 
 
-def test_keywords_have_entries_of_their_own() -> None:
+def test_keywords_have_separate_entries() -> None:
     contract = LaneContract(CONTRACT.inputs, CONTRACT.outputs, keywords={"bias": Shared(), "shift": Lane()})
 
     @isolated(contract)

@@ -89,7 +89,7 @@ def test_rows_are_copied_between_devices_in_place(copied: CompiledStep) -> None:
         initial = np.asarray(final)
 
 
-def test_certificate_lists_what_devices_exchange(copied: CompiledStep) -> None:
+def test_certificate_lists_the_collectives(copied: CompiledStep) -> None:
     certificate = copied.certificate
     assert certificate.holds and certificate.copies == ()
     (exchange,) = certificate.collectives
@@ -107,7 +107,7 @@ def test_certificate_lists_what_devices_exchange(copied: CompiledStep) -> None:
         Certificate.from_json(json.dumps(changed))
 
 
-def test_bytes_are_those_of_one_device(copied: CompiledStep) -> None:
+def test_bytes_match_one_device(copied: CompiledStep) -> None:
     shard = 3 * 3 * 4 + 4 * 3 * 4 + 2 * 4 * 4
     assert copied.certificate.memory.arguments == shard
     assert copied.certificate.memory.aliased == 3 * 3 * 4
@@ -193,7 +193,7 @@ def busy() -> tuple[jax.stages.Compiled, Any, tuple[Scheduled, ...]]:
     return jax.jit(run_many, donate_argnums=0).lower(*args).compile(), ROWS.bind(run_many, args), schedule_of(program)
 
 
-def test_every_collective_of_a_program_is_found_in_what_xla_made_of_it(busy: Any) -> None:
+def test_every_collective_is_found_in_the_program_of_xla(busy: Any) -> None:
     compiled, bound, scheduled = busy
     report = audit(compiled, bound, mesh=cube(), scheduled=scheduled)
     assert [finding for finding in report.findings if finding.kind is FindingKind.COLLECTIVE] == []

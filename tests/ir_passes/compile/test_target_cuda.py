@@ -103,7 +103,7 @@ best = lambda x: jax.lax.top_k(x * 2.0, 4)
 
 
 @pytest.mark.parametrize(("fn", "shapes", "donated"), [(sums_beside, [(64, 128)] * 2, 0), (best, [(4, 16)], None)])
-def test_what_a_gpu_does_in_place(fn: Any, shapes: Any, donated: int | None, place: jax.sharding.Sharding) -> None:
+def test_operations_of_gpus_in_place(fn: Any, shapes: Any, donated: int | None, place: jax.sharding.Sharding) -> None:
     """XLA does so, and by the rules of a CPU it would be a hazard."""
     args = tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place) for shape in shapes)
     lowered = jax.jit(fn, donate_argnums=() if donated is None else donated).lower(*args)

@@ -35,7 +35,7 @@ def test_every_finding_refutes_one_claim() -> None:
     assert [*REFUTED_BY] == [*AuditClaim]
 
 
-def test_statements_sort_and_compare_by_what_they_say() -> None:
+def test_statements_sort_and_compare_by_content() -> None:
     item, other = Claim.FRAME.statement(), Claim.IDLE.statement()
     assert sorted([other, item]) == [item, other]
     assert item == Statement("frame", "", Claim.FRAME.sentence) != other

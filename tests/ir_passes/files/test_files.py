@@ -22,7 +22,7 @@ def test_what_readers_disagree_about_is_refused(text: str | bytes):
         parse_json(text)
 
 
-def test_what_is_plain_is_read():
+def test_plain_settings_are_read():
     assert parse_json('{"a": [1, 2.5, null, "\u00e9"]}'.encode()) == {"a": [1, 2.5, None, "\u00e9"]}
     assert parse_json("[Infinity]", constants=True) == [float("inf")]
     assert parse_json('{"a": 1, "a": 2}', pairs_hook=list) == [("a", 1), ("a", 2)]
@@ -70,7 +70,7 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     assert sorted(path.name for path in store.directory.iterdir()) == ["a", "folder", "link", "pipe"]
 
 
-def test_a_store_deletes_what_was_not_used_for_the_longest(tmp_path: Path):
+def test_a_store_deletes_the_least_recently_used_steps(tmp_path: Path):
     store = FileStore(tmp_path / "store")
     assert store.files() == [] and store.forget() == (0, 0)
     for number, name in enumerate("abc"):

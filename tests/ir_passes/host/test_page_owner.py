@@ -133,7 +133,7 @@ def test_tables_of_another_allocator() -> None:
         written_places(np.array([11]), np.array([2]), tokens=4, pages=3)
 
 
-def test_rows_beside_pages() -> None:
+def test_rows_next_to_pages() -> None:
     """A slot mapping: rows in flat pools next to a page table."""
     read, write = PageTable("kv", 8, page_size=4, role="read"), PageTable("kv", 32, role="write")
     check_page_tables([(read, TABLE, None), (write, np.array([9, 32], np.int32), None)])

@@ -30,7 +30,7 @@ def test_the_null_row_is_never_handed_out() -> None:
     owner.check_integrity()
 
 
-def test_exhaustion_says_how_many() -> None:
+def test_exhaustion_names_the_number_of_rows() -> None:
     owner = SlotOwner(4, "state")
     slots = [owner.acquire() for _ in range(3)]
     with pytest.raises(SlotsExhausted, match=r"'state': all 3 rows are held \(0 of them"):
@@ -133,7 +133,7 @@ def test_arrays_are_fresh_and_can_never_be_written() -> None:
         first.setflags(write=True)
 
 
-def test_a_running_step_keeps_its_rows_while_the_host_goes_on() -> None:
+def test_a_running_step_keeps_its_rows_while_the_host_continues() -> None:
     owner = SlotOwner(9)
     slots: list[Slot | None] = [owner.acquire() for _ in range(8)]
     busy = jax.jit(lambda x, rows: ((x @ x @ x @ x).sum() * jnp.float32(0), rows))

@@ -28,7 +28,7 @@ def names(program: ir.ClosedJaxpr) -> set[str]:
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if "packed" not in program.name], ids=lambda p: p.name
 )
-def test_a_step_computes_what_jit_computes(program: Program) -> None:
+def test_a_step_computes_the_same_as_jit(program: Program) -> None:
     step, args = program.step, program.args()
     assert names(jax.make_jaxpr(step)(*args)) & STATEFUL
     assert not names(trace_function(step, args).program) & STATEFUL

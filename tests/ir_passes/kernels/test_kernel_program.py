@@ -28,7 +28,7 @@ def read(step: Any, *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_plain_form_computes_what_the_kernel_does(program: Program):
+def test_plain_form_and_kernel_compute_the_same(program: Program):
     for seed in range(4):
         args = program.args(seed)
         if any(np.ndim(arg) == 1 and np.asarray(arg).dtype == np.int32 and (arg == 0).sum() > 1 for arg in args):

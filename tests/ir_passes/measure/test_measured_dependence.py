@@ -41,7 +41,7 @@ def test_crossings_are_seen() -> None:
     assert measured_dependence(jax.jit(leaking), arguments(), PLAIN.bound()).crossings == ((1, 3), (2, 0))
 
 
-def test_what_goes_to_another_row_is_seen() -> None:
+def test_writes_to_rows_of_other_lanes_are_measured() -> None:
     def step(pool, slots, x, w):
         y, new = rows.plain_step(pool, slots, x, w)
         return y, new.at[slots[1]].add(jnp.sum(x[0]))
@@ -50,7 +50,7 @@ def test_what_goes_to_another_row_is_seen() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")
-def test_the_page_shows_it_beside_the_verdict() -> None:
+def test_the_page_shows_the_dependence_next_to_the_verdict() -> None:
     step = compile_step(leaking, arguments(), PLAIN.contract, certify="warn")
     page = inspect_page("leaking", step, measured=measured_dependence(step, arguments(), step.bound))
     assert page.count('<td class="open">open<small>changed</small></td>') == 2

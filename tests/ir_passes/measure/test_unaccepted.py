@@ -17,7 +17,7 @@ ARGS = verification.draw(np.random.default_rng(2))
 
 
 @pytest.mark.parametrize("name", ["drafts verified and replayed", "drafts verified and replayed, vmapped"])
-def test_right_steps_write_what_is_accepted(name: str) -> None:
+def test_right_steps_write_accepted_tokens_only(name: str) -> None:
     program = PROGRAMS[name]
     calls = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(2)]
     assert [item.reached for item in calls] == [()] * 2
@@ -63,7 +63,7 @@ def counted_past_a_wrong_one(w, pools, tokens, lengths):
     pytest.param(drafts_written, "result[1]['state']", marks=pytest.mark.long),
     (counted_past_a_wrong_one, "the count of accepted tokens"),
 ])  # fmt: skip
-def test_what_the_proof_lets_through_is_seen(step, where: str) -> None:
+def test_dependence_on_rejected_tokens_is_measured(step, where: str) -> None:
     assert prove_isolation(step, ARGS, CONTRACT)
     reached = unaccepted_reach(step, ARGS, CONTRACT, TOKENS).reached
     assert any(where in line for line in reached)
@@ -93,7 +93,7 @@ def test_pools_by_position_are_left_out() -> None:
     assert {line.split(":")[0] for line in reached} == {"lane 0", "lane 2"}
 
 
-def test_says_what_it_needs() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ContractError, check=lambda error: error.ids == (ContractFault.TOKENS,)):
         unaccepted_reach(verification.step, ARGS, CONTRACT, {"args[9]": 1})
     with pytest.raises(ContractError, check=lambda error: error.ids == (ContractFault.TOKENS,)):
@@ -104,7 +104,7 @@ def test_says_what_it_needs() -> None:
 
 
 @pytest.mark.long
-def test_certificate_says_that_it_is_not_proved() -> None:
+def test_certificate_states_that_it_is_not_proved() -> None:
     program = PROGRAMS["drafts verified and replayed"]
     certificate = compile_step(program.step, program.args(), program.contract, may_copy=["*conv*"]).certificate
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {item.id for item in certificate.not_covered}

@@ -667,7 +667,7 @@ def test_lanes_follow_their_values(name: str) -> None:
     (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
     (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
 ])  # fmt: skip
-def test_what_cannot_be_followed_is_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
+def test_untracked_operations_are_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, example(), CONTRACT)
     assert [(fault.id, fault.about.split(" at ")[0]) for fault in error.value.faults] == faults
@@ -700,7 +700,7 @@ def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-def test_the_ledger_knows_what_the_host_forgot() -> None:
+def test_the_ledger_detects_forgotten_sequences() -> None:
     ledger = RowLedger()
     with pytest.raises(SlotError) as error:
         ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])

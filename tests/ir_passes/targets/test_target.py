@@ -82,7 +82,7 @@ def test_one_device_has_no_number() -> None:
     ("h100", "nvidia-h100"), ("", "nvidia-h100"), ("local", "nvidia-h100"), ("nvidia-h100:", "1, 2, 3"),
     ("nvidia-h100:9", "7, 8"), ("nvidia-h100:x", "7, 8"), ("nvidia-h100:-1", "7, 8"), ("tpu-v5e:2", "1, 4, 8"),
 ])  # fmt: skip
-def test_what_is_no_target(name: str, message: str) -> None:
+def test_wrong_names_of_targets_are_refused(name: str, message: str) -> None:
     with pytest.raises(TargetError, match=f"expected.*{message}"):
         read_target(name)
 
@@ -97,7 +97,7 @@ def test_error_names_the_extra(name: str, extra: str, monkeypatch: pytest.Monkey
         compile_step(gather_compute_scatter, args(), ONE, target=name)
 
 
-def test_local_target_is_what_jax_has() -> None:
+def test_local_target_is_the_device_of_jax() -> None:
     item = local_target()
     assert (item.platform, item.count, item.is_local) == (jax.default_backend(), jax.local_device_count(), True)
     assert item.devices == tuple(jax.local_devices()) and item.place(extra := args()) is extra and item.compiler == ()

@@ -182,7 +182,7 @@ def test_every_temporary_moved_onto_a_live_neighbour_is_found() -> None:
     assert tried > 5
 
 
-def test_what_a_loop_ends_with_outlives_its_condition() -> None:
+def test_results_of_a_loop_outlive_its_condition() -> None:
     """`last` is unread in the body but returned after the condition's last run."""
 
     def step(pool, x):

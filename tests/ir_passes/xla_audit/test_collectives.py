@@ -55,12 +55,12 @@ def check(
     return collectives(executable, live_values(executable), MESH, (), scheduled)
 
 
-def test_sums_whose_elements_lie_behind_each_other_are_those_of_the_program() -> None:
+def test_sums_of_consecutive_elements_match_the_program() -> None:
     result, findings = check([psum(4, "b:2"), psum(16, "a:1")])
     assert findings == [] and [item.source for item in result] == ["a:1", "b:2"]
 
 
-def test_a_sum_of_what_the_program_concatenates_is_one() -> None:
+def test_a_sum_of_concatenated_operands_counts_once() -> None:
     result, findings = check([psum(20, "a:1")])
     assert findings == [] and [item.source for item in result] == ["a:1"]
 
@@ -132,7 +132,7 @@ def test_only_a_collective_of_a_constant_may_be_missing(constant: bool) -> None:
     assert kinds == {FindingKind.COLLECTIVE} | (set() if constant else {FindingKind.MISSING_COLLECTIVE})
 
 
-def test_a_compiled_sum_is_that_of_the_input_and_not_of_a_constant() -> None:
+def test_a_compiled_sum_matches_the_input_and_not_of_a_constant() -> None:
     executable = exchanging("psum", "{0,1},{2,3}")
     table = replace(psum(8, "constant:1"), constant=True)
     result, findings = collectives(executable, live_values(executable), MESH, (), [table, psum(8, "input:2")])

@@ -177,13 +177,13 @@ def test_fusions_of_a_gpu_that_are_right_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_fusions_that_overwrite_what_they_read_are_found(name: str) -> None:
+def test_fusions_that_overwrite_their_operands_are_found(name: str) -> None:
     case, expected = WRONG[name]
     assert found(case) == [expected]
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_same_with_bytes_of_their_own_are_right(name: str) -> None:
+def test_the_same_fusions_with_separate_bytes_are_right(name: str) -> None:
     assert found(WRONG[name][0]._replace(shared={})) == []
 
 

@@ -67,7 +67,7 @@ def test_nearest_live_values_of_the_same_allocation(program, places, allocation,
     assert sentence.endswith(f"writes {result} in {result.slice}: {', '.join(sides)}")
 
 
-def test_certificates_say_what_a_callback_would_reach() -> None:
+def test_certificates_name_the_reach_of_callbacks() -> None:
     contract = LaneContract((Pool("a"), SlotMap("a", 9), Lane()), (Lane(), Pool("a")), opaque={"host": DOUBLED})
     certificate = compile_step(step, ARGS, contract).certificate
     assert certificate.holds and len(certificate.neighbours) == 1

@@ -310,7 +310,7 @@ def test_tables_of_a_tpu_have_pointers_of_32_bits() -> None:
         assert found(replace(executable, buffers=Buffers(executable.buffers.allocations, slices))) == kinds
 
 
-def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
+def test_bytes_that_are_moved_match_the_devices_own_memory() -> None:
     executable = program(COPY)
     moved = {kernel.name: (kernel.read, kernel.written) for kernel in kernels_in(executable, {}).kernels}
     assert moved == {

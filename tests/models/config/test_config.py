@@ -104,7 +104,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ("change", "message"), REFUSED, ids=[f"{i}-{next(iter(c))}" for i, (c, _) in enumerate(REFUSED)]
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str, nested: bool) -> None:
+def test_unsupported_settings_are_refused(change: dict[str, Any], message: str, nested: bool) -> None:
     config = DENSE | change
     if nested:
         config = {"model_type": "qwen3_5", "text_config": config}

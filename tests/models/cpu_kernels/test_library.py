@@ -79,12 +79,12 @@ def test_instruction_sets_are_those_that_the_processor_has():
     assert result is not None and set(result.instructions) == described()
 
 
-def test_headers_are_those_of_jax():
+def test_headers_match_jax():
     assert str(build.headers()) == jax.ffi.include_dir()
 
 
 @pytest.mark.cpu_kernels
-def test_a_build_that_fails_says_why_and_leaves_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_build_gives_the_reason_and_keeps_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target, source = tmp_path / build.NAME, tmp_path / "wrong.cc"
     target.write_text("as it was")
     source.write_text("no C++\n")

@@ -113,7 +113,7 @@ def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, full: After
     np.testing.assert_allclose(result.logits[:4], full.logits[:4], atol=5e-4)
 
 
-def test_what_rows_held_has_no_influence(step: Any, full: After) -> None:
+def test_earlier_contents_of_rows_have_no_influence(step: Any, full: After) -> None:
     """The hidden state that a row carries is not looked at where a sequence begins."""
     for fill in (0.0, 7.0, np.inf):
         result = step(TEXT, LENGTHS, START, rows(fill), NEXT)

@@ -53,7 +53,7 @@ def program_of(model: decoder.Decoder, hooks: Hooks | None = None, verifying: bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verifying", [False, True])
-def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_matches_layers_traced_one_by_one(verifying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0)))
     traced, run = Counter[str](), decoder.Branch.__call__
 
@@ -110,7 +110,7 @@ def test_code_that_is_patched_between_two_passes_is_traced_anew(monkeypatch: pyt
     np.testing.assert_array_equal(jax.jit(lambda x: run(x))(X), X * 5)
 
 
-def test_outside_of_a_trace_it_runs_as_it_is() -> None:
+def test_without_a_trace_layers_run_directly() -> None:
     module = Scaled(4.0, 1.0)
     Scaled.runs.clear()
     for _ in range(3):
@@ -149,7 +149,7 @@ class Seen(Hooks):
         return x
 
 
-def test_what_has_hooks_is_one_program_without_calls() -> None:
+def test_a_model_with_hooks_is_one_program_without_calls() -> None:
     model, hooks = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0))), Seen()
     program = program_of(model, hooks=hooks)
     assert hooks.indices == [0, 1, 2, 3, 4] and "_call" not in {eqn.params.get("name") for eqn in program.jaxpr.eqns}

@@ -16,7 +16,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("path", LONG, ids=lambda path: path.stem)
-def test_a_long_file_says_what_could_not_be_shared(path: Path) -> None:
+def test_a_long_file_warns_about_unshared_prefixes(path: Path) -> None:
     assert "Not shared with other families:" in (ast.get_docstring(ast.parse(path.read_text())) or "")
 
 

@@ -59,7 +59,7 @@ def test_published_and_saved_spellings_are_one_model() -> None:
         ({"linear_attn_config": KIMI["linear_attn_config"] | {"num_heads": 0}}, "linear_attn_config.num_heads"),
     ],
 )  # fmt: skip
-def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(KIMI | change)
 

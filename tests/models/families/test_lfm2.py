@@ -65,7 +65,7 @@ def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) ->
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: expected one of 'default'"),
     ],
 )
-def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(LFM2 | change)
 

@@ -88,6 +88,6 @@ def test_transformers_still_cuts_it_in_thirds(root: Path) -> None:
         ({"linear_allow_neg_eigval": 2}, "linear_allow_neg_eigval: expected true or false"),
     ],
 )
-def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(OLMO | change)

@@ -100,7 +100,7 @@ def stateful(name: str) -> list[Stateful]:
 
 
 @pytest.mark.parametrize("family", sorted({variant(name).family for name in CHECKPOINTS}))
-def test_state_formulas_are_those_of_models(family: str) -> None:
+def test_state_formulas_match_models(family: str) -> None:
     """The checkpoints of a family have all its kinds of layers together."""
     layers = [layer for name in CHECKPOINTS if variant(name).family == family for layer in stateful(name)]
     arrays = {

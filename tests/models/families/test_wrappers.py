@@ -177,7 +177,7 @@ def test_faults_of_the_text_model_and_of_the_outer_config() -> None:
         ("nemotron_h_omni", {"tie_word_embeddings": True}, False),
     ],
 )
-def test_the_head_is_the_embedding_where_the_whole_model_says_so(model_type: str, outer: Any, tied: bool) -> None:
+def test_the_head_is_the_embedding_if_the_outer_config_ties_them(model_type: str, outer: Any, tied: bool) -> None:
     fields = wrapped(model_type, **outer)
     assert family_of(fields).read_config(fields).tied is tied
 

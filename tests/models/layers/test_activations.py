@@ -10,7 +10,7 @@ from models.ops.float32 import silu, silu_gated
 X = np.array([-1e4, -200.0, -88.0, -30.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 30.0, 1e4], np.float32)
 
 
-def test_silu_is_that_of_float64() -> None:
+def test_silu_matches_float64() -> None:
     want = X.astype(np.float64) / (1 + np.exp(-X.astype(np.float64).clip(-700)))
     np.testing.assert_allclose(jax.jit(silu)(X), want, rtol=1e-6, atol=1e-30)
     np.testing.assert_allclose(jax.jit(silu_gated)(X, np.float32(3) * X), want * 3 * X, rtol=1e-6, atol=1e-25)

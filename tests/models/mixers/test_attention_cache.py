@@ -94,7 +94,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     [("cpu", 3, 256), ("gpu", 5, 256), ("gpu", 8, 256), ("gpu", 8, 1), ("tpu", 3, 256)],
 )
 @pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
-def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
+def test_attend_equals_softmax_over_earlier_positions(
     length: int, platform: str, used_bytes: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)

@@ -239,7 +239,7 @@ def test_attention_chooses_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["grouped", "latent"])
-def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
+def test_derivatives_match_the_plain_form(kind: str) -> None:
     operands = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
     window = 40 if kind == "grouped" else None
 

@@ -73,7 +73,7 @@ def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_gradients_are_those_of_the_equation(form) -> None:
+def test_gradients_match_the_equation(form) -> None:
     """Gradients of rows and matrices; an expert without rows has zero."""
     x, expert = rows(2 * BLOCK + 3)
     expert[expert == 2] = 3

@@ -18,7 +18,7 @@ from models.sharding.devices import Devices
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_shared_memory_is_that_of_the_target(name: str) -> None:
+def test_shared_memory_matches_the_target(name: str) -> None:
     with read_target(name).tracing():
         assert shared_memory() == GPUS[name].block_shared
 

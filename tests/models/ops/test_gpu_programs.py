@@ -90,7 +90,7 @@ def test_gradients_do_not_expand_rows_to_all_experts() -> None:
 
 
 @pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
-def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) -> None:
+def test_a_state_is_updated_in_place_by_its_reader(step: Callable[..., Any]) -> None:
     lanes, heads, size = 64, 8, 128
 
     def run(q, k, v, g, b, state, valid, fresh):

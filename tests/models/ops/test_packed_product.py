@@ -166,7 +166,7 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_derivatives_are_those_of_the_numbers() -> None:
+def test_derivatives_match_the_numbers() -> None:
     weight, x = weight_of((16, 32), 2, ("e4m3", False, False), "float32", "float32"), rows(3, 32)
     result = jax.grad(lambda x: jnp.sum(jnp.sin(linear(x, weight, HERE) / 1000)))(x)
     expected = jax.grad(lambda x: jnp.sum(jnp.sin(dot(x, weight.numbers()) / 1000)))(x)

@@ -54,7 +54,7 @@ def test_unknown_instructions_are_refused():
 @pytest.mark.each_value
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_product_is_that_of_float64(instructions: str, dtype: str):
+def test_product_matches_float64(instructions: str, dtype: str):
     for rows, inputs, outputs in ((1, 768, 40), (5, 33, 17), (64, 129, 3)):
         x, weight = operands(rows, inputs, outputs, dtype)
         actual = jax.jit(row_product, static_argnames="instructions")(x, weight, instructions=instructions)
@@ -84,7 +84,7 @@ def manual_of_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 @pytest.mark.skipif("amx" not in instruction_sets(), reason="a processor without AMX")
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 96), (17, 70)])
-def test_bits_of_tiles_are_those_of_the_manual(rows: int, inputs: int):
+def test_bits_of_tiles_match_the_manual(rows: int, inputs: int):
     x, weight = operands(rows, inputs, 49, "bfloat16")
     actual = row_product(x, weight, instructions="amx")
     expected = manual_of_tiles(np.asarray(x.astype(jnp.bfloat16), np.float32), np.asarray(weight, np.float32))
@@ -144,7 +144,7 @@ def test_rows_of_zeros_give_zeros_and_change_no_other_row(instructions: str, dty
         assert not result[~real].any()
 
 
-def test_derivatives_are_those_of_the_reference():
+def test_derivatives_match_the_reference():
     x, weight = operands(3, 32, 16, "float32")
     loss = lambda product, x, weight: jnp.sum(jnp.tanh(product(x, weight)))
     actual = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)

@@ -85,7 +85,7 @@ def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
-def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
+def test_shards_and_the_whole_model_compute_the_same(name: str, axes: Axes) -> None:
     """Hidden states, logits and states after a two-part prompt, a token, and drafts."""
     model, full, expected = alone(name, False)
     check_equal(on_devices(full, model, axes), expected, TOLERANCES[model.family.name])
@@ -142,7 +142,7 @@ def test_one_device_causes_no_equation(name: str) -> None:
     assert not re.findall(r"psum|pcast|pvary|shard_map|axis_index|all_gather|all_to_all", program)
 
 
-def test_what_every_device_has_is_not_summed() -> None:
+def test_replicated_outputs_are_not_summed() -> None:
     """The sum would count it several times, and nothing would say so."""
     over = jax.sharding.PartitionSpec("model")
     on = functools.partial(jax.shard_map, mesh=mesh_of((1, 2, 1)), out_specs=jax.sharding.PartitionSpec())

@@ -77,7 +77,7 @@ def test_every_option_builds_the_shape_it_says(name: str, ratio: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_those_of_the_files_that_transformers_wrote(name: str) -> None:
+def test_names_match_the_files_that_transformers_wrote(name: str) -> None:
     """Every tensor is needed, skipped, or of one of two layouts; none is missing."""
     config = json.loads((GOLDEN / name / "config.json").read_text())
     stored: dict[str, tuple[int, ...]] = {}

@@ -259,7 +259,7 @@ def _strings_are_lost(ref: Any, messages: list[dict[str, Any]], variables: dict[
     return result
 
 
-def test_what_transformers_cannot_render(tmp_path: Path) -> None:
+def test_chats_that_transformers_cannot_render(tmp_path: Path) -> None:
     tokenizer, _ = both(folder(tmp_path, {"chat_template.jinja": TEMPLATES["plain"]}))
     parts = [{"type": "text", "text": "a b"}, {"type": "text", "text": "c"}]
     text = tokenizer.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=False)

@@ -93,7 +93,7 @@ def load(path: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("size", [256, 300, 420])
-def test_ids_are_those_of_the_ranks(tmp_path: Path, size: int) -> None:
+def test_ids_match_the_ranks(tmp_path: Path, size: int) -> None:
     rng = random.Random(size)
     ranks = ranks_of(rng, size)
     special = write_kimi(tmp_path, ranks)

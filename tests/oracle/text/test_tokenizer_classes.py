@@ -176,7 +176,7 @@ def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
         assert tokenizer.encode(text) == reference(text)["input_ids"]
 
 
-def test_tables_are_those_of_transformers() -> None:
+def test_tables_match_transformers() -> None:
     """Tables of classes: those using tokenizer.json directly, and each family's class."""
     import transformers
     from transformers.models.auto import tokenization_auto as auto

@@ -135,7 +135,7 @@ def test_layers_choose_it():
 
 
 @pytest.mark.parametrize("activated", [True, False])
-def test_derivatives_are_those_of_the_plain_form(activated: bool):
+def test_derivatives_match_the_plain_form(activated: bool):
     state, lengths, x, fresh = (
         jnp.nan_to_num(array) if array.dtype == jnp.float32 else array for array in arguments(3)
     )

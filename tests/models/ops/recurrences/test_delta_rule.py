@@ -129,7 +129,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
 @pytest.mark.parametrize("form", [delta_rule, delta_rule_reference])
 @PLATFORMS
-def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, channels: bool, platform: str) -> None:
+def test_a_fresh_lane_does_not_read_its_old_state(form, tokens: int, channels: bool, platform: str) -> None:
     arrays, state, valid = inputs((tokens, tokens, 0), channels=channels)
     stale = state.copy()
     stale[0] = np.nan
@@ -190,7 +190,7 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
 
 @pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
-def test_gradients_of_the_chunked_form_are_those_of_the_reference(channels: bool) -> None:
+def test_gradients_of_the_chunked_form_match_the_reference(channels: bool) -> None:
     arrays, state, valid = inputs((11, 4), channels=channels)
     arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
 

@@ -34,7 +34,7 @@ def test_arrays_that_do_not_fit_each_other_are_refused(field: str) -> None:
         operands(**{field: jnp.concatenate([right, right])})
 
 
-def test_rows_are_those_of_lanes_or_of_slots() -> None:
+def test_rows_match_lanes_or_of_slots() -> None:
     state = operands().state
     extra = jnp.concatenate([state, state])
     with pytest.raises(ValueError, match="state: expected a row for each of 2 lanes, or slots, got 4"):

@@ -104,7 +104,7 @@ def test_operations_choose_it():
 
 
 @pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])
-def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
+def test_derivatives_match_the_plain_form(form: str, tokens: int):
     operands = zero_padding(inputs(form, 8, 4) if tokens == 1 else several(form))
     operands = replace(operands, fresh=jnp.zeros_like(operands.fresh), state=jnp.nan_to_num(operands.state))
 

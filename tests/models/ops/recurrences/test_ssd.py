@@ -130,7 +130,7 @@ def test_the_state_is_not_copied(tokens: int) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_the_chunked_form_are_those_of_the_reference() -> None:
+def test_gradients_of_the_chunked_form_match_the_reference() -> None:
     arrays, state, valid = inputs((11, 4))
     arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
 

@@ -64,7 +64,7 @@ class TokenCounts(NamedTuple):
     """Tokens and places that a model has computed.
 
     Attributes:
-        saved: of shared beginnings.
+        saved: of shared prefixes.
         computed: prefilled or generated.
         step_tokens, step_places: of steps; places are lanes x chunk.
     """

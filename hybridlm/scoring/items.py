@@ -164,7 +164,7 @@ def _difference(expected: str, got: str) -> str:
 def score_items(
     reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], name: str
 ) -> list[Score]:
-    """Score items in order, with a score for each completion; common beginnings are computed once.
+    """Score items in order, with a score for each completion; common prefixes are computed once.
 
     Raises:
         TypeError, ValueError: the number of a wrong item.

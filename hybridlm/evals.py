@@ -80,6 +80,8 @@ class HybridLM(TemplateLM):
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
         self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}
+        if self._variables:
+            self._texts.require_variables(**self._variables)
         thinking = (enable_thinking, think_end_token, thinking_budget)
         self._answers = any(setting is not None for setting in thinking)
         self._thinking = {"think_end": think_end_token, "thinking_budget": thinking_budget}

@@ -225,6 +225,7 @@ class LM:
             "tools": tools, "documents": documents, "continue_final_message": continue_final_message,
             "chat_template": chat_template,
         }  # fmt: skip
+        self.tokenizer.require_variables(**variables)
         prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {
             "logits_processor": logits_processor, "speculate": speculate, "hidden_states": hidden_states,

@@ -103,7 +103,6 @@ def _offsets(
     token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None, skip_special_tokens: bool = False,
     keep_tool_markers: bool = False,
 ) -> list[int]:  # fmt: skip
-    """Return the place of each token's text, from `start` to `end`."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(skip_special_tokens, keep_tool_markers), start, []
@@ -114,7 +113,7 @@ def _offsets(
 
 
 def _prompt_offsets(token_ids: Sequence[int], text: str | None, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the places of an echoed prompt's tokens; added special tokens have no text."""
+    # Special tokens that the tokenizer adds have no text.
     if tokenizer is None or text is None:
         return _offsets(token_ids, 0, end, tokenizer)
     plain_ids, ids = tokenizer.encode(text, add_special_tokens=False), list(token_ids)

@@ -17,7 +17,7 @@ from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
 LARGEST = 1e12
-"""Bound of settings that change logits: their products and quotients stay finite in float32."""
+"""Products and quotients of smaller settings are finite in float32."""
 FACTOR, CHANGE = f"a number in {1 / LARGEST:g}..{LARGEST:g}", f"a number in {-LARGEST:g}..{LARGEST:g}"
 
 
@@ -274,7 +274,7 @@ def _is_change(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    """Whether a value is a bias; the lowest ones are bans."""
+    # The lowest ones are bans.
     return _is_number(value) and -3e38 <= value <= LARGEST
 
 

@@ -101,6 +101,7 @@ class ItemReader:
         variables: dict[str, Any] = dict(arguments)
         if fields.get("tools"):
             variables["tools"] = fields["tools"]
+        tokenizer.require_variables(**variables)
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
         chat_text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **variables)
         if not chat_text.startswith(start):

@@ -30,6 +30,7 @@ THINK_MARKERS = (
 )  # fmt: skip
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Template variables that turn thinking on or off."""
+OF_THE_END = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 class Tokenizer:
@@ -289,10 +290,11 @@ class Tokenizer:
         """Return the token ids of a conversation with tools.
 
         Raises:
-            ChatTemplateError: the template has no tools.
+            ChatTemplateError: the template has no tools, or does not read a variable.
         """
         for fault in faults_of_tools(tools):
             raise ValueError(fault)
+        self.require_variables(tools=tools or None, **variables)
         if not tools:
             return self.encode_chat(messages, **variables)
         ids = self.encode_chat(messages, tools=tools, **variables)
@@ -303,6 +305,15 @@ class Tokenizer:
         if ids == without:
             raise ChatTemplateError("tools: the chat template of this checkpoint does not show them to the model")
         return ids
+
+    def require_variables(self, *, chat_template: str | None = None, **variables: Any) -> None:
+        """Raise ChatTemplateError for values, except empty ones, that the template never reads."""
+        names = self._template(chat_template, variables.get("tools")).variables | OF_THE_END
+        unread = [name for name, value in variables.items() if value not in (None, [], {}) and name not in names]
+        if unread:
+            raise ChatTemplateError(
+                f"{', '.join(unread)}: the chat template does not read this; it reads {', '.join(sorted(names))}"
+            )
 
     def apply_chat_template(
         self,

@@ -130,7 +130,7 @@ def test_a_state_of_other_lanes_and_unknown_parameters_are_refused(text_lm: hybr
 
 
 def test_arrays_of_other_shapes_are_refused(text_lm: hybridlm.LM) -> None:
-    """XLA would broadcast a norm of one number, and a state of one head."""
+    # XLA would broadcast a norm of one number, and a state of one head.
     states = text_lm.forward(TOKENS, return_states=True).states
     assert states is not None
     params = text_lm.params | {"norm.weight": text_lm.params["norm.weight"][:1]}

@@ -129,7 +129,6 @@ def test_an_end_token_can_be_a_bad_word(text_lm: hybridlm.LM) -> None:
 
 
 def test_the_largest_changes_stay_finite(text_lm: hybridlm.LM) -> None:
-    """The order of logits stays where their products are near the end of float32."""
     (free,) = text_lm.generate([PROMPT], max_tokens=1)
     bias = {token: 1e12 for token in range(97)} | {free.token_ids[0]: -3e38}
     settings: dict[str, Any] = {"repetition_penalty": 1e-12, "presence_penalty": -1e12, "temperature": 1e-12}

@@ -42,7 +42,7 @@ def test_completions(text_lm: hybridlm.LM):
 
 
 def test_arrays_of_tokenizers(text_lm: hybridlm.LM):
-    """Masks and ids of `return_tensors="np"` count as lists."""
+    # As of return_tensors="np".
     ids, mask = np.array([5, 6, 7]), np.array([1, 1, 0])
     with pytest.raises(ValueError, match=r"^texts\[0\]: attention_mask: expected 1 for every token, got 0 at 2"):
         text_lm.score([{"input_ids": ids, "attention_mask": mask}])
@@ -104,6 +104,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"messages": CHAT[:1]}, "expected the last one to be the assistant's"),
     ({"messages": []}, "messages: expected a list"),
     ({"messages": CHAT, "chat_template_kwargs": "x"}, "chat_template_kwargs: expected an object"),
+    ({"messages": CHAT, "chat_template_kwargs": {"x": 1}}, "x: the chat template does not read this; it reads"),
 ]
 
 

@@ -131,6 +131,17 @@ def test_chat_options(thinking_lm: hybridlm.LM) -> None:
     assert off.reasoning is None and off.answer == off.text
     assert thinking_lm.chat(CHAT, max_tokens=3, chat_template_kwargs={"enable_thinking": False}) == off
     tools = [{"type": "function", "function": {"name": "f"}}]
+    unread: list[dict[str, Any]] = [
+        {"tools": tools},
+        {"documents": [{"title": "a"}]},
+        {"chat_template_kwargs": {"x": 1}},
+    ]
+    for variables in unread:
+        with pytest.raises(
+            ChatTemplateError, match=r"^(tools|documents|x): the chat template does not read this; it reads"
+        ):
+            thinking_lm.chat(CHAT, max_tokens=3, **variables)
+    assert thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False, documents=[]) == off
     out = thinking_lm.chat(CHAT, max_tokens=1, tools=tools, chat_template="{{ messages[0].role }}{{ tools[0].type }}")
     assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "userfunction"
 

@@ -1,4 +1,4 @@
-"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
+"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts with the same prefix.
 
 A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state: its
 row shares the full pages of keys and values, and gets copies of everything else.

@@ -71,7 +71,7 @@ def kept_state_findings(
     """Return faults of layers in a verifying step of `tokens`, cached by structure.
 
     Args:
-        config: of the whole model, not of a shard.
+        config: the whole model, not a shard.
         devices: platform and kernels; the layers run on one device.
     """
     devices = devices._replace(model=1, expert=1)

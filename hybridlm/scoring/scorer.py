@@ -36,7 +36,7 @@ def scores(
     Args:
         texts: within the context.
         question: about distributions, with `top` 0.
-        probing: probed texts share no beginnings.
+        probing: probed texts share no prefixes.
         full_lanes: use all lanes, so that bits do not depend on the number of texts.
     """
     probes = [None] * len(texts) if probing is None else probing.probes

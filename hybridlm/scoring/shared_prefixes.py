@@ -50,7 +50,7 @@ def texts_to_read(
 
 
 class SharedPrefix(NamedTuple):
-    """A common beginning of several texts.
+    """A common prefix of several texts.
 
     Attributes:
         tokens: prefilled tokens, and the next one.

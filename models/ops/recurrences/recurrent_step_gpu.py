@@ -111,23 +111,27 @@ def recurrent_step(
     def of_head(size: int, index: Any) -> Any:
         return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
 
-    def of_key(first: int) -> Any:
-        def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-            number = lax.div(head, np.int32(shared)) if shared > 1 else head
-            return lane, 0, number + np.int32(first) if first else number, 0
+    def key_head(head: Any) -> Any:
+        return lax.div(head, np.int32(shared)) if shared > 1 else head
 
-        return of_head(keys, index)
-
-    def of_value(first: int) -> Any:
-        return of_head(rows, lambda lane, head, tile: (lane, 0, head + np.int32(first) if first else head, tile))
+    def keys_from(first: int) -> Any:
+        return pl.BlockSpec(
+            (pl.Squeezed(), tokens, keys), lambda lane, head, tile: (lane, 0, key_head(head) + np.int32(first))
+        )
 
     by_key = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
-    vectors, firsts = (inputs.query, inputs.key, inputs.value), (0, 0, 0)
-    if channels is not None:
-        # Two arrays also for equal sizes: the proof tells keys from values by dimensions.
-        in_keys, in_values = (channels.reshape((lanes, tokens, -1, size)) for size in (keys, values))
-        vectors, firsts = (in_keys, in_keys, in_values), (0, key_heads, 2 * key_heads * keys // values)
-    query, key, value = of_key(firsts[0]), of_key(firsts[1]), of_value(firsts[2])
+    of_value = of_head(rows, lambda lane, head, tile: (lane, 0, head, tile))
+    if channels is None:
+        vectors = inputs.query, inputs.key, inputs.value
+        query = key = of_head(keys, lambda lane, head, tile: (lane, 0, key_head(head), 0))
+        value = of_value
+    else:
+        # Blocks of the channels: the proof takes no dimension of keys for one of values.
+        vectors, tiles, first = (channels,) * 3, np.int32(values // rows), np.int32(2 * key_heads * keys // rows)
+        query, key = keys_from(0), keys_from(key_heads)
+        value = pl.BlockSpec(
+            (pl.Squeezed(), tokens, rows), lambda lane, head, tile: (lane, 0, first + head * tiles + tile)
+        )
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
     matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
     operands = (
@@ -162,7 +166,7 @@ def recurrent_step(
                 matrix,
                 *[unblocked] * len(factors),
             ],
-            out_specs=[of_value(0), matrix][:results],
+            out_specs=[of_value, matrix][:results],
         ),
         [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},

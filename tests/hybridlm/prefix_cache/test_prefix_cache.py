@@ -1,4 +1,4 @@
-"""Prompts with cached beginnings equal cold prompts after eviction, moves and deletion."""
+"""Prompts with cached prefixes equal cold prompts after eviction, moves and deletion."""
 
 import dataclasses
 from collections.abc import Iterator

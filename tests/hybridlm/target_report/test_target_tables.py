@@ -8,10 +8,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from certificate_table import NAMES
-from target_table import TARGETS, is_split, page, read, row_of, row_of_model
+from certificate_table import GOLDEN, NAMES
+from target_table import (
+    DECODING,
+    MODEL_LANES,
+    TARGETS,
+    is_split,
+    model_shapes,
+    page,
+    read,
+    row_of,
+    row_of_model,
+)
 
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.target_report import StepReport
+from ir_passes.targets import local_target
 
 
 def report(**fields: Any) -> StepReport:
@@ -100,3 +113,11 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
     for target in TARGETS:
         expected = [name for name in NAMES if is_split(name, target) for _ in range(4)]
         assert [row.checkpoint for row in rows if row.target == target] == expected
+
+
+def test_steps_of_published_models_have_the_pages_of_their_engine() -> None:
+    options = EngineConfig(lanes=MODEL_LANES, context=512, dtype="bfloat16")
+    engine = abstract_engine(GOLDEN / "sparse_base" / "config.json", options, local_target())
+    decoding, scoring = model_shapes(engine, str(DECODING))
+    assert (decoding.step, scoring.step) == ("generate", "score")
+    assert decoding.pages == engine.pages(MODEL_LANES) > scoring.pages > 0

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from certificate_table import GOLDEN, NAMES
+from paged_shapes import paged
 from published import PUBLISHED
 
 from hybridlm.engine.config import EngineConfig
+from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
@@ -162,10 +164,13 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
             config=config,
             mesh=_sizes(mesh),
         )
+    return row_of_model(model, target, report_on(engine, model_shapes(engine, step)))
+
+
+def model_shapes(engine: Engine, step: str) -> list[Shape]:
     scoring = engine.prefill_lanes
     steps = MODEL_STEPS[step][0], DECODING, Shape("score", scoring, engine.chunk, scoring, 0)
-    shapes = list(dict.fromkeys(map(engine.paged, steps)))
-    return row_of_model(model, target, report_on(engine, shapes))
+    return list(dict.fromkeys(paged(engine, shape) for shape in steps))
 
 
 def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:

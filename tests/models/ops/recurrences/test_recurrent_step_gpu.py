@@ -115,7 +115,10 @@ def test_operations_leave_the_slots_to_the_kernel(form: str, tokens: int):
     np.testing.assert_array_equal(pool[foreign], by_slot.state[foreign])
 
 
-CHANNELS = {"shared keys": (2, HEADS, 16, 8, "head"), "wide values": (HEADS, HEADS, 8, 16, "channel")}
+CHANNELS = {
+    "shared keys": (2, HEADS, 16, 8, "head"), "wide values": (HEADS, HEADS, 8, 16, "channel"),
+    "equal sizes": (2, HEADS, 16, 16, "head"), "tiles of values": (2, HEADS, 16, 64, "head"),
+}  # fmt: skip
 """Key heads, value heads, sizes of key and value, form of the decay."""
 
 
@@ -160,6 +163,15 @@ def test_queries_and_keys_are_normalised_inside(kind: str, tokens: int):
     idle = args[3][1]
     np.testing.assert_array_equal(pool[idle], args[0][idle])
     check_proof_by_slot(KERNEL, step, args)
+
+
+def test_channels_in_blocks_of_a_key_are_proved():
+    """A product's kernel writes its outputs in blocks, here as many as keys and values have channels."""
+    step, (pool, lengths, rest, slots) = layer("equal sizes", 1)
+    blocks = rest | {"channels": rest["channels"].reshape(LANES, 1, -1, 16)}
+    joined = lambda rest: rest | {"channels": rest["channels"].reshape(LANES, 1, -1)}
+    in_blocks = lambda pool, lengths, rest, slots: step(pool, lengths, joined(rest), slots)
+    check_proof_by_slot(KERNEL, in_blocks, (pool, lengths, blocks, slots))
 
 
 @pytest.mark.each_value

@@ -33,7 +33,7 @@ class QueuedText:
     Attributes:
         index: None for a shared prefix.
         tokens: with `prefix`; the last is not prefilled.
-        prefix: results begin behind it.
+        prefix: results begin after it.
         parent: shared prefix with the first tokens' results.
         consumed: tokens of the state after all dispatched steps.
         snapshot: state after its last step, if `keeps_state`.

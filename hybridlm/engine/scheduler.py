@@ -5,7 +5,7 @@ A text has a row while it is prefilled. All sessions and calls share one pool. P
 decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` of them the decoding sequences get one step. Every
 second prefill step has the first sequence or text without a step.
 
-More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
+More than 300 lines: one class moves each sequence from the queue through prefill to decoding.
 """
 
 import heapq
@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences and texts; texts behind an unread prefix count as one."""
+        """Number of sequences and texts; texts after an unread prefix count as one."""
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
     @_in_turn
@@ -139,7 +139,7 @@ class Scheduler:
 
     @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
-        """Add the texts of a reading to the queue, each behind its shared prefix."""
+        """Add the texts of a reading to the queue, each after its shared prefix."""
         arrival = next(ARRIVALS)
         for i, text in enumerate(texts):
             text.reading = reading
@@ -211,7 +211,7 @@ class Scheduler:
         return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     def _leader(self) -> Queued:
-        """Return the first in the queue; every second time the first without a step."""
+        """Return the first in the queue, or every second time the first without a step so far."""
         joined: list[Queued] = [*self.prefilling, *self.reading]
         new = [sequence for sequence in joined if not sequence.stepped]
         self._led_by_new = bool(new) and not self._led_by_new

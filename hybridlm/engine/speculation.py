@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def ahead(self) -> int:
-        """Most positions behind a lane's next token in a step."""
+        """Most positions after a lane's next token in a step."""
         return 2 * self.tokens if self._head else self.tokens
 
     @property

@@ -30,7 +30,6 @@ from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
-from hybridlm.devices.placement import place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import assemble, check_commit, shards_of_model, weight_types
 from hybridlm.engine.config import EngineConfig
@@ -102,18 +101,18 @@ def load(
     )  # fmt: skip
     start = _start(path_or_hub_id, options)
     path, adapter_path = _locate(path_or_hub_id, options.adapter)
-    directory, family, config = open_model(path, head=options.speculate == "mtp")
+    directory, family, config = open_model(path, head=options.needs_head)
     family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
     model = OpenModel(directory, family, config)
     adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
     bound = [bind(adapter, family, family.weights(config), config.tied) for adapter in adapters]
-    placement = place(options.mesh, options.lanes, options.sanitize, options.kernels)
+    placement = options.place()
     dtype = options.chosen_dtype or stored_dtype(directory)
     settings = options.resolved(config, dtype, placement)
     steps = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    if settings.speculate is not None:
+    if settings.drafts:
         check_commit(abstract)
     shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"

@@ -252,7 +252,7 @@ class TextModel:
             **{name: options[name] for name in STEP_OPTIONS},
             "steps of": f"{', '.join(map(str, engine.widths))} tokens",
             # Certified steps are rewritten first, which changes rounding.
-            "steps": "as they are" if engine.runner.certify == "off" else "certified",
+            "steps": "certified" if engine.runner.certified else "as they are",
             "products": engine.placement.kernels_name,
             "hybridlm": __version__,
             "jax": jax.__version__,

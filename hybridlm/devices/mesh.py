@@ -61,7 +61,7 @@ def with_all_axes(user_mesh: Mesh) -> Mesh:
     """Return a user's mesh with all of `AXES`, in order; missing axes have size 1.
 
     Raises:
-        TypeError, ValueError: no mesh of devices, or other axes.
+        TypeError, ValueError: no mesh of devices, other axes, or devices of some processes only.
     """
     if not isinstance(user_mesh, Mesh):
         raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {user_mesh!r}")
@@ -70,6 +70,12 @@ def with_all_axes(user_mesh: Mesh) -> Mesh:
         raise ValueError(
             f"mesh: the axes {', '.join(unknown_axes)} mean nothing here; expected some of {', '.join(AXES)}, as "
             "hybridlm.mesh(data=2, model=2) has them"
+        )
+    processes = {device.process_index for device in user_mesh.devices.flat}
+    if len(processes) < jax.process_count() and processes != {jax.process_index()}:
+        raise ValueError(
+            f"mesh: it has devices of {len(processes)} of {jax.process_count()} processes; expected devices of each, "
+            "or of this one alone"
         )
     order = [user_mesh.axis_names.index(name) for name in AXES if name in user_mesh.axis_names]
     sizes = [user_mesh.shape.get(name, 1) for name in AXES]

@@ -9,7 +9,6 @@ from hybridlm.checkpoint.model import read_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import laid_out
 from hybridlm.checkpoint.quantise import Recipe, forms_of_copy
-from hybridlm.devices.placement import Placement, check_lanes
 from hybridlm.engine.arguments import assemble, shards_of_model, weight_types
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
@@ -43,9 +42,8 @@ def abstract_engine(
         ValueError: every wrong argument, a model that these devices cannot divide, or no supported head.
     """
     fields = read_config(path) if checkpoint is None else checkpoint.config
-    family, config = read_model(path, fields, options.speculate == "mtp")
-    placement = Placement(options.mesh, target, options.kernels)
-    check_lanes(options.lanes, placement.data)
+    family, config = read_model(path, fields, options.needs_head)
+    placement = options.place_on(target)
     dtype = options.chosen_dtype or config.dtype
     # Narrower steps are the same program with fewer tokens.
     settings = replace(options.resolved(config, dtype, placement, DEFAULT_CHUNK), widths=())

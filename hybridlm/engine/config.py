@@ -7,13 +7,15 @@ from typing import Any, Literal, TypeGuard
 
 from jax.sharding import AbstractMesh, Mesh
 
-from hybridlm.devices.placement import Placement
+from hybridlm.devices.mesh import with_all_axes
+from hybridlm.devices.placement import Placement, check_lanes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate, drafters
 from hybridlm.engine.cache_size import check_cache
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
 from hybridlm.programs.programs import CERTIFY, Certify
+from ir_passes.targets import Target
 from models import DecoderConfig
 from models.ops.kernels import check_mode
 
@@ -157,6 +159,34 @@ class EngineConfig:
     def chosen_dtype(self) -> str | None:
         """The dtype of the matrices; None for the checkpoint's."""
         return self.dequantise or self.dtype
+
+    @property
+    def drafts(self) -> bool:
+        return self.speculate is not None
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the MTP head drafts."""
+        return self.speculate == "mtp"
+
+    def place(self) -> Placement:
+        """Return the present devices of `mesh`.
+
+        Raises:
+            TypeError, ValueError: as `with_all_axes`; lanes that do not divide over it; a sanitizer on a mesh.
+        """
+        mesh: Any = self.mesh
+        placement = Placement(None if mesh is None else with_all_axes(mesh), kernels=self.kernels)
+        check_lanes(self.lanes, placement.data)
+        if mesh is not None and self.sanitize:
+            raise ValueError("sanitize: the sanitizer follows rows on one device; load without mesh to use it")
+        return placement
+
+    def place_on(self, target: Target | None) -> Placement:
+        """Return absent devices; raises ValueError for lanes that do not divide over them."""
+        placement = Placement(self.mesh, target, self.kernels)
+        check_lanes(self.lanes, placement.data)
+        return placement
 
     def resolved(
         self, model: DecoderConfig, dtype: str, placement: Placement, chunk: int = DEFAULT_CHUNK

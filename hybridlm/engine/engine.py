@@ -31,7 +31,6 @@ from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
-from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
@@ -102,10 +101,9 @@ class Engine:
         self.widths = settings.widths or (self.chunk,)
         placement = self.placement = programs.placement
         self.runner = OneProcess(programs, placement) if runner is None else runner
-        self.decisions: Decisions = self.runner.decisions
+        self.programs, self.decisions = self.runner.programs, self.runner.decisions
         self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
-        self.speculate: Speculate = settings.speculate
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
         self.config = model.config if programs.config is None else programs.config
@@ -141,7 +139,9 @@ class Engine:
         Raises:
             TypeError, ValueError: `speculate` is no drafter, or a layer cannot verify drafts.
         """
-        make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
+        if speculate == "as loaded":
+            speculate = self.options.speculate
+        make = None if speculate is None else drafters(speculate, self._head)
         if make is None:
             return None
         check_commit(self.row_arrays.model)
@@ -188,10 +188,6 @@ class Engine:
                 self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
 
     @property
-    def programs(self) -> Programs:
-        return self.runner.programs
-
-    @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Number of parameters on each device, and their bytes."""
         numbers = 0
@@ -209,7 +205,7 @@ class Engine:
 
     @property
     def mtp_drafts(self) -> int:
-        return self.draft_tokens if self.speculate == "mtp" else 0
+        return self.draft_tokens if self.options.needs_head else 0
 
     @property
     def settings(self) -> JaxSettings:

@@ -199,7 +199,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
     largest = [engine.shape("generate", engine.prefill_lanes, engine.chunk), engine.shape("generate", engine.lanes, 1)]
-    if engine.speculate is not None:
+    if engine.options.drafts:
         tokens = engine.draft_tokens + 1
         largest.append(engine.shape("verify", engine.lanes, tokens, mtp_drafts=engine.mtp_drafts))
     scratch = max(

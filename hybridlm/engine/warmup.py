@@ -73,7 +73,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     shapes: list[AnyShape] = []
     shapes += [engine.shape("generate", lanes, width) for lanes in prefill for width in widths]
     shapes += [engine.shape("generate", lanes, 1) for lanes in decode]
-    if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
+    if engine.options.drafts or (drafts and not engine.row_arrays.model.without_commit()):
         drafts_of_head = engine.mtp_drafts
         shapes += [engine.shape("generate", lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
         tokens = engine.draft_tokens + 1

@@ -27,8 +27,7 @@ FIXED: dict[str, Any] = {
 DEVICE = "jax_default_device"
 
 
-def fixed_settings(extra: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
-    settings = FIXED | (extra or {})
+def fixed_settings(settings: Mapping[str, Any] = FIXED, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
     changes = {name: value for name, value in settings.items() if jax_private.setting(name) != value}
     leaves_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
     return _with_changes(changes, leaves_mesh) if changes or leaves_mesh else nullcontext()
@@ -48,20 +47,23 @@ class JaxSettings:
     """JAX settings for one model's steps, in the calling thread.
 
     The default device is the one at loading, where the model's arrays are. No mesh is in context.
+
+    Args:
+        donates: steps must write pools in place.
     """
 
-    def __init__(self, certify: str):
-        self._certify = certify
-        self._device = {DEVICE: jax_private.setting(DEVICE)}
+    def __init__(self, donates: bool):
+        self._donates = donates
+        self._fixed = FIXED | {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
-        return fixed_settings(self._device, without_mesh=True)
+        return fixed_settings(self._fixed, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
         require_programs()
-        if self._certify != "off":
+        if self._donates:
             require_donation()
-        return fixed_settings(self._device, without_mesh=True)
+        return fixed_settings(self._fixed, without_mesh=True)
 
 
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,32 +61,30 @@ class _Lanes(NamedTuple):
     positions: np.ndarray
 
 
-class KeptState:
-    """Measurement of one model, cached by structure and number of tokens.
+_findings: dict[Any, tuple[Finding, ...]] = {}
+_lock = threading.Lock()
+
+
+def kept_state_findings(
+    config: DecoderConfig, devices: Devices, structure: Structure, tokens: int
+) -> tuple[Finding, ...]:
+    """Return faults of layers in a verifying step of `tokens`, cached by structure.
 
     Args:
         config: the whole model, not a shard.
         devices: platform and kernels; the layers run on one device.
     """
-
-    _shared: ClassVar[dict[Any, tuple[Finding, ...]]] = {}
-
-    def __init__(self, config: DecoderConfig, devices: Devices, structure: Structure):
-        self._config, self._devices = config, devices._replace(model=1, expert=1)
-        self._structure, self._unshared = structure, dict[Any, tuple[Finding, ...]]()
-        self._lock = threading.Lock()
-
-    def findings(self, tokens: int) -> tuple[Finding, ...]:
-        """Return faults of layers in a step of `tokens`, by number of accepted tokens."""
-        # A layer of another package, or a patched one, may have changed under the same name.
-        patched = patched_code(*(folder.name for folder in PACKAGES))
-        name = None if patched else structure_name(self._structure)
-        results = self._unshared if name is None else self._shared
-        key = name, self._devices, tokens
-        with self._lock:
-            if key not in results:
-                results[key] = _measured(_small_model(self._config, self._devices), tokens)
-            return results[key]
+    devices = devices._replace(model=1, expert=1)
+    # A layer of another package, or a patched one, may have changed under the same name.
+    patched = patched_code(*(folder.name for folder in PACKAGES))
+    name = None if patched else structure_name(structure)
+    if name is None:
+        return _measured(_small_model(config, devices), tokens)
+    key = name, devices, tokens
+    with _lock:
+        if key not in _findings:
+            _findings[key] = _measured(_small_model(config, devices), tokens)
+        return _findings[key]
 
 
 def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
-from hybridlm.programs.kept_state import KeptState
+from hybridlm.programs.kept_state import kept_state_findings
 from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import Origin, StoredPrograms, types_of
@@ -98,19 +98,18 @@ class Programs:
         self.structure, self.placement = structure, placement
         self.config = config
         self.certify: Certify = certify
-        self.settings = JaxSettings(certify)
+        self.settings = JaxSettings(donates=certify != "off")
         self._warned_not_audited = False
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self.prepared = set[tuple[Any, ...]]()
         self._directory, self.cache = certificates, cache
-        self._kept_state = None if config is None else KeptState(config, placement.devices, structure)
         origin = BUILT_IN if config is None else family_named(config.family)[1]
         self._notes = () if origin == BUILT_IN else (Note.OUTSIDE_CODE.statement(origin=origin),)
         self._stored = None
         if executables is not None and self.use_store and not self._notes:
-            self._stored = StoredPrograms(executables, structure, certify, placement, model)
+            self._stored = StoredPrograms(executables, model)
         self._compiled: dict[tuple[AnyShape, Any], Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
 
@@ -162,7 +161,14 @@ class Programs:
     @under_settings
     def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:
         _, args, _ = self._whole_step(shape, arguments)
-        return step_key(shape, args, structure_name(self.structure), self.certify, self.placement)
+        return self._key(shape, args)
+
+    def _key(self, shape: AnyShape, args: tuple[Any, ...]) -> str | None:
+        return step_key(shape, args, self._structure_name, self.certify, self.placement)
+
+    @cached_property
+    def _structure_name(self) -> str | None:
+        return structure_name(self.structure)
 
     @under_settings
     def compiled(
@@ -211,7 +217,7 @@ class Programs:
             for shape in shapes:
                 example_args = arguments(shape)
                 _, args, _ = self._whole_step(shape, example_args)
-                key = self._stored.key(shape, args)
+                key = self._key(shape, args)
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(example_args)))
 
     @under_settings
@@ -244,7 +250,7 @@ class Programs:
             self._note(shape, Origin(False, asdict(compiled.certificate.seconds), reusable=False))
             return compiled
         _, args, _ = self._whole_step(shape, example_args)
-        types, key = types_of(args), self._stored.key(shape, args)
+        types, key = types_of(args), self._key(shape, args)
         stored = self._stored.find(key, types, partial(self._compile, shape, types_of(example_args)))
         if all_have(stored is not None) and stored is not None:
             step, seconds = stored
@@ -309,10 +315,10 @@ class Programs:
         Raises:
             AuditError: a verifying step would keep another state than after the accepted tokens.
         """
-        if self._kept_state is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
+        if self.config is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
             return (), ()
         with jax_private.without_compilation_cache():
-            findings = self._kept_state.findings(shape.tokens)
+            findings = kept_state_findings(self.config, self.placement.devices, self.structure, shape.tokens)
         if not findings:
             return (MeasuredClaim.ACCEPTED_TOKENS_ONLY.statement(),), ()
         if self.certify == "error":
@@ -333,6 +339,10 @@ class Programs:
             _describe(shape),
             certificate.not_audited,
         )
+
+    def compile_unshaped(self, step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> CompiledStep:
+        """Compile a step of several models, without a shape; raises as `compiled`."""
+        return compile_step(step, args, contract, passes=PASSES, certify=self.certify)
 
     @under_settings
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:

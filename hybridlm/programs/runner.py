@@ -78,9 +78,9 @@ class Runner(ABC):
         self.settings = programs.settings
 
     @property
-    def certify(self) -> str:
-        """Return "off" for steps that run as traced."""
-        return self.programs.certify
+    def certified(self) -> bool:
+        """False for steps that run as traced."""
+        return self.programs.certify != "off"
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
@@ -167,8 +167,8 @@ class OneProcess(Runner):
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Dispatch the step; donate the pool's arrays."""
-        inputs = self.placement.put(step.inputs)
-        return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
+        inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
+        return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
@@ -177,8 +177,8 @@ class OneProcess(Runner):
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        operands, program = self.placement.put(operands), self.compiled(shape, examples)
-        pool.put(*self._call(program, pool.take(), *operands))
+        operands = operands if self.placement.mesh is None else self.placement.put(operands)
+        pool.put(*self._call(self.programs.compiled(shape, examples), pool.take(), *operands))
 
     def _call(self, program: Any, *args: Any) -> Any:
         with jax_private.explicit_device_put():

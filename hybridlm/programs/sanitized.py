@@ -49,8 +49,8 @@ class Sanitizer(Runner):
         self._sanitized: dict[Any, Sanitized] = {}
 
     @property
-    def certify(self) -> str:
-        return "off"
+    def certified(self) -> bool:
+        return False
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

@@ -11,12 +11,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import AnyShape
-from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.score import Scored
-from hybridlm.steps.structure import Structure
 from ir_passes import CompiledStep
 from ir_passes.compile.exported import ExportError
 from ir_passes.compile.stored import Entry, ExecutableStore, StoredStep, describe, restore
@@ -48,18 +45,13 @@ class Origin:
 
 
 class StoredPrograms:
-    """The store as one model sees it."""
+    """The store as one model sees it; steps without a key are not stored."""
 
-    def __init__(self, store: ExecutableStore, structure: Structure, certify: str, placement: Placement, model: str):
-        self._store, self._certify, self._placement, self._model = store, certify, placement, model
-        self._structure = structure_name(structure)
+    def __init__(self, store: ExecutableStore, model: str):
+        self._store, self._model = store, model
         self._lock = threading.Lock()
         self._ahead: dict[str, Future[tuple[StoredStep, float] | None]] = {}
         self._threads: ThreadPoolExecutor | None = None
-
-    def key(self, shape: AnyShape, args: tuple[Any, ...]) -> str | None:
-        """Return the key of a step; None if it cannot be stored."""
-        return step_key(shape, args, self._structure, self._certify, self._placement)
 
     def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
         with self._lock:

@@ -17,8 +17,7 @@ from hybridlm.scoring.scorer import prefilled, step_lanes
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
-from ir_passes import Certificate, CompiledStep, compile_step
-from ir_passes.rewrites import drop_dead
+from ir_passes import Certificate, CompiledStep
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,5 @@ def _program(sides: Sequence[ComparedModel], arguments: tuple[Any, ...]) -> Comp
         step, types = divergence_step(structure, other), types_of(arguments)
         if engine.placement.mesh is not None:
             step = sharded(step, types, DIVERGENCE_CONTRACT, engine.placement.mesh)
-        certify = engine.programs.certify
-        steps[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(drop_dead,), certify=certify)
+        steps[key] = engine.programs.compile_unshaped(step, types, DIVERGENCE_CONTRACT)
     return steps[key]

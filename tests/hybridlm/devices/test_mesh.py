@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import hybridlm
 from hybridlm.devices.mesh import AXES, read_mesh, with_all_axes
-from hybridlm.devices.placement import ONE_DEVICE, Placement, place
+from hybridlm.devices.placement import ONE_DEVICE, Placement
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import lane_bucket
 from hybridlm.rows.arrays import maker_of_zeros, zeros
@@ -77,13 +78,13 @@ def test_meshes_of_users() -> None:
 
 def test_lanes_that_do_not_divide() -> None:
     mesh = hybridlm.mesh(data=4)
-    assert place(mesh, 8, sanitize=False).rows_over == "data"
+    assert EngineConfig(mesh=mesh).place().rows_over == "data"
     with pytest.raises(ValueError, match=r"6 lanes cannot be split over data=4 devices; 4 or 8 would do"):
-        place(mesh, 6, sanitize=False)
+        EngineConfig(mesh=mesh, lanes=6).place()
     with pytest.raises(ValueError, match=r"3 lanes .*; 4 would do"):
-        place(mesh, 3, sanitize=False)
+        EngineConfig(mesh=mesh, lanes=3).place()
     with pytest.raises(ValueError, match="sanitize"):
-        place(mesh, 8, sanitize=True)
+        EngineConfig(mesh=mesh, sanitize=True).place()
 
 
 def test_a_model_that_does_not_divide(text_lm: hybridlm.LM) -> None:

@@ -12,7 +12,7 @@ from hybridlm.checkpoint.model import open_model
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.kept_state import KeptState
+from hybridlm.programs.kept_state import kept_state_findings
 from hybridlm.steps.structure import flatten
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
 from models.sharding.devices import Devices
@@ -35,7 +35,8 @@ FAULTS = {
 def measured(directory: Path, devices: Devices = ONE_DEVICE.devices, tokens: int = 4) -> set[tuple[str, MeasuredFault]]:
     _, family, config = open_model(directory)
     structure, _ = flatten(family.abstract(config.shard(devices._replace(model=1, expert=1))))
-    return {(f.where, MeasuredFault(f.kind)) for f in KeptState(config, devices, structure).findings(tokens)}
+    findings = kept_state_findings(config, devices, structure, tokens)
+    return {(finding.where, MeasuredFault(finding.kind)) for finding in findings}
 
 
 @pytest.mark.parametrize("id", COMMITTED)
@@ -61,7 +62,7 @@ def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
 def test_the_last_pair_of_a_head_is_written_by_the_next_step(name: str, tmp_path: Path) -> None:
     _, family, config = open_model(write_random_checkpoint(name, tmp_path, head=True), head=True)
     structure, _ = flatten(family.abstract(config))
-    assert KeptState(config, ONE_DEVICE.devices, structure).findings(3) == ()
+    assert kept_state_findings(config, ONE_DEVICE.devices, structure, 3) == ()
 
 
 def test_steps_that_are_not_run_are_not_claimed() -> None:

@@ -16,7 +16,8 @@ from hybridlm.checkpoint import LoadedWeights, Shards, load_parameters, packed_p
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import packed_layout
 from hybridlm.checkpoint.quantise import quantise_checkpoint
-from hybridlm.devices.placement import Placement, place
+from hybridlm.devices.placement import Placement
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.memory import weight_bytes
 from hybridlm.quantised.packed import PackedForm
 from models import Segment, ShardedDim
@@ -37,7 +38,7 @@ def parameters(folder: Path, sizes: Sizes, packed: bool) -> tuple[LoadedWeights,
     """Parameters over a mesh, and the bytes that memory is checked with."""
     model = open_model(folder)
     _, family, config = model
-    placement = place(hybridlm.mesh(*sizes), 8, sanitize=False)
+    placement = EngineConfig(mesh=hybridlm.mesh(*sizes)).place()
     weights = family.weights(config)
     shards = placement.shards(weights, family.abstract(config).sharded_dims())
     saved = packed_parameters(model, "float32", "whole", shards=shards) if packed else None

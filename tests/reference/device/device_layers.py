@@ -122,7 +122,7 @@ def layer_engine(layers: int, lanes: int, context: int, kernels: str, tiny: bool
         file.write_text(json.dumps(config))
         options = {"lanes": lanes, "context": context, "dtype": "bfloat16", "chunk": min(256, context)}
         engine = abstract_engine(file, EngineConfig(**options, kernels=kernels))
-    engine.programs.certify, engine.programs.settings = "off", JaxSettings("off")
+    engine.programs.certify, engine.programs.settings = "off", JaxSettings(donates=False)
     return engine
 
 

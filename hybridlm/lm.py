@@ -266,11 +266,11 @@ class LM:
     ) -> list[Score]:  # fmt: skip
         """Compute the log-probability of every token of every text.
 
-        It is a float32 log-softmax over the vocabulary. Common beginnings are prefilled once, with the same bits.
+        It is a float32 log-softmax over the vocabulary. Common prefixes are prefilled once, with the same bits.
 
         `DistributionSettings` describes `token_ids`, `top`, `start`, `temperature` and `entropy`; `ProbeSettings`
         describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`. Probed texts share no
-        beginnings (docs/research.md).
+        prefixes (docs/research.md).
 
         Args:
             texts: without `prefix` also `{"prompt": ..., "completion": ...}`, texts or token ids, with a completion or
@@ -487,7 +487,7 @@ class LM:
         return head_logits(self.engine, flat, hidden)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
-        """Prefill a common beginning once, for `generate`, `stream`, `score` and `submit`.
+        """Prefill a common prefix once, for `generate`, `stream`, `score` and `submit`.
 
         Results equal joined prompts up to float32 rounding, and bit for bit if the prefix length is one more than a
         multiple of `chunk` and `generate` has one prompt. The state (`nbytes`) is on the device.

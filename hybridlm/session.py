@@ -30,7 +30,8 @@ from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.scoring.prompt_logprobs import PromptText, add_prompts, prompt_logprobs
+from hybridlm.scoring.prompt_logprobs import add_prompts, prompt_logprobs
+from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
@@ -68,7 +69,7 @@ class AliveRequest:
     sequence: ActiveSequence
     text: GrowingText | None = None
     budget: ThinkingBudget | None = None
-    prompt: PromptText | None = None
+    prompt: ScoredText | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
 
@@ -111,6 +112,7 @@ class Session:
         self._scheduler, self._probing = Scheduler(engine, processor, speculation, probing), probing
         self._alive: dict[int, AliveRequest] = {}
         self._unscored: list[AliveRequest] = []
+        self._prompts: dict[ScoredText, list[int]] = {}
         self._events: list[Event] = []
         self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
@@ -257,8 +259,10 @@ class Session:
                 new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
                 self._unscored.clear()
                 prompts = add_prompts(self._engine, self._scheduler, [sequence.request for sequence in new])
-                for index, prompt in prompts.items():
-                    self._alive[index].prompt = prompt
+                self._prompts |= prompts
+                for prompt, indices in prompts.items():
+                    for index in indices:
+                        self._alive[index].prompt = prompt
             except BaseException:
                 self.close()
                 raise
@@ -297,6 +301,7 @@ class Session:
             with self._engine.decisions.command("close", session=self):
                 self._closed = True
                 self._alive.clear()
+                self._prompts.clear()
                 self._in_flight.clear()
                 if self._probing is not None:
                     self._probing.close()
@@ -339,7 +344,7 @@ class Session:
         wrong: NumericalError | None = None
         for text in dispatched.parts[0].text.reading.take(scored, dispatched.parts):
             logprobs = prompt_logprobs(text)
-            for index in text.requests:
+            for index in self._prompts.pop(text, ()):
                 alive = self._alive[index]
                 alive.prompt = None
                 if isinstance(logprobs, list):
@@ -510,6 +515,7 @@ class Session:
         self._scheduler.leave(sequence)
         prompt = self._alive.pop(sequence.request.index).prompt
         if prompt is not None:
-            prompt.requests.remove(sequence.request.index)
-            if not prompt.requests:
+            self._prompts[prompt].remove(sequence.request.index)
+            if not self._prompts[prompt]:
+                del self._prompts[prompt]
                 self._scheduler.leave(prompt)

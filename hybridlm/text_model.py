@@ -36,6 +36,8 @@ from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
+from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.refused import require_threads
 from models.layers.embedding import embedding_rows
 from models.ops.quantised_weight import stored_form
@@ -62,7 +64,7 @@ class TokenCounts(NamedTuple):
     """Tokens and places that a model has computed.
 
     Attributes:
-        saved: of shared beginnings.
+        saved: of shared prefixes.
         computed: prefilled or generated.
         step_tokens, step_places: of steps; places are lanes x chunk.
     """
@@ -238,6 +240,8 @@ class TextModel:
         """Return everything except texts that the bits of scores depend on."""
         machine, engine = Machine.here(), self.engine
         options = engine.options.texts()
+        with engine.settings.for_steps():
+            jax_settings = fingerprint(jax_private.program_settings())
         return {
             "model": str(self.fingerprint),
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
@@ -252,6 +256,8 @@ class TextModel:
             "products": engine.placement.kernels_name,
             "hybridlm": __version__,
             "jax": jax.__version__,
+            "jax_default_matmul_precision": jax_private.setting("jax_default_matmul_precision") or "default",
+            "all JAX settings of programs": jax_settings,
             "device": machine.device,
             # XLA flags select the generated code.
             "XLA_FLAGS": machine.flags or "none",

@@ -1,5 +1,6 @@
 """The pages: public names in the reference, pages in the navigation, tested audit rules."""
 
+import dataclasses
 import re
 from importlib import import_module
 from pathlib import Path
@@ -77,3 +78,11 @@ def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
     assert len(rows) > 10 and all(named), named
     files = {path.name: path for path in (root / "tests").rglob("test_*.py")}
     assert [item for row in named for item in row if f"def {item[1]}(" not in files[item[0]].read_text()] == []
+
+
+@pytest.mark.parametrize("options", [hybridlm.EngineConfig, hybridlm.SamplingParams, hybridlm.FileOptions])
+def test_every_option_is_documented(options: type) -> None:
+    _, _, attributes = (options.__doc__ or "").partition("Attributes:")
+    documented = re.findall(r"^ +((?:\w+, )*\w+):", attributes.partition("Raises:")[0], re.MULTILINE)
+    names = [name for entry in documented for name in entry.split(", ")]
+    assert sorted(names) == sorted(option.name for option in dataclasses.fields(options))

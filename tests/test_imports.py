@@ -78,7 +78,7 @@ INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (ext
 ADAPTERS = {
     "hybridlm models ir_passes scripts": (
         ("ir_passes/jaxpr/jax_private.py", "ir_passes/jaxpr/jax_private_refs.py"),
-        ("ir_passes/jaxpr/ir.py",),
+        ("ir_passes/jaxpr/ir.py", "ir_passes/jaxpr/sources.py"),
     ),
     "tests": (
         ("tests/reference/compiled/hlo_text.py", "tests/reference/proofs/installed_primitives.py"),

@@ -1,6 +1,8 @@
 """Files of a release: one version everywhere, a readable change log, a workflow of checks."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,3 +39,11 @@ def test_the_workflow_calls_the_checks(root: Path) -> None:
     for script in (".ci/run", ".ci/long"):
         assert re.search(rf"^ +- run: .*{re.escape(script)}$", workflow, re.MULTILINE)
         assert (root / script).stat().st_mode & 0o111
+
+
+def test_emulated_wheels_name_a_missing_emulator(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "scripts" / "build_wheels.py"), str(tmp_path), "--emulate"]
+    result = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert result.returncode == 2 and not any(tmp_path.iterdir())
+    message = " ".join(result.stderr.split())
+    assert re.search(r"missing qemu-(aarch64|x86_64), apt-get, dpkg-deb; install the package qemu-user", message)

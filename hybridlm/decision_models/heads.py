@@ -100,7 +100,7 @@ class LabelHead:
 
     Attributes:
         rows: token ids -> vocabulary head rows with all logit factors, float64 [ids, hidden].
-        dtype: of the residual stream in the product.
+        dtype: dtype of the residual stream in the product.
     """
 
     tokenizer: Tokenizer

@@ -36,7 +36,7 @@ class Demand:
     Attributes:
         row: arrays of fixed size of one sequence.
         page: 0 without a KV cache.
-        states: common beginnings of scored texts, outside the pool.
+        states: common prefixes of scored texts, outside the pool.
         scratch: of the largest step; 0 before compilation.
     """
 

@@ -1,4 +1,4 @@
-"""Prefixes: a common beginning that is prefilled once and continued many times."""
+"""Prefixes: a common prefix that is prefilled once and continued many times."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hybridlm.rows.snapshot import Snapshot
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """The beginning of prompts or texts, prefilled once; `LM.prefix` makes it.
+    """A prefix of prompts or texts, prefilled once; `LM.prefix` makes it.
 
     Its state ends before the last token: each continuation consumes that token, to predict the next one.
 

@@ -361,7 +361,7 @@ class Scheduler:
                     sequence.slot, sequence.stepped = slot, False
                     self.prefilling.append(sequence)
                     if cache is not None:
-                        begin = 0 if snapshot is None else snapshot.label.position
+                        begin = 0 if snapshot is None else snapshot.position
                         sequence.stops = cache.stops(sequence.prompt, begin)
                         sequence.consumed = cache.restore(snapshot, start, pool, slot, sequence.prompt, owner=sequence)
                     elif snapshot is not None:

@@ -21,7 +21,6 @@ from hybridlm.rows.snapshot import (
     ArrayLayout,
     Snapshot,
     SnapshotError,
-    SnapshotLabel,
     StateKind,
     nothing_consumed,
     token_hash,
@@ -39,10 +38,10 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
         SnapshotError: the state has not seen these tokens.
     """
     snapshot.require_tokens(tokens)
-    label, arrays = snapshot.label, _arrays(snapshot)
-    described = {**_described(label.kind, label.position, label.tokens), "epoch": label.epoch}
+    arrays, layout = _arrays(snapshot), snapshot.kind.layout
+    described = {**_described(snapshot.kind, snapshot.position, snapshot.tokens), "epoch": snapshot.epoch}
     metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
-    types = _types(label.kind.layout, label.position)
+    types = _types(layout, snapshot.position)
     metadata["sha256"] = _hash(metadata, iter(arrays))
     with replacing(path) as file:
         write_safetensors(file.buffer, types, iter(arrays), metadata)
@@ -76,7 +75,7 @@ def load_snapshot(
         raise SnapshotError(f"{path}: its content is not what was saved (SHA-256); compute it again")
     if not position:
         return tokens, nothing_consumed(engine.kind)
-    return tokens, engine.moves.filled(arrays, SnapshotLabel(engine.kind, position, label["tokens"], label["epoch"]))
+    return tokens, engine.moves.filled(arrays, position, label["tokens"], label["epoch"])
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
     state = iter(jax.device_get(snapshot.state.arrays))
     spans = [(jax.device_get(buffers.arrays), range(first, first + count)) for buffers, first, count in snapshot.spans]
     results, grown = [], 0
-    for layout in snapshot.label.kind.layout:
+    for layout in snapshot.kind.layout:
         if layout.positions is None:
             results.append(next(state)[0])
         else:

@@ -40,7 +40,7 @@ class PartRecord:
     Attributes:
         tokens: of rows without an error.
         error: the first.
-        saved: by common beginnings.
+        saved: by common prefixes.
         shifted: completions scored from within the prompt.
         size: bytes of text.
         step_tokens, step_places: tokens and token places of its steps.

@@ -40,7 +40,7 @@ class BatchFileReport:
         responses: answered lines.
         bad_lines: lines with an error instead.
         kept: finished by an interrupted run.
-        prefix_tokens_saved: by shared beginnings of prompts, by earlier runs too.
+        prefix_tokens_saved: by shared prefixes of prompts, by earlier runs too.
     """
 
     responses: int

@@ -239,10 +239,11 @@ def _take_structured_outputs(body: Fields) -> Any:
     if outputs is not None:
         forms.append(("structured_outputs", {key: value for key, value in outputs.items() if value is not None}))
     form = body.take("response_format", OBJECT, {"type": "text"})
+    form = {key: value for key, value in form.items() if value is not None}
     schema = form.get("json_schema")
-    if form.get("type") == "json_object":
+    if form == {"type": "json_object"}:
         forms.append(("response_format", {"json_object": True}))
-    elif form.get("type") == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+    elif form == {"type": "json_schema", "json_schema": schema} and _is_named_schema(schema):
         forms.append(("response_format", {"json": schema["schema"]}))
     elif form != {"type": "text"}:
         kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}'
@@ -250,6 +251,12 @@ def _take_structured_outputs(body: Fields) -> Any:
     if len(forms) > 1:
         body.fault(f"{' and '.join(name for name, _ in forms)}: give one of them")
     return forms[0][1] if forms else None
+
+
+def _is_named_schema(value: Any) -> bool:
+    """Whether a value is a schema with OpenAI's labels; `strict` forms are followed in any case."""
+    labels = {"name", "description", "strict", "schema"}
+    return isinstance(value, dict) and isinstance(value.get("schema"), dict) and value.keys() <= labels
 
 
 def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:

@@ -70,12 +70,14 @@ def _choice(
         end, rows = len(text or ""), list[TokenRow]()
         if score is not None:
             values = [None, *score.logprobs[1:].tolist()]
-            rows += token_rows(
-                score.token_ids, values, score.top_logprobs, _offsets(score.token_ids, 0, len(echoed), tokenizer)
-            )
+            offsets = _prompt_offsets(score.token_ids, prompt.text, len(echoed), tokenizer)
+            rows += token_rows(score.token_ids, values, score.top_logprobs, offsets)
         if completion is not None:
             sampled, values = completion.token_ids, completion.logprobs or []
-            rows += token_rows(sampled, values, completion.top_logprobs, _offsets(sampled, len(echoed), end, tokenizer))
+            params = request.requests[0].params
+            flags = params.skip_special_tokens, params.keep_tool_markers
+            offsets = _offsets(sampled, len(echoed), end, tokenizer, *flags)
+            rows += token_rows(sampled, values, completion.top_logprobs, offsets)
         names = None if request.names_are_ids else tokenizer
         choice["logprobs"] = (chat_logprobs if request.chat else completion_logprobs)(rows, names)
     if request.token_ids:
@@ -97,14 +99,30 @@ def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
-def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
+def _offsets(
+    token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None, skip_special_tokens: bool = False,
+    keep_tool_markers: bool = False,
+) -> list[int]:  # fmt: skip
+    """Return the place of each token's text, from `start` to `end`."""
     if tokenizer is None:
         return [0] * len(token_ids)
-    stream, place, offsets = tokenizer.stream(), start, []
+    stream, place, offsets = tokenizer.stream(skip_special_tokens, keep_tool_markers), start, []
     for token in token_ids:
         offsets.append(min(place, end))
         place += len(stream.push(token))
     return offsets
+
+
+def _prompt_offsets(token_ids: Sequence[int], text: str | None, end: int, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the places of an echoed prompt's tokens; tokens that the tokenizer adds have no text."""
+    if tokenizer is None or text is None:
+        return _offsets(token_ids, 0, end, tokenizer)
+    plain_ids, ids = tokenizer.encode(text, add_special_tokens=False), list(token_ids)
+    added = next((k for k in range(len(ids)) if ids[k : k + len(plain_ids)] == plain_ids), None)
+    if added is None:
+        return _offsets(ids, 0, end, tokenizer, skip_special_tokens=True)
+    last = added + len(plain_ids)
+    return [0] * added + _offsets(ids[added:last], 0, end, tokenizer) + [end] * (len(ids) - last)
 
 
 TokenRow = tuple[int, float | None, Mapping[int, float], int]

@@ -1,4 +1,4 @@
-"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
+"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts with the same prefix.
 
 A radix tree maps tokens to states; `CacheMemory` tracks their arrays. A prompt continues from the deepest state: its
 row shares the full pages of keys and values, and gets copies of everything else.
@@ -79,7 +79,7 @@ class PrefixCache:
         with self._lock:
             node = self._tree.deepest(prompt, len(prompt) - 1)
             snapshot = None if node is None else node.state
-            if snapshot is None or (start is not None and start.label.position >= snapshot.label.position):
+            if snapshot is None or (start is not None and start.position >= snapshot.position):
                 yield start
                 return
             assert node is not None
@@ -106,7 +106,7 @@ class PrefixCache:
             return 0 if start is None else self._moves.restore(start, pool, slot, prompt, owner=owner)
         self._hits += 1
         assert snapshot is not None and snapshot.state is not None
-        full, used = self._moves.full_pages(snapshot.label.position), buffers_by_block(snapshot.spans)
+        full, used = self._moves.full_pages(snapshot.position), buffers_by_block(snapshot.spans)
         for buffers in (snapshot.state, *reversed(used.values())):
             self._memory.add(buffers)
             if buffers is snapshot.state or buffers.position >= full * KV_BLOCK:
@@ -142,7 +142,7 @@ class PrefixCache:
         """Return the tokens that a prompt would skip now."""
         with self._lock:
             node = self._tree.deepest(prompt, len(prompt) - 1)
-        return max(0 if node is None else node.position, 0 if start is None else start.label.position)
+        return max(0 if node is None else node.position, 0 if start is None else start.position)
 
     def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
         """Whether to wait until a prefill has cached a common prefix of a chunk.

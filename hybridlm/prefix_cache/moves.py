@@ -12,7 +12,7 @@ from hybridlm.rows.arrays import maker_of_zeros
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers, KeptPage
 from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import PoolPart, RowPool
-from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
+from hybridlm.rows.snapshot import Snapshot, StateKind, nothing_consumed, require_consumed, token_hash
 from hybridlm.steps.structure import Rows
 from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
@@ -78,7 +78,7 @@ class RowMoves:
         pages: list[KeptPage] = []
         if snapshot is not None:
             buffers = buffers_by_block(snapshot.spans)
-            for block in range(self.full_pages(snapshot.label.position)):
+            for block in range(self.full_pages(snapshot.position)):
                 page = buffers[block].page
                 if page is None or (pages and page.device != pages[0].device):
                     break
@@ -110,14 +110,15 @@ class RowMoves:
         Raises:
             SnapshotError: the row has consumed another number of tokens.
         """
-        label = label_of(self.kind, pool, slot, tokens)
+        position = len(tokens)
+        require_consumed(pool, slot, position)
         if not tokens:
             return nothing_consumed(self.kind)
         mark = self._runner.mark(owner)
         spans, cached_count = list(cached), sum(span.count for span in cached)
-        full = self.full_pages(label.position) if share else 0
-        for block in self._new_blocks(label.position, cached_count):
-            begin, end = block * KV_BLOCK, min((block + 1) * KV_BLOCK, label.position)
+        full = self.full_pages(position) if share else 0
+        for block in self._new_blocks(position, cached_count):
+            begin, end = block * KV_BLOCK, min((block + 1) * KV_BLOCK, position)
             if block < full:
                 page = KeptPage(pool, pool.keep_page(slot, block))
                 buffers = CachedBuffers.in_pool(page, self.span_bytes, begin, mark)
@@ -126,7 +127,8 @@ class RowMoves:
             # With an MTP head the span may be empty: the last position of a full page before it has its final values.
             first = min(max(cached_count, begin), end) - begin
             spans.append(BufferSpan(buffers, first, end - begin - first))
-        return Snapshot(label, self._keep_row(pool, slot, label.position, mark), tuple(spans), mark)
+        state = self._keep_row(pool, slot, position, mark)
+        return Snapshot(self.kind, position, token_hash(tokens), slot.epoch, state, tuple(spans), mark)
 
     @property
     def state_places(self) -> list[int]:
@@ -154,13 +156,13 @@ class RowMoves:
             number, page = pool.page(slot, block), buffers.page
             if page is not None and page.number == number:
                 continue  # the row shares it
-            count = min(KV_BLOCK, snapshot.label.position - block * KV_BLOCK)
+            count = min(KV_BLOCK, snapshot.position - block * KV_BLOCK)
             source = self.copied(buffers) if page is not None else buffers
             self._restore(source, "span", pool, _scalars(0, number, count), snapshot.mark)
-        pool.moved(slot, snapshot.label.position)
+        pool.moved(slot, snapshot.position)
         self._runner.adopt(owner, snapshot.mark)
-        self._stats["prefix_tokens_saved"] += snapshot.label.position
-        return snapshot.label.position
+        self._stats["prefix_tokens_saved"] += snapshot.position
+        return snapshot.position
 
     def copied(self, buffers: CachedBuffers) -> CachedBuffers:
         page = buffers.page
@@ -168,19 +170,19 @@ class RowMoves:
             return buffers
         return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
 
-    def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from foreign arrays in layout order, growing ones at label positions."""
-        state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
+    def filled(self, arrays: Sequence[np.ndarray], position: int, tokens: str, epoch: int) -> Snapshot:
+        """Build a snapshot from foreign arrays in layout order, growing ones of `position` positions."""
+        state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], position)
         spans = []
-        for first in range(0, label.position if self.grows else 0, KV_BLOCK):
-            count, padded = min(KV_BLOCK, label.position - first), []
+        for first in range(0, position if self.grows else 0, KV_BLOCK):
+            count, padded = min(KV_BLOCK, position - first), []
             for i, axis in zip(self._part_indices["span"], self._axes, strict=True):
                 part = arrays[i].take(range(first, first + count), axis)
                 padding = [(0, KV_BLOCK - count if dim == axis else 0) for dim in range(part.ndim)]
                 padded.append(np.pad(part, padding))
             spans.append(BufferSpan(self._from_host("span", padded, first), 0, count))
-        mark = self._runner.stamp([state, *(span.buffer for span in spans)], label.position)
-        return Snapshot(label, state, tuple(spans), mark)
+        mark = self._runner.stamp([state, *(span.buffer for span in spans)], position)
+        return Snapshot(self.kind, position, tokens, epoch, state, tuple(spans), mark)
 
     def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int) -> CachedBuffers:
         rows = tuple(np.broadcast_to(array, (self._runner.min_rows, *array.shape)).copy() for array in arrays)

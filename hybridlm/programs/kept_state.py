@@ -65,7 +65,7 @@ class KeptState:
     """Measurement of one model, cached by structure and number of tokens.
 
     Args:
-        config: of the whole model, not of a shard.
+        config: the whole model, not a shard.
         devices: platform and kernels; the layers run on one device.
     """
 

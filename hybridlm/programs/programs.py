@@ -28,7 +28,6 @@ from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import Origin, StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
-from hybridlm.rows.split import SplitRows
 from hybridlm.steps.contract import name_pool_dims, page_table, slot_map, step_contract
 from hybridlm.steps.edit import edit_contract, edit_step
 from hybridlm.steps.generate import generate_step, hidden_step
@@ -98,7 +97,6 @@ class Programs:
     ):
         self.structure, self.placement = structure, placement
         self.config = config
-        self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.settings = JaxSettings(certify)
         self._warned_not_audited = False
@@ -139,7 +137,7 @@ class Programs:
         """Return a shape's uncompiled step on each device, and the whole step's contract."""
         arrays = self.structure.arrays
         if isinstance(shape, PartShape):
-            step, contract = shape.step(self._split)
+            step, contract = shape.step(self.placement.rows_over)
             return step, name_pool_dims(contract, shape.of(arrays))
         step, contract = self._whole_rows_step(shape)
         return step, name_pool_dims(contract, arrays)

@@ -89,7 +89,7 @@ class Sanitizer(Runner):
     def move(self, step: Move, examples: Examples) -> None:
         """See `Runner.move`; the labels move with the arrays.
 
-        A mark replaces labels of caching: states with a common beginning share the first state's keys and values.
+        A mark replaces labels of caching: states with a common prefix share the first state's keys and values.
 
         Raises:
             SanitizerError: the moved row is not the selected one.

@@ -16,6 +16,9 @@ from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
+LARGEST = 1e12
+"""Bound of settings that change logits: their products and quotients stay finite in float32."""
+FACTOR, CHANGE = f"a number in {1 / LARGEST:g}..{LARGEST:g}", f"a number in {-LARGEST:g}..{LARGEST:g}"
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
@@ -95,7 +98,11 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
     count, top = "a whole number of at least", f"0..{limit_logprobs} or None"
     checks = (
         ("max_tokens", _is_whole_in(p.max_tokens, 1), f"{count} 1"),
-        ("temperature", _is_number(p.temperature) and p.temperature >= 0, "a number of at least 0 (0 is greedy)"),
+        (
+            "temperature",
+            _is_number(p.temperature) and p.temperature == 0 or _is_factor(p.temperature),
+            f"0 (greedy), or {FACTOR}",
+        ),
         ("top_k", _is_whole_in(p.top_k, 0, 2**31 - 1), f"{count} 0 (0 keeps all)"),
         ("top_p", _is_number(p.top_p) and 0 < p.top_p <= 1, "a number in (0, 1]"),
         ("min_p", _is_number(p.min_p) and 0 <= p.min_p <= 1, "a number in [0, 1]"),
@@ -108,13 +115,9 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
             bool(stops) or p.stop is None or isinstance(p.stop, list | tuple),
             "a string, a token id, or a list of them",
         ),
-        (
-            "repetition_penalty",
-            _is_number(p.repetition_penalty) and p.repetition_penalty > 0,
-            "a number above 0 (1 for none)",
-        ),
-        ("presence_penalty", _is_number(p.presence_penalty), "a number"),
-        ("frequency_penalty", _is_number(p.frequency_penalty), "a number"),
+        ("repetition_penalty", _is_factor(p.repetition_penalty), f"{FACTOR} (1 for none)"),
+        ("presence_penalty", _is_change(p.presence_penalty), CHANGE),
+        ("frequency_penalty", _is_change(p.frequency_penalty), CHANGE),
         ("min_tokens", _is_whole_in(p.min_tokens, 0, limit), "a whole number in 0..max_tokens"),
         ("skip_special_tokens", isinstance(p.skip_special_tokens, bool), "True or False"),
         ("keep_tool_markers", isinstance(p.keep_tool_markers, bool), "True or False"),
@@ -159,7 +162,7 @@ def resolve(
     bias = () if params.logit_bias is None else _logit_bias(params.logit_bias, vocab_size)
     words = _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
-        faults.append(f"logit_bias: expected token ids below {vocab_size} -> finite numbers, got {bias}")
+        faults.append(f"logit_bias: expected token ids below {vocab_size} -> numbers in -3e38..{LARGEST:g}, got {bias}")
     if isinstance(words, str):
         faults.append(f"bad_words: expected strings or lists of token ids below {vocab_size}, got {words}")
     if params.thinking_budget is not None and tokenizer is None:
@@ -177,8 +180,6 @@ def resolve(
         raise ValueError("; ".join(faults))
     assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
     ids += params.stop_token_ids
-    # As in transformers, a word that is an end token alone ends the completion.
-    words = words and tuple(word for word in words if word not in {(token,) for token in end_token_ids})
     plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
     for name, value in plain.items():
         if isinstance(value, np.generic):
@@ -220,7 +221,7 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
     biases: dict[int, float] = {}
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not _is_whole_in(token, 0, vocab_size - 1) or not _is_number(value) or int(token) in biases:
+        if not _is_whole_in(token, 0, vocab_size - 1) or not _is_bias(value) or int(token) in biases:
             return f"{key!r}: {value!r}"
         biases[int(token)] = float(value)
     return tuple(biases.items())
@@ -262,6 +263,19 @@ def _is_number(value: Any) -> bool:
         value = value.item()
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return plain and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _is_factor(value: Any) -> bool:
+    return _is_number(value) and 1 / LARGEST <= value <= LARGEST
+
+
+def _is_change(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= LARGEST
+
+
+def _is_bias(value: Any) -> bool:
+    """Whether a value is a bias; the lowest ones are bans."""
+    return _is_number(value) and -3e38 <= value <= LARGEST
 
 
 def is_whole(value: Any) -> bool:

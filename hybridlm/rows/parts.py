@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hybridlm.rows.split import WHOLE, SplitRows
+from hybridlm.rows.split import local_row, take_row
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from models import KV_BLOCK
 from models.state.state import StateArray
@@ -43,27 +43,28 @@ class PartShape:
     def of(self, rows: Any) -> tuple[StateArray, ...]:
         return tuple(array for array in jax.tree.leaves(rows) if array.grows == (self.part == "span"))
 
-    def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
-        """Return the uncompiled step and its contract; cached buffers are replicated over `split`."""
+    def step(self, axis: str | None = None) -> tuple[Callable[..., Any], LaneContract]:
+        """Return the uncompiled step and its contract; `axis` splits the pool, not cached buffers."""
         source, target = (self.pool, self.rows) if self.kept else (self.rows, self.pool)
         contract = copy_contract(source, target)
-        splits = (split, WHOLE) if self.kept else (WHOLE, split)
+        axes = (axis, None) if self.kept else (None, axis)
         if self.part == "state":
-            return copy_row(*splits), contract
+            return copy_row(*axes), contract
         contract = LaneContract(inputs=(*contract.inputs, Lane()), outputs=contract.outputs)
-        return copy_places(self.axes, *splits), contract
+        return copy_places(self.axes, *axes), contract
 
 
-def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
+def copy_row(source: str | None = None, target: str | None = None) -> Callable[..., tuple[Any]]:
     """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
 
-    Source and target have the same structure; `read` and `write` are int32 [1].
+    Source and target have the same structure; `read` and `write` are int32 [1]. Rows are split over the mesh axes
+    `source` and `target`, if given.
     """
 
     def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
         def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
-            row = source.take(out_of, read)
-            return into.at[target.mine(write, into)].set(
+            row = take_row(out_of, read, source)
+            return into.at[local_row(write, into, target)].set(
                 row, mode="drop", unique_indices=True, wrap_negative_indices=False
             )
 
@@ -81,7 +82,7 @@ def copy_contract(source: int, target: int) -> LaneContract:
 
 
 def copy_places(
-    axes: Sequence[int], source: SplitRows = WHOLE, target: SplitRows = WHOLE
+    axes: Sequence[int], source: str | None = None, target: str | None = None
 ) -> Callable[..., tuple[tuple[Array, ...]]]:
     """Return a step that copies the first positions of one page to another.
 
@@ -97,8 +98,8 @@ def copy_places(
         places = jnp.where(place < count[:, None], place, KV_BLOCK)
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
-            span = source.take(out_of, read, lambda page: _index(page, axis, places))
-            return into.at[_index(target.mine(write, into), axis, places)].set(
+            span = take_row(out_of, read, source, lambda page: _index(page, axis, places))
+            return into.at[_index(local_row(write, into, target), axis, places)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
 

@@ -80,34 +80,22 @@ class StateKind:
         return faults
 
 
-@dataclass(frozen=True)
-class SnapshotLabel:
-    """Identity of a snapshot.
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state after the first `position` tokens of a sequence; it never changes.
 
     Attributes:
-        position: number of seen tokens.
         tokens: `token_hash` of these tokens.
         epoch: tenancy of the row that made it, for debugging, never compared; 0 if nothing was consumed.
+        state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
+        spans: the growing arrays, position by position; may be empty.
+        mark: the sanitizer's label of the row, or None.
     """
 
     kind: StateKind
     position: int
     tokens: str
     epoch: int
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The state after the first `label.position` tokens of a sequence; it never changes.
-
-    Attributes:
-        label: identity of the state.
-        state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
-        spans: the growing arrays, position by position; may be empty.
-        mark: the sanitizer's label of the row, or None.
-    """
-
-    label: SnapshotLabel
     state: CachedBuffers | None
     spans: tuple[BufferSpan[CachedBuffers], ...] = ()
     mark: Label | None = None
@@ -124,8 +112,8 @@ class Snapshot:
         Raises:
             SnapshotError: it does not fit; lists expected and actual values.
         """
-        faults = kind.differences(self.label.kind)
-        position, reached = self.label.position, 0
+        faults = kind.differences(self.kind)
+        position, reached = self.position, 0
         for buffer, first, count in self.spans:
             if buffer.position + first != reached:
                 faults.append(f"keys and values: expected position {reached}, got position {buffer.position + first}")
@@ -147,16 +135,16 @@ class Snapshot:
         Raises:
             SnapshotError: it does not, or has no further token.
         """
-        position = self.label.position
+        position = self.position
         if len(tokens) <= position:
             raise SnapshotError(
                 f"a state at position {position} continues sequences of more tokens, got one of {len(tokens)}"
             )
         actual = token_hash(tokens[:position])
-        if actual != self.label.tokens:
+        if actual != self.tokens:
             raise SnapshotError(
                 f"a state at position {position} was made from other tokens than the sequence begins with: expected "
-                f"the hash {self.label.tokens}, got {actual}"
+                f"the hash {self.tokens}, got {actual}"
             )
 
 
@@ -178,16 +166,15 @@ def token_hash(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, "<i8").tobytes()).hexdigest()
 
 
-def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
-    """Return the label of a row's state; raises SnapshotError after another number of tokens."""
+def require_consumed(pool: RowPool, slot: Slot, count: int) -> None:
+    """Raise SnapshotError if a row has consumed another number of tokens."""
     consumed = pool.consumed(slot)
-    if consumed != len(tokens):
+    if consumed != count:
         raise SnapshotError(
-            f"a snapshot after {len(tokens)} tokens cannot be taken of {slot!r}: the row has consumed {consumed} since "
+            f"a snapshot after {count} tokens cannot be taken of {slot!r}: the row has consumed {consumed} since "
             "it was acquired"
         )
-    return SnapshotLabel(kind, consumed, token_hash(tokens), slot.epoch)
 
 
 def nothing_consumed(kind: StateKind) -> Snapshot:
-    return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)
+    return Snapshot(kind, 0, token_hash(()), 0, None)

@@ -136,7 +136,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
     """Return the columns of an output; raises ValueError for any JSON."""
     wrong = [name for name, kind in columns.items() if kind not in _TYPES]
     if wrong:
-        raise ValueError(f"column {wrong[0]}: expected an output of JSON lines, objects of any kind have no column")
+        raise ValueError(f"column {wrong[0]}: expected an output of JSON lines: JSON objects have no column type")
     ids = pa.int64() if whole_numbers else pa.string()
     return pa.schema({"id": ids, **{name: _TYPES[kind] for name, kind in columns.items()}, "error": pa.string()})
 

@@ -30,7 +30,7 @@ class FileOptions:
         restart: delete earlier parts and begin again.
         progress: True shows a bar; "lines" prints a line every 30 seconds without a terminal; None shows a bar on a
             terminal.
-        sort_window: bytes of consecutive rows that are sorted, to compute common beginnings once; the output keeps the
+        sort_window: bytes of consecutive rows that are sorted, to compute common prefixes once; the output keeps the
             input's order. 0 sorts nothing.
 
     Raises:
@@ -42,7 +42,7 @@ class FileOptions:
         None, "Most rows computed together and kept as a part.", show_default="4096, or 16 per lane of batch"
     )
     sort_window: int = option(
-        DEFAULT_SORT_WINDOW, "Bytes of consecutive rows that are sorted by their beginnings; 0 sorts nothing."
+        DEFAULT_SORT_WINDOW, "Bytes of consecutive rows that are sorted by their first characters; 0 sorts nothing."
     )
     shard: str | None = option(
         None, "Compute shard I of N only, from 0/N; the name of OUTPUT gets the shard.", metavar="I/N"

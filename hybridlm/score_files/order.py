@@ -1,6 +1,6 @@
-"""Order of rows for scoring: rows with a common beginning are neighbours.
+"""Order of rows for scoring: rows with a common prefix are neighbours.
 
-Consecutive rows (a sort window) are sorted by their beginnings, in parts; joining restores their order.
+Consecutive rows (a sort window) are sorted by their first characters, in parts; joining restores their order.
 """
 
 import json
@@ -25,7 +25,7 @@ DEFAULT_SORT_WINDOW = 1 << 26
 MIN_SAVED = 0.1
 """Share of common text that makes sorting worthwhile."""
 MAX_PART_WINDOWS = 8
-"""Windows of a part of sorted rows: each copy of a common beginning counts."""
+"""Windows of a part of sorted rows: each copy of a common prefix counts."""
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest compared beginning, and the number of beginnings, each twice as long."""

@@ -78,9 +78,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
                     _add(parts, target, computed, size, task.counts().since(begin))
                     bar.end_part()
             if identity(source.path) != version:
-                raise ValueError(
-                    f"{input}: was changed while it was read; give it the content that it had, or --restart"
-                )
+                raise ValueError(f"{input}: was changed during the run; restore its content, or use --restart")
             if not parts.joined:
                 parts.join(lambda contents, file: target.join(in_windows(contents, order), file))
         except BaseException as error:

@@ -96,7 +96,7 @@ class ScoreTask(Task):
         hidden_states, states, positions: as for `LM.score`, at the last or all tokens of each row: columns "positions",
             "hidden_states[i]" and states, flat over positions. Not for lists of completions.
         interventions: a list for all rows, or the field with objects of `kind` and arguments of this `Intervention`
-            method. Rows with changes share no beginnings.
+            method. Rows with changes share no prefixes.
     """
 
     token_ids: str | Sequence[int] | None = option(

@@ -19,7 +19,7 @@ MAX_WINDOW_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of parts (common beginnings once) and of sort windows (0: no sorting)."""
+    """Bytes of parts (common prefixes once) and of sort windows (0: no sorting)."""
 
     rows: int
     bytes: int

@@ -24,7 +24,7 @@ class ScoreFileReport:
         output: written file, with the shard in its name.
         texts, errors: computed and wrong rows.
         kept: rows that an interrupted run had finished.
-        prefix_tokens_saved: tokens that common beginnings saved, by earlier runs too.
+        prefix_tokens_saved: tokens that common prefixes saved, by earlier runs too.
         shifted: completions scored from within the prompt: a token spans both.
         step_tokens, step_places: tokens and token places (lanes x chunk) of steps.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
-from hybridlm.requests.validation import located
+from hybridlm.requests.validation import is_whole, located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
 FORMS = ("text", "token_ids", "input_ids", "prompt", "messages")
@@ -41,6 +41,7 @@ def form_of(fields: Mapping[str, Any]) -> str:
     if (present[0] == "prompt") != (fields.get("completion") is not None):
         raise ValueError("expected prompt and completion together, got one of them")
     mask = fields.get(MASK)
+    mask = mask.tolist() if hasattr(mask, "tolist") else mask  # of NumPy, PyTorch and JAX
     if present[0] == "input_ids" and isinstance(mask, list | tuple) and 0 in mask:
         raise ValueError(
             f"{MASK}: expected 1 for every token, got 0 at {mask.index(0)}; write input_ids without padding"
@@ -50,7 +51,7 @@ def form_of(fields: Mapping[str, Any]) -> str:
 
 def is_several(completion: Any) -> bool:
     """Whether it is a list of completions: a list of whole numbers is one completion."""
-    return isinstance(completion, list | tuple) and not all(isinstance(token, int) for token in completion)
+    return isinstance(completion, list | tuple) and not all(map(is_whole, completion))
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _difference(expected: str, got: str) -> str:
 def score_items(
     reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], name: str
 ) -> list[Score]:
-    """Score items in order, with a score for each completion; common beginnings are computed once.
+    """Score items in order, with a score for each completion; common prefixes are computed once.
 
     Raises:
         TypeError, ValueError: the number of a wrong item.

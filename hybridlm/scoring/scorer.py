@@ -36,7 +36,7 @@ def scores(
     Args:
         texts: within the context.
         question: about distributions, with `top` 0.
-        probing: probed texts share no beginnings.
+        probing: probed texts share no prefixes.
         full_lanes: use all lanes, so that bits do not depend on the number of texts.
     """
     probes = [None] * len(texts) if probing is None else probing.probes
@@ -80,7 +80,7 @@ def step_lanes(engines: Sequence[Engine], count: int, full_lanes: bool) -> int:
 
 
 def score_of(text: ScoredText, with_top: bool) -> Score:
-    begin, distributions = text.before, text.distributions
+    begin, question = text.before, text.question
     result = Score(
         list(text.tokens[begin:]),
         text.logprobs,
@@ -90,15 +90,10 @@ def score_of(text: ScoredText, with_top: bool) -> Score:
         captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
         first_wrong=text.first_wrong,
     )
-    if distributions is None:
+    if question is None:
         return result
-    return replace(
-        result,
-        ranks=distributions.ranks[begin:],
-        entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
-        top=distributions.top(begin),
-        chosen=distributions.chosen(begin),
-    )
+    entropy = text.entropy[begin:] if question.entropy else None
+    return replace(result, ranks=text.ranks[begin:], entropy=entropy, top=text.top(), chosen=text.chosen())
 
 
 def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:

@@ -28,7 +28,7 @@ def texts_to_read(
     Args:
         make: for a text or shared prefix.
     """
-    begin = 0 if prefix is None else prefix.snapshot.label.position
+    begin = 0 if prefix is None else prefix.snapshot.position
     numbers = list(texts)
     keys = None if question is None else [partial(question.key, i) for i in numbers]
     prefixes, places = [], [None] * len(texts)
@@ -50,7 +50,7 @@ def texts_to_read(
 
 
 class SharedPrefix(NamedTuple):
-    """A common beginning of several texts.
+    """A common prefix of several texts.
 
     Attributes:
         tokens: prefilled tokens, and the next one.

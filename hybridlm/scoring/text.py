@@ -7,26 +7,32 @@ import numpy as np
 
 from hybridlm.engine.reading import QueuedText, T
 from hybridlm.files.finished import FinishedTexts
+from hybridlm.requests.results import TokenLogprobs
 from hybridlm.scoring.distributions import Question, TextQuestion
-from hybridlm.scoring.text_distributions import TextDistributions
 from hybridlm.steps.score import Scored
+
+_BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
+"""Arrays that begin at the first reported token."""
 
 
 @dataclass(eq=False)
 class ScoredText(QueuedText):
-    """A text with a score for each token.
+    """A text with a score for each token, and with a question also ranks and entropies.
 
     Attributes:
+        question, query: both or none.
         logprobs: float32 [T]; NaN for a first token without a prefix.
-        top_logprobs: the most likely tokens per token.
+        top_logprobs: the most likely tokens per token; empty with a question.
+        ranks, entropy: per token, also before the text; 0 and nan before the first reported token.
     """
 
     question: Question | None = None
     query: TextQuestion | None = None
-    distributions: TextDistributions | None = field(init=False, default=None)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
+    ranks: np.ndarray = field(init=False)
+    entropy: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         count = len(self.tokens) - self.before
@@ -34,36 +40,87 @@ class ScoredText(QueuedText):
         self.greedy = np.zeros(count, bool)
         self.top_logprobs = [{} for _ in range(count)]
         if self.question is not None and self.query is not None:
-            self.distributions = TextDistributions(self.question, self.query, len(self.tokens))
+            count, question = max(len(self.tokens) - self.query.first, 0), self.question
+            self.ranks = np.zeros(len(self.tokens), np.int32)
+            self.entropy = np.full(len(self.tokens), np.nan, np.float32)
+            self._top_ids = np.zeros((count, question.top), np.int32)
+            self._top_logprobs = np.zeros((count, question.top), np.float32)
+            self._logprobs = np.zeros((count, question.width), np.float32)
+            self._chosen_ranks = np.zeros((count, question.width), np.int32)
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
         numbers = outputs.logprob, outputs.top_logprobs, outputs.entropy, outputs.chosen_logprobs
         self.check([None if array is None else array[lane, :count] for array in numbers], first)
-        if self.distributions is not None:
-            self.distributions.take(outputs, lane, first, count)
+        if self.query is not None:
+            self._take_distributions(self.query, outputs, lane, first, count)
         first -= self.before
         last = first + count
         self.logprobs[first:last] = outputs.logprob[lane, :count]
         self.greedy[first:last] = outputs.greedy[lane, :count]
-        if self.distributions is None and outputs.top_tokens is not None and outputs.top_logprobs is not None:
+        if self.query is None and outputs.top_tokens is not None and outputs.top_logprobs is not None:
             for i in range(count):
                 ids, values = outputs.top_tokens[lane, i].tolist(), outputs.top_logprobs[lane, i].tolist()
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
 
+    def _take_distributions(self, query: TextQuestion, scored: Scored, lane: int, first: int, count: int) -> None:
+        skipped = max(query.first - first, 0)
+        if skipped >= count:
+            return
+        step, tokens = slice(skipped, count), slice(first + skipped, first + count)
+        places = slice(tokens.start - query.first, tokens.stop - query.first)
+        assert scored.rank is not None and scored.entropy is not None, "a step with a question has them"
+        self.ranks[tokens], self.entropy[tokens] = scored.rank[lane, step], scored.entropy[lane, step]
+        arrays = scored.top_tokens, scored.top_logprobs, scored.chosen_logprobs, scored.chosen_ranks
+        for name, array in zip(_BY_POSITION, arrays, strict=True):
+            if array is not None:
+                getattr(self, name)[places] = array[lane, step]
+
     def results(self) -> dict[str, np.ndarray]:
         """Return the arrays of results by name, without `top_logprobs`."""
-        arrays = {} if self.distributions is None else self.distributions.arrays()
-        return {"logprobs": self.logprobs, "greedy": self.greedy, **arrays}
+        names = () if self.query is None else ("ranks", "entropy", *_BY_POSITION)
+        return {name: getattr(self, name) for name in ("logprobs", "greedy", *names)}
 
     def finish(self) -> None:
         super().finish()
-        if self.parent is not None:
-            count = len(self.parent.tokens) - self.before
-            self.logprobs[:count] = self.parent.logprobs
-            self.greedy[:count] = self.parent.greedy
-            self.top_logprobs[:count] = [dict(top) for top in self.parent.top_logprobs]
-            if self.distributions is not None and self.parent.distributions is not None:
-                self.distributions.copy_from(self.parent.distributions)
+        shared = self.parent
+        if shared is not None:
+            count = len(shared.tokens) - self.before
+            self.logprobs[:count] = shared.logprobs
+            self.greedy[:count] = shared.greedy
+            self.top_logprobs[:count] = [dict(top) for top in shared.top_logprobs]
+            if self.query is not None and len(shared.tokens) > self.query.first:
+                first, end = self.query.first, len(shared.tokens)
+                assert shared.query is not None and shared.query.first == first, "shared chunks have equal questions"
+                self.ranks[first:end], self.entropy[first:end] = shared.ranks[first:], shared.entropy[first:]
+                for name in _BY_POSITION:
+                    getattr(self, name)[: end - first] = getattr(shared, name)
+
+    def top(self) -> TokenLogprobs | None:
+        """Return the most likely tokens of the text's positions; None with `top` 0."""
+        count = 0 if self.question is None else self.question.top
+        if not count:
+            return None
+        positions = len(self._top_ids)
+        ranks = np.tile(np.arange(1, count + 1, dtype=np.int32), positions)
+        offsets = self._offsets(np.full(positions, count, np.int64))
+        return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
+
+    def chosen(self) -> TokenLogprobs | None:
+        """Return the chosen ids of the text's positions; None without any."""
+        if self.question is None or self.query is None or not self.question.chosen:
+            return None
+        ids = self.query.ids
+        lists = [ids] * len(self._logprobs) if isinstance(ids, np.ndarray) else ids
+        counts = np.array(list(map(len, lists)), np.int64)
+        real = np.arange(self.question.width) < counts[:, None]
+        flat = np.concatenate([np.zeros(0, np.int32), *lists])
+        return TokenLogprobs(flat, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts))
+
+    def _offsets(self, counts: np.ndarray) -> np.ndarray:
+        assert self.query is not None
+        offsets = np.zeros(len(self.tokens) - self.before + 1, np.int64)
+        offsets[self.query.first - self.before + 1 :] = np.cumsum(counts)
+        return offsets
 
 
 def restored(

@@ -21,7 +21,7 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        rows: with KV cache, and states of common beginnings of scored texts.
+        rows: with KV cache, and states of common prefixes of scored texts.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.

@@ -63,7 +63,7 @@ class ControlTokens:
             piece = piece.replace(BEGIN, "").replace(END, "")
             piece_ids = self._encode_piece(piece, plain)
             if plain and self._tokenizer.token_to_id(piece) in piece_ids:
-                raise ValueError(f"control token {piece!r}: cannot be plain text, the tokenizer makes the token of it")
+                raise ValueError(f"control token {piece!r}: the tokenizer also encodes its plain text as this token")
             ids += piece_ids
         return ids
 

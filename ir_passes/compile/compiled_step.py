@@ -23,8 +23,8 @@ from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
 def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
     raise TargetError(
-        f"the step was compiled for {target.name} ({target.device_kind}), which this process does not have: it can be "
-        "looked at and not called"
+        f"the step was compiled for {target.name} ({target.device_kind}), which this process lacks: it can be "
+        "inspected here, not called"
     )
 
 

@@ -127,7 +127,7 @@ class ProvedStep(Stage):
 
     Attributes:
         jaxpr: rewritten program, to be compiled.
-        proof: of `jaxpr`; None with an earlier certificate, or without a proof.
+        proof: proof of `jaxpr`; None if it was stored or failed.
         passes: effects of rewrites.
         faults: reasons for a missing proof, with `certify="warn"`.
     """

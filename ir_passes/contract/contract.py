@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import (
     ROW_MAPS,
     Bound,
@@ -128,15 +129,6 @@ def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
         yield Bound(name, entry, shape, dtype)
 
 
-_OF_TOKENS = (
-    "an axis of the tokens of all lanes is Packed(), beside Packed(role='cu_seqlens') or Packed(role='segment_ids')"
-)
-_OF_RANKS = (
-    "cu_seqlens has one entry more than there are lanes, and is one layout: of several data-parallel ranks each has a "
-    "step of its own, with its tokens, lanes and rows"
-)
-
-
 def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
     sizes = {
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
@@ -148,33 +140,26 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         tables = [bound for bound in inputs if isinstance(bound.entry, PageTable) and not bound.entry.packed]
         sizes = {bound.path: bound.shape[0] for bound in tables if len(bound.shape) > 1}
     if not sizes:
-        raise ContractFault.NO_LANES.error(
-            "", "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
-        )
+        raise ContractFault.NO_LANES.error("", fault_texts.NO_LANES)
     if len(set(sizes.values())) > 1:
-        listing = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-        hint = _OF_RANKS if cu_seqlens else _OF_TOKENS
-        raise ContractFault.LANES.error("", f"lane axes have different lengths: {listing}; {hint}")
+        raise ContractFault.LANES.error("", fault_texts.other_lengths(sizes, bool(cu_seqlens)))
     return next(iter(sizes.values()))
 
 
 def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
     for bound in outputs:
         if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
-            message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
-            raise ContractFault.INPUT.error(bound.path, message)
+            raise ContractFault.INPUT.error(bound.path, fault_texts.IDLE_OUTPUT)
     for role in ("length", "active", "active_count"):
         paths = [bound.path for bound in inputs if getattr(bound.entry, "role", None) == role]
         if len(paths) > 1:
-            message = f"{', '.join(paths)} have the role {role!r}, expected one array that tells which lanes are idle"
-            raise ContractFault.ROLE.error(paths[1], message)
+            raise ContractFault.ROLE.error(paths[1], fault_texts.ONE_ROLE.format(paths=", ".join(paths), role=role))
     for bound in inputs:
         rows = bound.shape[0] if bound.shape else 0
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
             continue
         if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
-            actual = f"got {bound.dtype}{bound.shape}{_conversion(bound, np.dtype(np.int32))}"
-            raise ContractFault.ARRAY.error(bound.path, f"{bound.entry} needs int32[{lanes}, pages], {actual}")
+            raise ContractFault.ARRAY.error(bound.path, fault_texts.other_array(bound, lanes, np.dtype(np.int32)))
     for bound in (*inputs, *outputs):
         role = getattr(bound.entry, "role", None)
         if role is None or isinstance(bound.entry, Packed | PageTable):
@@ -182,18 +167,7 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         shape = () if isinstance(bound.entry, Shared) else (lanes,)
         dtype = np.dtype(np.bool_ if role == "active" else np.int32)
         if (bound.shape, bound.dtype) != (shape, dtype):
-            pages = isinstance(bound.entry, SlotMap) and len(bound.shape) > 1 and bound.shape[0] == lanes
-            hint = "; several pages for each lane are a PageTable" if pages else _conversion(bound, dtype)
-            raise ContractFault.ARRAY.error(
-                bound.path, f"{bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}{hint}"
-            )
-
-
-def _conversion(bound: Bound, dtype: Any) -> str:
-    """Return a remedy for an array of another integer type, else ""."""
-    if bound.dtype == dtype or not is_integer(bound.dtype):
-        return ""
-    return f"; convert it on the host: np.asarray(x, np.{'bool_' if dtype == np.bool_ else dtype.name})"
+            raise ContractFault.ARRAY.error(bound.path, fault_texts.other_array(bound, lanes, dtype, shape))
 
 
 def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
@@ -210,19 +184,16 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
                 raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {number}")
         for name in bound.entry.names:
             if name not in groups:
-                listing = ", ".join(sorted(groups)) or "none"
-                raise ContractFault.GROUP.error(bound.path, f"no pool belongs to group {name!r}; groups: {listing}")
+                raise ContractFault.GROUP.error(bound.path, fault_texts.no_group(name, groups))
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
-                message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
-                raise ContractFault.MAPS.error(bound.path, f"group {name!r} {message}")
+                raise ContractFault.MAPS.error(bound.path, fault_texts.TWO_KINDS.format(name=name))
     for name in mapped:
         maps = [(bound.path, bound.entry) for bound in inputs if isinstance(bound.entry, SlotMap)]
         maps = [(path, entry) for path, entry in maps if name in entry.names]
         writers = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
         if len(writers) > 1:
-            message = f"rows of group {name!r} may be written by {' and by '.join(writers)}, which may name one row"
-            remedy = "declare role='read' and role='write', or disjoint=True for all but one"
-            raise ContractFault.MAPS.error(writers[1], f"{message}; {remedy}")
+            text = fault_texts.TWO_WRITERS.format(name=name, writers=" and by ".join(writers))
+            raise ContractFault.MAPS.error(writers[1], text)
     return {*mapped}
 
 
@@ -233,11 +204,8 @@ def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:
     if pool.dims is not None and len(pool.dims) != len(bound.shape):
         raise ContractFault.DIMS.error(bound.path, f"{len(pool.dims)} dims {pool.dims}, got shape {bound.shape}")
     if pool.group not in mapped and bound.shape[pool.axis] != lanes:
-        raise ContractFault.ROWS.error(
-            bound.path,
-            f"group {pool.group!r} has no SlotMap, so it needs one row per lane along axis {pool.axis}: "
-            f"expected {lanes}, got shape {bound.shape}; add a SlotMap or use a pool of {lanes} rows",
-        )
+        text = fault_texts.NO_MAP.format(group=pool.group, axis=pool.axis, lanes=lanes, shape=bound.shape)
+        raise ContractFault.ROWS.error(bound.path, text)
 
 
 def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[int, int]:
@@ -258,10 +226,6 @@ def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[i
         for donor, successor in zip(donors, indices, strict=False):
             old, new = inputs[donor], outputs[successor]
             if (old.shape, old.dtype, old.entry) != (new.shape, new.dtype, new.entry):
-                raise ContractFault.SUCCESSOR.error(
-                    new.path,
-                    f"it succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, "
-                    f"got {new.dtype}{new.shape} {new.entry}",
-                )
+                raise ContractFault.SUCCESSOR.error(new.path, fault_texts.OTHER_SUCCESSOR.format(old=old, new=new))
             pairs[donor] = successor
     return pairs

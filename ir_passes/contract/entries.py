@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.faults import ContractFault
 
 LaneRole = Literal["length", "active", "accepted"]
@@ -244,6 +245,4 @@ def check_role(where: str, entry: Any) -> None:
     known_roles = {kind: (None, *get_args(roles)) for kind, roles in of_arrays.items()}
     roles = known_roles.get(type(entry), get_args(SlotRole))
     if entry.role not in roles:
-        listing = ", ".join(map(repr, roles))
-        message = f"{type(entry).__name__} has no role {entry.role!r}; expected one of {listing}"
-        raise ContractFault.ROLE.error(where, message)
+        raise ContractFault.ROLE.error(where, fault_texts.no_role(entry, roles))

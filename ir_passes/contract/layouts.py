@@ -5,10 +5,9 @@ from typing import get_args
 
 import numpy as np
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import Bound, Packed, PackedRole
 from ir_passes.contract.faults import ContractFault
-
-_NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens', layout='keys')"
 
 
 def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int) -> None:
@@ -26,25 +25,19 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
     for layout in dict.fromkeys(bound.layout for bound in arrays):
         lengths = {bound.path: bound.tokens for bound in arrays if bound.layout == layout and bound.tokens is not None}
         if len({*lengths.values()}) > 1:
-            listing = ", ".join(f"{path}: {length}" for path, length in lengths.items())
-            message = f"packed axes of layout {layout!r} have different lengths: {listing}; {_NAMED}"
-            raise ContractFault.PACKED.error("", message)
+            raise ContractFault.PACKED.error("", fault_texts.other_tokens(layout, lengths))
         for role, entries in descriptions.items():
             paths = [bound.path for bound in entries if bound.layout == layout]
             if len(paths) > 1:
-                message = f"layout {layout!r} has one array of {role}, got {', '.join(paths)}; {_NAMED}"
-                raise ContractFault.PACKED.error("", message)
+                text = fault_texts.ONE_DESCRIPTION.format(layout=layout, role=role, paths=", ".join(paths))
+                raise ContractFault.PACKED.error("", text)
         described = {bound.layout for entries in descriptions.values() for bound in entries}
         if layout not in described:
-            alternatives = ", ".join(sorted(map(repr, described))) or "none"
-            message = f"layout {layout!r} of {', '.join(lengths)} needs an input Packed(role='cu_seqlens') or"
-            remedy = f"Packed(role='segment_ids') with the same layout; layouts that have one: {alternatives}"
-            raise ContractFault.PACKED.error("", f"{message} {remedy}")
+            raise ContractFault.PACKED.error("", fault_texts.no_description(layout, lengths, described))
 
 
 def _check_array(bound: Bound, lanes: int, is_output: bool) -> None:
     if is_output or len(bound.shape) != 1 or bound.dtype != np.int32:
-        message = f"{bound.entry} is an input, an int32 array of bound dimension, got {bound.dtype}{bound.shape}"
-        raise ContractFault.ARRAY.error(bound.path, message)
+        raise ContractFault.ARRAY.error(bound.path, fault_texts.NO_DESCRIPTION.format(bound=bound))
     if bound.entry.role == "cu_seqlens" and bound.shape[0] != lanes + 1:  # type: ignore[union-attr]  # it is Packed
         raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {bound.shape[0]}")

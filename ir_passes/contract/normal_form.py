@@ -31,7 +31,6 @@ def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
-    """Return a step's normal form, with guarded writes to arrays like its inputs of lanes."""
     arrays = {(array.shape, array.dtype) for array in bound.inputs if not isinstance(array.entry, Shared)}
     return guarded(flatten(program), arrays, keep=_is_opaque)
 
@@ -117,8 +116,6 @@ def _outside(scatter: ir.JaxprEqn) -> list[int]:
 
 
 def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
-    """Return a guarded write with the result of the select."""
-
     def chosen(p: Any, new: Any, old: Any) -> Any:
         p = jnp.broadcast_to(p, new.shape)
         return lax.select(p if when else ~p, new, jnp.broadcast_to(old, new.shape).astype(new.dtype))
@@ -126,7 +123,8 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> 
     if write.primitive.name == "dynamic_update_slice":
 
         def values(p: Any, array: Any, updates: Any, *starts: Any) -> Any:
-            return chosen(p, updates, lax.dynamic_slice(array, starts, updates.shape))
+            old = lax.dynamic_slice(array, starts, updates.shape, allow_negative_indices=False)
+            return chosen(p, updates, old)
 
         array, updates, *starts = write.invars
         eqns, (updates,), _ = ir.emit(values, [flag, array, updates, *starts], write)

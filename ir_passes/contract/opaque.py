@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import (
     ENTRIES,
     Lane,
@@ -38,15 +39,12 @@ def check_opaque(name: str, declaration: Any) -> None:
             continue
         donor = donors(declaration).get(k)
         if donor is None or declaration.inputs[donor] != entry:
-            actual = "there is none" if donor is None else f"operand {donor} is {declaration.inputs[donor]}"
-            raise ContractFault.SUCCESSOR.error(
-                f"{where}, result {k}", f"{entry} needs a pool to succeed among the operands, {actual}"
-            )
+            text = fault_texts.no_successor(entry, None if donor is None else (donor, declaration.inputs[donor]))
+            raise ContractFault.SUCCESSOR.error(f"{where}, result {k}", text)
         roles = [row_map.role for _, row_map in maps_of(declaration, entry.group)]
         if roles and sum(role != "read" for role in roles) != 1:
-            listing = ", ".join(map(repr, roles))
-            message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {listing}"
-            raise ContractFault.MAPS.error(f"{where}, result {k}", message)
+            text = fault_texts.ONE_MAP.format(entry=entry, roles=", ".join(map(repr, roles)))
+            raise ContractFault.MAPS.error(f"{where}, result {k}", text)
     packed = [entry for entry in (*declaration.inputs, *declaration.outputs) if isinstance(entry, Packed)]
     for layout in dict.fromkeys(entry.layout for entry in packed):
         if not any(entry.layout == layout and entry.role for entry in packed):
@@ -56,23 +54,19 @@ def check_opaque(name: str, declaration: Any) -> None:
     if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
         raise ContractFault.OPAQUE.error(where, f"fresh is the index of an operand Lane(), got {fresh}")
     if declaration.scratch_bytes is not None and not callable(declaration.scratch_bytes):
-        message = f"scratch_bytes is a function of the number of lanes, got {declaration.scratch_bytes!r}"
-        raise ContractFault.OPAQUE.error(where, message)
+        raise ContractFault.OPAQUE.error(where, fault_texts.NO_FUNCTION.format(declaration.scratch_bytes))
 
 
 def _check_entry(where: str, entry: Any, side: str) -> None:
     if not isinstance(entry, ENTRIES):
-        listing = "Shared, Lane, Packed, Pool, SlotMap, PageTable"
-        raise ContractFault.ENTRY.error(where, f"expected one of {listing}, got {entry!r}")
+        raise ContractFault.ENTRY.error(where, fault_texts.OPAQUE_ENTRY.format(entry))
     check_role(where, entry)
     if isinstance(entry, Packed) and entry.role not in ((None, "cu_seqlens") if side == "operand" else (None,)):
         raise ContractFault.ROLE.error(where, f"expected no role, or 'cu_seqlens' of an operand, got {entry}")
     if isinstance(entry, Lane | Packed | Pool) and entry.axis < 0:
         raise ContractFault.AXIS.error(where, f"axes count from 0, got {entry}")
     if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
-        raise ContractFault.ROLE.error(
-            where, f"the one role that a lane can have here is 'length' of an operand, got {entry}"
-        )
+        raise ContractFault.ROLE.error(where, fault_texts.LENGTH_ONLY.format(entry))
     if isinstance(entry, Unspecified) or (isinstance(entry, Shared) and entry.role is not None):
         raise ContractFault.ENTRY.error(where, f"{entry} says nothing about what an operation does")
     if isinstance(entry, SlotMap | PageTable) and side == "result":
@@ -100,14 +94,11 @@ def donors(declaration: Opaque) -> dict[int, int]:
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
     """True if a call has the declared numbers of operands, results and dimensions."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
-    return all(
-        len(entries) == len(shapes)
-        and all(
-            not isinstance(entry, Pool) or entry.dims is None or len(entry.dims) == len(shape)
-            for entry, shape in zip(entries, shapes, strict=True)
-        )
-        for entries, shapes in sides
-    )
+    if any(len(entries) != len(shapes) for entries, shapes in sides):
+        return False
+    pairs = [pair for side in sides for pair in zip(*side, strict=True)]
+    named = [(entry.dims, shape) for entry, shape in pairs if isinstance(entry, Pool) and entry.dims is not None]
+    return all(len(dims) == len(shape) for dims, shape in named)
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import Opaque
 from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import ir, primitives
@@ -22,7 +23,6 @@ AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """Return the unique name of an operation, or ""."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
@@ -37,7 +37,6 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
 
 
 def short_name(eqn: ir.JaxprEqn) -> str:
-    """Return the name of a function or target, or a print's format."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             return str(eqn.params.get("name") or ", ".join(traced.partition(AT)[0] for traced in _traced(eqn)))
@@ -120,12 +119,7 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
     for name in opaque:
         if name in primitives.OPAQUE:
             names = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
-            listing = ", ".join(repr(exact) for exact in dict.fromkeys(names)) or "none"
-            raise ContractFault.OPAQUE_NAME.error(
-                f"opaque {name!r}",
-                f"expected the name of a function, target or format, got a primitive's, which is that "
-                f"of all its calls; names in this step: {listing}",
-            )
+            raise ContractFault.OPAQUE_NAME.error(f"opaque {name!r}", fault_texts.primitive_name(names))
 
 
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:

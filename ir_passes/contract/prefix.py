@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import ENTRIES, Unspecified
 from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr.tracing import FunctionSignature
@@ -38,11 +39,7 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
         listing = ", ".join(entry.__name__ for entry in ENTRIES)
         raise ContractFault.ENTRY.error(where, f"expected one of {listing}, got {entries!r}")
     if value_children is None or _structure(entries) != _structure(value):
-        raise ContractFault.PREFIX.error(
-            where,
-            f"the entries are no prefix of the value: expected one entry or {_describe(value)}, "
-            f"got {_describe(entries)}",
-        )
+        raise ContractFault.PREFIX.error(where, fault_texts.no_prefix(value, entries, _children))
     for (_, below), (key, part) in zip(entry_children, value_children, strict=True):
         yield from spread(below, part, where + jax.tree_util.keystr((key,)))
 
@@ -56,16 +53,6 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 def _structure(node: Any) -> Any:
     return jax.tree.structure(node, is_leaf=lambda x: x is not node)
-
-
-def _describe(node: Any) -> str:
-    children = _children(node)
-    if children is None:
-        return "an array" if hasattr(node, "shape") else repr(node)
-    if isinstance(node, tuple | list) and not hasattr(node, "_fields"):
-        return f"a {type(node).__name__} of {len(children)}"
-    keys = ", ".join(jax.tree_util.keystr((key,)) for key, _ in children)
-    return f"{type(node).__name__} with {keys}" if keys else f"{type(node).__name__} of nothing"
 
 
 def by_argument(
@@ -89,9 +76,7 @@ def by_argument(
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))
     if not isinstance(inputs, tuple):
-        raise ContractFault.ARGUMENTS.error(
-            "inputs", f"expected one entry or a tuple with one for each argument, got {inputs!r}"
-        )
+        raise ContractFault.ARGUMENTS.error("inputs", fault_texts.NO_TUPLE.format(inputs))
     for number, (entries, value) in enumerate(zip_longest(inputs[: len(args)], args, fillvalue=MISSING)):
         yield f"args[{number}]", entries, value
     unclaimed = dict(enumerate(inputs[len(args) :], len(args)))
@@ -102,8 +87,4 @@ def by_argument(
     positional, optional = parameters.positional, parameters.optional
     unused = [k for k in unclaimed if k >= len(positional) or positional[k] not in optional]
     if unused:
-        raise ContractFault.ARGUMENTS.error(
-            "args",
-            f"the contract has {len(inputs)} entries, the step was given {len(args)} arguments by position"
-            + (f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""),
-        )
+        raise ContractFault.ARGUMENTS.error("args", fault_texts.other_count(len(inputs), len(args), kwargs))

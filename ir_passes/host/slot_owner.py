@@ -97,7 +97,7 @@ class Slot(Token):
 
 
 class SlotOwner:
-    """Allocator of a pool's rows, without the null row: the longest free row first.
+    """Allocator of a pool's rows except the null row; `acquire` returns the row released first.
 
     Methods are thread-safe, but the caller orders calls: an array of `bind` is valid until one of its slots is
     released.

@@ -72,7 +72,6 @@ def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
 
 
 def maker(jaxpr: ir.Jaxpr, atom: ir.Atom) -> Any:
-    """Return the equation of a value, or None."""
     return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)
 
 

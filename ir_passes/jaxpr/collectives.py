@@ -43,8 +43,8 @@ class Collective:
     Attributes:
         operation: name in `jax.lax`.
         axes: mesh axes.
-        devices: number in each group.
-        bytes: of the operand on each device, per run.
+        devices: number of devices in each group.
+        bytes: operand bytes on each device, per run.
         times: runs per call; None for a data-dependent loop. Every branch counts.
         source: user's "file:line".
     """

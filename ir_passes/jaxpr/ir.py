@@ -4,17 +4,10 @@ More than 300 lines: one adapter to the same names of JAX.
 """
 
 import inspect
-import os
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
@@ -23,6 +16,8 @@ from jax.interpreters import partial_eval as _partial_eval
 
 from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.primitives import CALLS, OPAQUE
+from ir_passes.jaxpr.sources import frames_of as frames_of
+from ir_passes.jaxpr.sources import source_of as source_of
 
 Var = core.Var
 Literal = core.Literal
@@ -53,15 +48,6 @@ def sourced(eqn: JaxprEqn) -> Any:
 
 def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
-
-
-def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
-    """Return an array type, on the mesh of `place` if there is one."""
-    aval = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
-    if place is None:
-        return aval
-    spec = (*place.spec, *[None] * (len(shape) - len(place.spec)))
-    return aval.update(sharding=jax.sharding.NamedSharding(place.mesh.abstract_mesh, jax.sharding.PartitionSpec(*spec)))
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -102,45 +88,6 @@ def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
             yield from all_eqns(inner, opaque)
 
 
-MAX_FRAMES = 8
-"""Bound on the source lines of an equation."""
-_OWN = f"{Path(__file__).parents[1]}{os.sep}"
-
-
-def source_of(eqn: JaxprEqn) -> str:
-    """Return the user's "file:line" of an equation, or "unknown"."""
-    return next(iter(_frames(eqn.source_info.traceback, 1)), "unknown")
-
-
-def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Return the user's "file:line"s of an equation, innermost first, then known callers."""
-    places: list[str] = []
-    info = eqn.source_info
-    while info is not None:
-        places += _frames(info.traceback, MAX_FRAMES)
-        info = getattr(info, "caller", None)
-    return tuple(dict.fromkeys(places))
-
-
-@lru_cache(maxsize=4096)
-def _frames(traceback: Any, count: int) -> tuple[str, ...]:
-    """Return source lines outside JAX, flax and this package, else the innermost line."""
-    info, places = _source_info.SourceInfo(traceback, _source_info.NameStack()), list[str]()
-    for frames in sorted({count, MAX_FRAMES}):
-        lines = _source_info.summarize(info, frames).splitlines()
-        places = [match.group(1) for line in reversed(lines) if (match := re.match(r"(.*?:\d+)", line))]
-        foreign = (_OWN, *(f"{path}{os.sep}" for path in getattr(sys.modules.get("flax"), "__path__", ())))
-        users = [place for place in places if not place.startswith(foreign)]
-        if users:
-            return tuple(users[:count])
-    return tuple(places[:1])
-
-
-def maker_of(jaxpr: Jaxpr, atom: Atom) -> int:
-    """Return the index of the equation that defines a value, or the number of equations."""
-    return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
-
-
 def definition_of(jitted: Any) -> str:
     """Return "name at file:line" of a jitted function, as its callers' programs record it."""
     function = inspect.unwrap(jitted)
@@ -160,7 +107,6 @@ def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
 
 
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
-    """Return a jaxpr of these parts, without constants and variable names."""
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
@@ -213,11 +159,6 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     return ClosedJaxpr(flat, consts)
 
 
-def copying(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation that copies."""
-    return eqn.replace(primitive=primitives.copy_p, params={})
-
-
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     """Return the numbers of constants and carries among a scan's operands; `xs` follow."""
     if "num_consts" in eqn.params:
@@ -226,35 +167,12 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    operands: dict[Var, Any] = {
-        atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
-    }
-    outvars = [var for var in eqn.outvars if not isinstance(var, DropVar)]
-    program = ClosedJaxpr(replace(_EMPTY.jaxpr, list(operands), [eqn], outvars).replace(effects=eqn.effects), ())
-    return core.jaxpr_as_fun(program)(*operands.values())
-
-
-_EMPTY = jax.make_jaxpr(lambda: ())()
-
-
 def check(program: ClosedJaxpr) -> None:
     core.check_jaxpr(program.jaxpr)
 
 
 def types(atoms: Sequence[Atom]) -> list[str]:
     return [atom.aval.str_short() for atom in atoms]
-
-
-def with_eqns(
-    program: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Atom], consts: Mapping[Var, Any]
-) -> ClosedJaxpr:
-    """Return a program with the same inputs, other equations and results, and more constants."""
-    constvars = [*program.jaxpr.constvars, *consts]
-    flat = program.jaxpr.replace(
-        constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
-    )
-    return ClosedJaxpr(flat, [*program.consts, *consts.values()])
 
 
 def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
@@ -312,12 +230,6 @@ def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn
 def of_types(avals: Sequence[Any]) -> list[Var]:
     new_var = core.gensym()
     return [new_var(aval) for aval in avals]
-
-
-def run_eqns(eqns: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Var]) -> Callable[..., list[Any]]:
-    """Return equations as a function of `inputs`; when traced, each keeps its source."""
-    program = replace(_EMPTY.jaxpr, inputs, eqns, outputs)
-    return core.jaxpr_as_fun(ClosedJaxpr(program, ()))
 
 
 def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:

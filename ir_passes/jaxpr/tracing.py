@@ -53,12 +53,9 @@ class FunctionSignature:
         static |= {k for k, parameter in enumerate(ordered) if parameter.name in names}
         by_name = {parameter.name for k, parameter in enumerate(ordered) if k in static and parameter.kind is by_either}
         positional = [parameter for k, parameter in enumerate(ordered) if k not in static]
-        return cls(
-            tuple(parameter.name for parameter in positional),
-            frozenset(parameter.name for parameter in positional if parameter.default is not parameter.empty),
-            frozenset(static),
-            frozenset(by_name | set(names)),
-        )
+        optional = [parameter.name for parameter in positional if parameter.default is not parameter.empty]
+        ordered_names = tuple(parameter.name for parameter in positional)
+        return cls(ordered_names, frozenset(optional), frozenset(static), frozenset(by_name | set(names)))
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
         static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]

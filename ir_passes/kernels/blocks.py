@@ -6,7 +6,6 @@ the body confirms or refutes it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -129,7 +128,6 @@ class Blocks:
         return [dim for dim, part in parts if part.axis is None and part.moves and part.level == axis]
 
     def same_place(self, other: "Blocks") -> bool:
-        """Whether each step works on the same block of both arrays."""
         first, second = ((x.shape, x.components, x.squeezed, str(x.index_map)) for x in (self, other))
         return first == second
 
@@ -160,7 +158,6 @@ def _dependencies(jaxpr: Any, axes: int) -> Any:
 
 
 SCRATCH = "scratch"
-MAX_GUESSES = 12
 
 
 @dataclass(frozen=True)
@@ -184,31 +181,18 @@ class BlockGuessFailed(Exception):
         self.array = array
 
 
-def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Blocks]:
-    """Return `Blocks` with whole dimensions cut by grid axes."""
-    dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
-    axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]
-    cuts = [
-        tuple(zip(chosen_dims, chosen_axes, strict=True))
-        for count in range(min(len(dims), len(axes)), 0, -1)
-        for chosen_dims in combinations(dims, count)
-        for chosen_axes in permutations(axes, count)
-    ]
-    cuts = [cut for cut in cuts if all(blocks.shape[d] % grid[axis] == 0 for d, axis in cut)]
-    # parts of one element are the likeliest
-    cuts.sort(key=lambda cut: sum(blocks.shape[d] != grid[axis] for d, axis in cut))
-    return [_cut(blocks, cut, grid) for cut in cuts[:MAX_GUESSES]]
-
-
-def _cut(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:
+def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:
+    """Return `Blocks` with whole dimensions cut by the steps of grid axes: pairs of both."""
     components = list(blocks.components)
     for dim, axis in cut:
-        components[dim] = Component(blocks.shape[dim] // grid[axis], axis, frozenset({axis}), True)
+        size, rest = divmod(blocks.shape[dim], grid[axis])
+        assert not rest and not components[dim].moves and dim not in blocks.squeezed and axis not in blocks.axes
+        components[dim] = Component(size, axis, frozenset({axis}), True)
+    assert len({axis for _, axis in cut}) == len({dim for dim, _ in cut}) == len(cut)
     return replace(blocks, components=tuple(components), guess=dict(cut))
 
 
 def step_part(blocks: Blocks, body_axes: Sequence[int], array: Any) -> StepPart | None:
-    """Return a step's part, if guessed."""
     if not blocks.guess:
         return None
     body_dims = {d: d - sum(squeezed < d for squeezed in blocks.squeezed) for d in blocks.guess}

@@ -145,14 +145,12 @@ class Copies:
         """Raise UnreadableKernel for a conflict with a running copy."""
         if self.missing is not None:
             return
-        if any(
-            self._meet(copy.target, copy.written, ref, key) or (writes and self._meet(copy.source, copy.read, ref, key))
-            for copy in self.running
-        ):
+        touched = [(copy.target, copy.written) for copy in self.running]
+        touched += [(copy.source, copy.read) for copy in self.running] if writes else []
+        if any(self._meet(*place, ref, key) for place in touched):
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
     def check_none(self, where: str) -> None:
-        """Raise UnreadableKernel if a copy is running."""
         if self.running:
             raise UnreadableKernel(f"a copy is under way {where}")
 

@@ -23,7 +23,6 @@ class ReadKernels:
 
 
 def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -> ReadKernels:
-    """Replace each kernel by plain operations."""
     read: list[ir.JaxprEqn] = []
     unread: dict[int, str] = {}
 

@@ -54,7 +54,6 @@ def constant(number: Any) -> Term:
 
 
 def unknown(key: Hashable, operands: Sequence[Term] = ()) -> Term:
-    """Return the term of an unknown number, equal for equal keys and operands."""
     return Term("", ("unknown", key), tuple(operands))
 
 
@@ -147,7 +146,6 @@ def without_constant(term: Term) -> tuple[Term, int]:
 
 
 def equal(first: Term, second: Term, domains: Domains) -> bool:
-    """True if two terms are equal in all cases."""
     if first == second:
         return True
     cases = numbers_of((first, second), domains)
@@ -155,7 +153,6 @@ def equal(first: Term, second: Term, domains: Domains) -> bool:
 
 
 def in_bounds(term: Term, size: int, domains: Domains) -> bool:
-    """True if a term is in [0, size) in all cases."""
     cases = numbers_of((term,), domains)
     return cases is not None and bool(np.all((cases[0] >= 0) & (cases[0] < size)))
 

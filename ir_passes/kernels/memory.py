@@ -20,7 +20,6 @@ class UnreadableKernel(ValueError):
     is_located = False
 
     def at(self, eqn: ir.JaxprEqn) -> "UnreadableKernel":
-        """Add the innermost equation."""
         if not self.is_located:
             self.is_located, self.args = True, (f"{eqn.primitive.name} at {ir.source_of(eqn)}: {self}",)
         return self
@@ -41,7 +40,6 @@ def within(index: Any, bound: int) -> Any:
 
 
 def padded(array: Any, shape: tuple[int, ...]) -> Any:
-    """Extend an array with foreign memory."""
     for dim, size in enumerate(shape):
         if size > array.shape[dim]:
             array = _padding_p.bind(array, dim=dim, size=size)

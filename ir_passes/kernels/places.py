@@ -86,11 +86,8 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
             raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}")
         places = [_checked(place_of(index), int(full)) for index, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
-        if (
-            any(arrays)
-            and not all(arrays)
-            and (sum(arrays) > 1 or not all(map(_covers, places, indexer.shape, arrays)))
-        ):
+        is_alone = sum(arrays) == 1 and all(map(_covers, places, indexer.shape, arrays))
+        if any(arrays) and not all(arrays) and not is_alone:
             raise UnreadableKernel("arrays of indices beside slices")
         all_places.append(places)
     return all_places

@@ -26,9 +26,10 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, guesses, step_part
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, step_part
 from ir_passes.kernels.body import run_body
 from ir_passes.kernels.copies import Copies
+from ir_passes.kernels.guesses import guesses
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
 
@@ -243,11 +244,8 @@ class _Kernel:
             fresh = _State(state.results, self._fresh())
             return _State(self._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
 
-        block_sizes = {
-            dim: blocks.components[dim].block
-            for blocks in (*self.inputs, *self.outputs)
-            if (dim := blocks.along(axis)) is not None
-        }
+        pairs = [(blocks, blocks.along(axis)) for blocks in (*self.inputs, *self.outputs)]
+        block_sizes = {dim: blocks.components[dim].block for blocks, dim in pairs if dim is not None}
         if size == 1 and not block_sizes:
             return step(np.int32(0), inputs, state)
         # lanes are usually rows: an unrolled step has a known block of them
@@ -281,12 +279,9 @@ class _Kernel:
 
     def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
         size = self.grid[axis]
-        covered = {
-            k: dim
-            for k, blocks in enumerate(self.inputs)
-            if (dim := blocks.along(axis)) is not None and inputs[k] is not None
-        }
-        stacked = {k: dim for k, blocks in enumerate(self.outputs) if (dim := blocks.along(axis)) is not None}
+        dims = [{k: blocks.along(axis) for k, blocks in enumerate(side)} for side in (self.inputs, self.outputs)]
+        covered = {k: dim for k, dim in dims[0].items() if dim is not None and inputs[k] is not None}
+        stacked = {k: dim for k, dim in dims[1].items() if dim is not None}
         carried = [k for k in range(len(self.outputs)) if k not in stacked]
         xs = (
             jnp.arange(size, dtype=jnp.int32),

@@ -40,7 +40,6 @@ class Ref:
 
     @property
     def value(self) -> Any:
-        """The content, with all stores."""
         for places, new in self._pieces:
             self._value = write_at(self._value, places, new)
         self._pieces = []
@@ -81,11 +80,10 @@ class Ref:
 
     def _is_written(self, key: Key | None) -> bool:
         bounds = [(index_terms.constant(0), size, 1) for size in self.shape]
-        return bool(key) and any(
-            len(place) == 1
-            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], bounds, strict=True))
-            for place in self.written
-        )
+        if not key:
+            return False
+        places = [place[0] for place in self.written if len(place) == 1]
+        return any(all(w in pair for w, *pair in zip(place, key[0], bounds, strict=True)) for place in places)
 
     def store(self, places: Places, new: Any, mask: Any = None, key: Key | None = None) -> None:
         """Write the elements with a true mask."""
@@ -109,8 +107,6 @@ class Ref:
 
 
 class HeldMemory:
-    """The memory of a loop or a branch."""
-
     def __init__(self, refs: Sequence[Ref]):
         self.refs = refs
 

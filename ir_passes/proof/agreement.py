@@ -61,5 +61,4 @@ def _differ(word: Array, over: tuple[str, ...]) -> Array:
 
 
 def compares_devices(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation has the result of `devices_agree`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == CROSSING + _REASON

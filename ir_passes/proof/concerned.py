@@ -1,8 +1,9 @@
-"""The lanes and pools of a violation, by number and by path."""
+"""The lanes and pools of a violation, by number and by path, and owners in words."""
 
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract.contract import BoundContract
+from ir_passes.contract.entries import ONE_LAYOUT
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, mesh_axes
 
 
@@ -52,3 +53,26 @@ def _devices(split: tuple[str | Symbol, ...]) -> str:
     axes = mesh_axes(split)
     tiles = " of each tile of a loop" if len(axes) < len(split) else ""
     return tiles + (f" of each device along {', '.join(axes)}" if axes else "")
+
+
+def describe(owner: Owner) -> str:
+    match owner:
+        case Common():
+            return "shared"
+        case OneLane(lane):
+            noun = _noun(owner.packed)
+            return f"{noun} {lane}" if isinstance(lane, int) else f"the {noun} of a loop index"
+        case LaneRows(axis, inner, start, order):
+            noun = _noun(owner.packed)
+            rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
+            origin = f" from {noun} {start}" if start else ""
+            suffix = "" if order is None else ", permuted"
+            return f"{rows} along axis {axis}{origin}{suffix}"
+        case PoolRows(_, group, axis):
+            return f"pool {group!r}, rows along axis {axis}"
+        case Mixed(cause):
+            return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+def _noun(layout: str) -> str:
+    return "lane" if not layout else "token" if layout == ONE_LAYOUT else f"{layout!r} token"

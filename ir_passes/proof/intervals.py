@@ -13,7 +13,6 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 
 def dtype_range(aval: Any) -> Range | None:
-    """Return the limits of an integer or boolean dtype."""
     return _range_of(getattr(aval, "dtype", None))
 
 
@@ -25,7 +24,6 @@ def _range_of(dtype: Any) -> Range | None:
 
 
 def fits(aval: Any, *numbers: int) -> bool:
-    """Whether numbers are within the limits of a dtype."""
     limits = dtype_range(aval)
     return limits is not None and all(limits[0] <= number <= limits[1] for number in numbers)
 

@@ -29,12 +29,13 @@ from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.kernels import ReadKernels
-from ir_passes.proof import packed_layout
+from ir_passes.proof import packed_layout, refusals
+from ir_passes.proof.advice import IDLE_LANES
 from ir_passes.proof.assumed import assumed_calls, assumed_of, dimensions_not_proved, noted_kernels
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dims import dim_violations
 from ir_passes.proof.numbering import Leaf
-from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
+from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import opaque_calls
@@ -103,10 +104,10 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     except (ContractError, IsolationError):
         raise
     except Exception as error:  # outside of the rules: `Site.apply` names the operation of a failing rule
-        message = f"the proof failed: {type(error).__name__}: {error}"
-        remedy = "report the error with the step"
         about = concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        raise IsolationError((Violation(ViolationKind.UNKNOWN, "", "unknown", message, remedy, about),)) from error
+        raise IsolationError(
+            (refusals.PROOF_FAILED(error=type(error).__name__, reason=error).violation(about),)
+        ) from error
     return replace(proved, seconds=time.perf_counter() - start)
 
 
@@ -127,7 +128,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
                 counted = Prover(bound, counted=True)
                 running = walk(counted, flat)
                 mixed = [*counted.violations, *outputs(counted, flat, running, pools=True)]
-                violations += [_not_by_lane(violation) for violation in mixed if violation not in violations]
+                violations += [refusals.not_by_lane(violation) for violation in mixed if violation not in violations]
             idle = Prover(bound, idle=role, counted=role == "active_count")
             idle_results = walk(idle, flat)
             violations += changed_rows(idle, flat, running, idle_results)
@@ -146,25 +147,11 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         raise IsolationError(once(violations))
     prover.notes.update([*dimensions_not_proved(bound), *noted_kernels(kernels)])
     assumed = [*prover.assumed, *assumed_calls(prover.declared, bound.opaque), *assumed_of(bound)]
-    return Proof(
-        bound.lanes,
-        len(flat.jaxpr.eqns),
-        tuple(claim.statement() for claim in proved),
-        tuple(sorted(assumed)),
-        tuple(sorted(prover.notes)),
-        0.0,
-    )
-
-
-def _not_by_lane(violation: Violation) -> Violation:
-    """Return the violation of comparing the active count across lanes."""
-    message = f"it is not shown that a lane behind the active ones keeps its rows: {violation.message}"
-    remedy = "use arange(lanes) < active_count lane by lane: where(arange(lanes) < active_count, new, old)"
-    return replace(violation, kind=ViolationKind.IDLE, message=message, remedy=remedy)
+    statements = tuple(claim.statement() for claim in proved), tuple(sorted(assumed)), tuple(sorted(prover.notes))
+    return Proof(bound.lanes, len(flat.jaxpr.eqns), *statements, 0.0)
 
 
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """Interpret a flat program; return its results' values."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, Leaf(leaf), array) for leaf, array in enumerate(prover.bound.inputs)]
@@ -182,12 +169,8 @@ def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
     number, lanes = prover.fresh(), prover.bound.lanes
     match array.entry:
         case Unspecified():
-            message = (
-                f"{array.path}, which the contract leaves out and which may hold anything of any lane, reaches this"
-            )
-            remedy = "give it an entry: Shared() if it is the same for every lane, Lane() if it has an index for each"
             about = concerned(prover.bound, [(LaneRows(0), (lanes,))])
-            return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", message, remedy, about)), number)
+            return Value(Mixed(refusals.UNSPECIFIED(path=array.path).violation(about)), number)
         case Shared(role):
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
         case Packed(_, "cu_seqlens", layout):
@@ -244,13 +227,8 @@ def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
                 writes = (access for access in prover.accesses if access.write and access.leaf in (leaf, first))
                 write = next(writes, None)
                 paths = prover.bound.inputs[first].path, prover.bound.inputs[leaf].path
-                message = f"{paths[0]} and {paths[1]} belong to one group and are written at different rows"
-                remedy = "write all pools of a group by the same index, the same number of times"
-                kind = ViolationKind.COUPLING
-                if write is None:
-                    violation = Violation(kind, "", "unknown", message, remedy)
-                else:
-                    violation = write.site.violation(kind, message, remedy)
+                text = refusals.UNCOUPLED(first=paths[0], second=paths[1])
+                violation = text.violation() if write is None else write.site.violation(*text)
                 violations.append(replace(violation, concerned=paths))
     return violations
 
@@ -260,7 +238,6 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
-    """Find constants with the shape and dtype of a pool."""
     pools = {(array.shape, array.dtype): array.path for array in prover.bound.inputs if isinstance(array.entry, Pool)}
     eqns, violations = flat.jaxpr.eqns, []
     for var in flat.jaxpr.constvars:
@@ -268,8 +245,6 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         if path is None:
             continue
         first_use = next((index for index, eqn in enumerate(eqns) if var in eqn.invars), len(eqns))
-        message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
         place = Place(flat.jaxpr, first_use, prover.values[flat.jaxpr])
-        remedy = "make it an argument of the step"
-        violations.append(violation_at(place, ViolationKind.CONSTANT, message, remedy, (path,)))
+        violations.append(violation_at(place, *refusals.BAKED_POOL(path=path), (path,)))
     return violations

@@ -16,8 +16,6 @@ class Version(int):
 
 
 class Leaf(int):
-    """Index of an array among the step's flattened inputs."""
-
     __slots__ = ()
 
 
@@ -34,7 +32,6 @@ class Numbering:
         self._last = 1
 
     def fresh(self) -> Number:
-        """Return a new number."""
         self._last += 1
         return Number(self._last)
 

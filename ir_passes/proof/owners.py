@@ -4,7 +4,6 @@
 
 from dataclasses import dataclass, replace
 
-from ir_passes.contract.entries import ONE_LAYOUT
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.views import View
 from ir_passes.proof.violations import Violation
@@ -116,37 +115,12 @@ Owner = Common | OneLane | LaneRows | PoolRows | Mixed
 COMMON = Common()
 
 
-def describe(owner: Owner) -> str:
-    match owner:
-        case Common():
-            return "shared"
-        case OneLane(lane):
-            noun = _noun(owner.packed)
-            return f"{noun} {lane}" if isinstance(lane, int) else f"the {noun} of a loop index"
-        case LaneRows(axis, inner, start, order):
-            noun = _noun(owner.packed)
-            rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
-            origin = f" from {noun} {start}" if start else ""
-            suffix = "" if order is None else ", permuted"
-            return f"{rows} along axis {axis}{origin}{suffix}"
-        case PoolRows(_, group, axis):
-            return f"pool {group!r}, rows along axis {axis}"
-        case Mixed(cause):
-            return f"several lanes ({cause.primitive} at {cause.source})"
-
-
-def _noun(layout: str) -> str:
-    return "lane" if not layout else "token" if layout == ONE_LAYOUT else f"{layout!r} token"
-
-
 _ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """Return the axis of rows, if any."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:
-    """Return an owner with its rows along another axis."""
     return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -69,7 +69,6 @@ def _traced(ways: Ways, lanes: int, tokens: int) -> tuple[tuple[ir.ClosedJaxpr, 
 
 
 def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
-    """Return the names of a program's operations."""
     return frozenset(eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr))
 
 

@@ -23,14 +23,12 @@ class PoolVersions:
     last: int = 0
 
     def first(self, leaf: Leaf) -> Version:
-        """Return the first version of a pool."""
         self.last += 1
         version = Version(self.last)
         self.leaf_of[version] = leaf
         return version
 
     def succeed(self, version: Version | None) -> Version | None:
-        """Return the version after a write."""
         if version is None:
             return None
         self.consumed.add(version)
@@ -48,7 +46,6 @@ class PoolVersions:
         return part
 
     def put_together(self, version: Version | None) -> Version | None:
-        """Return a pool's version with its parts."""
         if version is None or version not in self.origin:
             return version
         pool = self.origin[version]

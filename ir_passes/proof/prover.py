@@ -109,12 +109,10 @@ class Prover:
         self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> Number:
-        """Return a new value number."""
         return self.numbers.fresh()
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        """Interpret a program on each device."""
         outer = self.devices, self.invariance
         self.devices, self.invariance = self.devices | devices, self.invariance and invariance
         yield
@@ -122,7 +120,6 @@ class Prover:
 
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
-        """Interpret a program under a condition."""
         outer = self.diverging
         self.diverging = outer | self.varying(atom)
         yield
@@ -130,7 +127,6 @@ class Prover:
 
     @contextmanager
     def called_at(self, eqn: Any) -> Iterator[None]:
-        """Interpret the body of an equation."""
         self.callers.append(eqn)
         yield
         self.callers.pop()
@@ -194,7 +190,6 @@ class Prover:
         forget()
 
     def makers(self, jaxpr: Any) -> dict[Any, Any]:
-        """Return the equations of a program's results."""
         if id(jaxpr) not in self._makers:
             self._makers[id(jaxpr)] = jaxpr, {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         return self._makers[id(jaxpr)][1]

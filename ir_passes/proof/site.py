@@ -9,20 +9,16 @@ from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
-from ir_passes.proof.concerned import concerned
+from ir_passes.proof import refusals
+from ir_passes.proof.concerned import concerned, describe
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import PARAMETERS, RULES
-from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
+from ir_passes.proof.uniformity import reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, IndexSum, Iota, OffsetEntry, Tiles, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, violation_at
-
-_REMEDIES = {
-    "check": "make its error a result of each lane: error, y = jax.vmap(checkify.checkify(one_lane))(x), both Lane()"
-}
-"""Operation without a rule -> the remedy."""
 
 
 @dataclass(slots=True)
@@ -43,12 +39,10 @@ class Site:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The equation's parameters."""
         return self.eqn.params
 
     @property
     def name(self) -> str:
-        """Name of the primitive."""
         return self.eqn.primitive.name
 
     @property
@@ -59,22 +53,16 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first result."""
         return ir.shape_of(self.eqn.outvars[0])
 
     def maker(self, atom: Any) -> Any:
-        """Return the equation of a value."""
         return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
 
     def apply(self, operands: list[Value]) -> list[Value]:
         """Return the results' values by the primitive's rule."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
-                self.report(
-                    ViolationKind.STALE,
-                    f"{self.path(value)} is read after a later version of it was made",
-                    "use the version that the write returned, or read before the write",
-                )
+                self.report(*refusals.STALE_READ(path=self.path(value)))
         try:
             results = self._before_sum(operands) or self._by_rule(operands)
             results = [self._completed(value, operands, k) for k, value in enumerate(results)]
@@ -82,9 +70,8 @@ class Site:
         except IsolationError:
             raise
         except Exception as error:
-            message = f"the rule of {self.name!r} failed on this form: {type(error).__name__}: {error}"
-            remedy = "report the error; write the operation in another form, or declare its function by rowwise"
-            raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
+            text = refusals.RULE_FAILED(name=self.name, error=type(error).__name__, reason=error)
+            raise IsolationError((self.violation(*text),)) from error
 
     def _by_rule(self, operands: list[Value]) -> list[Value]:
         rule = RULES.get(self.name)
@@ -96,15 +83,11 @@ class Site:
             return rule(self, *operands)
 
     def _refused(self) -> list[Value]:
-        message = f"nothing is known of {self.name!r}"
-        remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
-        if self.name in RULES:
-            message = f"{self.name!r} with {PARAMETERS[self.name].unknown(self.params)} has no rule"
-            remedy = "leave this parameter at its default, or put the operation in a function declared by rowwise"
-        remedy = _REMEDIES.get(self.name, remedy)
+        parameter = PARAMETERS[self.name].unknown(self.params) if self.name in RULES else None
+        text = refusals.no_rule(self.name, parameter, self.eqn.effects)
         if self.eqn.effects:
-            self.report(ViolationKind.UNKNOWN, f"{message}, and it has effects {self.eqn.effects}", remedy)
-        owner = self.mixed(message, remedy, ViolationKind.UNKNOWN)
+            self.report(*text)
+        owner = self.mixed(*text)
         return [Value(owner) for _ in self.eqn.outvars]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
@@ -114,9 +97,7 @@ class Site:
         moves = self.name in primitives.MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
         if not axes or has_rule or self.name in primitives.DEVICE_SUMS or moves:
             return []
-        along = ", ".join(sorted(axes))
-        message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"
-        mixed = self.mixed(message, f"sum what was read over {along} first, by lax.psum", ViolationKind.COLLECTIVE)
+        mixed = self.mixed(*refusals.BEFORE_SUM(along=", ".join(sorted(axes))))
         return [Value(mixed) for _ in self.eqn.outvars]
 
     def _completed(self, value: Value, operands: list[Value], result: int) -> Value:
@@ -128,7 +109,7 @@ class Site:
         elif isinstance(owner, PoolRows):
             owner = self._framed(owner, operands)
         elif reveals_order(self.eqn, owner, operands, self.shapes):
-            owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
+            owner = self.mixed(*refusals.ARRAY_REVEALS_ORDER)
         if isinstance(owner, Mixed) and (self.prover.idle or self.prover.stopped):
             bounds = None  # the element may come from another lane, and that lane is not idle
         fact = value.fact or self._constant(operands) or self._tiled(owner, operands)
@@ -183,11 +164,7 @@ class Site:
 
     def unframed(self, owner: PoolRows) -> PoolRows:
         """Return the pool with all its rows changed."""
-        violation = self.violation(
-            ViolationKind.FRAME,
-            f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
-            "gather the lanes' rows by the slot map, compute, and scatter them back",
-        )
+        violation = self.violation(*refusals.EVERY_ROW_COMPUTED(name=self.name, group=owner.group))
         return replace(owner, view=(), unframed=owner.unframed or violation)
 
     def layout_of(self, value: Value, shape: tuple[int, ...]) -> str | None:
@@ -197,24 +174,22 @@ class Site:
         return next((layout for layout, fact in offsets.items() if value.fact == fact), None)
 
     def path(self, value: Value) -> str:
-        """Return the path of a version's pool."""
         leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
-    def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """Return a violation of this equation's lanes and pools."""
+    def violation(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Violation:
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound, place = self.prover.bound, Place(self.jaxpr, self.index, self.env)
         lanes_and_pools = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        return violation_at(place, kind, message, remedy, lanes_and_pools, self.prover.callers[::-1])
+        return violation_at(place, message, remedy, kind, lanes_and_pools, self.prover.callers[::-1])
 
-    def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
+    def report(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> None:
         """Record a violation, even if no output depends on the result."""
-        self.prover.violations.append(self.violation(kind, message, remedy))
+        self.prover.violations.append(self.violation(message, remedy, kind))
 
     def mixed(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Mixed:
         """Return `Mixed`: a violation if an output depends on the result."""
-        return Mixed(self.violation(kind, message, remedy))
+        return Mixed(self.violation(message, remedy, kind))
 
     def join(self, *owners: Owner) -> Owner:
         """Return the least owner above all these owners."""
@@ -231,27 +206,20 @@ class Site:
                 if isinstance(joined, Mixed):
                     return joined
             else:
-                return self.mixed(
-                    f"it combines {describe(joined)} with {describe(owner)}",
-                    "combine only elements of the same lane; keep lanes on one axis, in one order",
-                )
+                return self.mixed(*refusals.TWO_OWNERS(first=describe(joined), second=describe(owner)))
         return joined
 
     def _join_pools(self, first: PoolRows, second: PoolRows) -> Owner:
         forms = [(pool.group, pool.axis, pool.split, pool.inner) for pool in (first, second)]
         if forms[0] != forms[1]:
-            return self.mixed(
-                f"it combines {describe(first)} with {describe(second)}", "combine rows after gathering them by slot"
-            )
+            return self.mixed(*refusals.TWO_POOLS(first=describe(first), second=describe(second)))
         unframed = first.unframed or second.unframed
         if unframed is None and (first.leaf, first.view) != (second.leaf, second.view):
-            message = f"rows of one pool of group {first.group!r} may be replaced by another's, those no lane owns too"
-            unframed = self.violation(ViolationKind.FRAME, message, "keep the pools of a group apart")
+            unframed = self.violation(*refusals.REPLACED_POOL(group=first.group))
         return replace(first, unframed=unframed, writers=first.writers | second.writers)
 
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Interpret a program's equations by their rules."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.values[jaxpr] = env

@@ -18,7 +18,6 @@ _ALIGNED_BY_RULE = {
     "cond", "shard_map", *primitives.OPAQUE, *primitives.CALLS,
 }  # fmt: skip
 """Operations with this check in their rules; others align axes of operands with equal rank."""
-REMEDY = "use what does not differ between rows, or undo the order first"
 
 
 def uniform_axes(eqn: ir.JaxprEqn, operands: Sequence[Value], shapes: Sequence[Shape]) -> frozenset[int]:
@@ -48,7 +47,6 @@ def _same(value: Value, shape: Shape, axis: int) -> bool:
 
 
 def constant(value: Value, shape: Shape) -> bool:
-    """Whether all elements of a shared array are equal."""
     return math.prod(shape) <= 1 or all(_same(value, shape, axis) for axis in range(len(shape)))
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ir_passes.proof.concerned import describe
 from ir_passes.proof.numbering import NONE, Leaf, Number, Version
-from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol, describe
+from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]
@@ -492,6 +493,11 @@ class UnchangedRows:
 
     leaf: Leaf
     view: View = ()
+
+    def seen(self, path: Callable[[View], View | None]) -> "UnchangedRows | None":
+        """Return the fact about an array at a path from this one; None without a path."""
+        view = path(self.view)
+        return None if view is None else UnchangedRows(self.leaf, view)
 
     def after_write(
         self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]

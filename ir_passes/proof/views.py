@@ -12,7 +12,6 @@ Shape = tuple[int, ...]
 
 
 def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> View:
-    """Return the view after a row-major reshape."""
     if view and view[-1][0] == "reshape":
         source = _numbers(view[-1])
         view = view[:-1]
@@ -20,7 +19,6 @@ def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> Vi
 
 
 def transposed(view: View, permutation: tuple[int, ...]) -> View:
-    """Return the view after a transpose."""
     permutation = tuple(map(int, permutation))
     if view and view[-1][0] == "transpose":
         first = _numbers(view[-1])

@@ -81,7 +81,7 @@ class Violation:
 
 
 def violation_at(
-    place: Place, kind: ViolationKind, message: str, remedy: str, concerned: tuple[str, ...], around: Sequence[Any] = ()
+    place: Place, message: str, remedy: str, kind: ViolationKind, concerned: tuple[str, ...], around: Sequence[Any] = ()
 ) -> Violation:
     """Return the violation at a place; `around`: calls, innermost first."""
     if place.index == len(place.jaxpr.eqns):
@@ -113,12 +113,13 @@ def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 
 class IsolationError(ValueError):
-    """A step was not proved to keep its lanes apart."""
+    """No proof that a step keeps its lanes apart."""
 
     def __init__(self, violations: tuple[Violation, ...]):
         self.violations = violations
         faults = "\n".join(map(str, violations))
-        super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
+        count = f"{len(violations)} violation{'s' * (len(violations) != 1)}"
+        super().__init__(f"no proof that the step keeps its lanes apart, {count}:\n{faults}")
 
     def explain(self, around: int = 10) -> str:
         """Return every violation, each with `around` equations on either side."""

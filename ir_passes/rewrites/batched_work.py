@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.rewrites.lane_owners import Root
 from ir_passes.rewrites.pool_access import READS, Box, SlotIndex
 from ir_passes.rewrites.same_work import Different, SameWork, updates_of
@@ -107,7 +107,7 @@ class BatchedWork:
         operands = dict.fromkeys(var for eqn in eqns for var in ir.variables(eqn.invars) if var not in results)
         axes = [None if var in self.arrays and var not in self.batched else 0 for var in operands]
         values = [self.each(var) if axis == 0 else self.arrays[var] for var, axis in zip(operands, axes, strict=True)]
-        run = jax.vmap(ir.run_eqns(eqns, list(operands), list(results)), in_axes=axes, axis_size=self.lanes)
+        run = jax.vmap(rewriting.run_eqns(eqns, list(operands), list(results)), in_axes=axes, axis_size=self.lanes)
         self.batched.update(zip(results, run(*values), strict=True))
 
     def _rows(self, box: Box) -> jax.Array:

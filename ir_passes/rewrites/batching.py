@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph, Say, quiet
@@ -140,7 +140,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
     if order is None:
         raise Different("no order of the equations reads every row before it is written")
     outvars = [ir.rename(atom, names) for atom in jaxpr.outvars]
-    return graph.with_program(ir.with_eqns(graph.program, order, outvars, consts))
+    return graph.with_program(rewriting.with_eqns(graph.program, order, outvars, consts))
 
 
 def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir.Var]]:

@@ -11,7 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from ir_passes.contract.contract import Pool
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.rewrites.graph import Graph
 
@@ -37,7 +37,7 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
         consts |= new_consts
         names.update(zip(eqn.outvars, results, strict=True))
     outvars = [ir.rename(atom, names) for atom in graph.program.jaxpr.outvars]
-    program = ir.with_eqns(graph.program, eqns, outvars, consts)
+    program = rewriting.with_eqns(graph.program, eqns, outvars, consts)
     return graph.with_program(program), sum(map(len, stacked.values()))
 
 

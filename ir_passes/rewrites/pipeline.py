@@ -43,14 +43,15 @@ def run_passes(
     names = [pass_name(rewrite) for rewrite in passes]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"passes need different names, got {', '.join(repeated)} more than once")
-    unchecked = "the graph that the first pass is given"
+    changed_by = ""
 
     def verify(graph: Graph) -> None:
         try:
             if check is not None:
                 check(graph)
         except Exception as error:
-            error.add_note(f"raised of {unchecked}")
+            if changed_by:
+                error.add_note(f"the graph is the result of {changed_by}")
             raise
 
     reports: list[PassReport] = []
@@ -66,7 +67,7 @@ def run_passes(
             if not only_drops:
                 verify(graph)
             _check_valid(graph, result, name, only_drops)
-            unchecked = f"the graph that {name} returned"
+            changed_by = name
         summary = "; ".join(phrases) or ("changed" if changed else "nothing to do")
         reports.append(PassReport(name, changed, summary))
         graph = result

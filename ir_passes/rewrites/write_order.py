@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.jaxpr.primitives import ELEMENTWISE, MOVES, PARTS, REDUCTIONS, WRITES
 from ir_passes.rewrites.carried_layers import with_carried_layers
@@ -37,7 +37,7 @@ def write_in_place(graph: Graph, say: Say = quiet) -> Graph:
     if not layers and not order.count:
         return graph
     say(f"carried {layers} stacked pools through scans, ordered {order.count} writes after earlier reads")
-    program = ir.with_eqns(carried.program, eqns, jaxpr.outvars, order.consts)
+    program = rewriting.with_eqns(carried.program, eqns, jaxpr.outvars, order.consts)
     return carried.with_program(program)
 
 
@@ -172,7 +172,7 @@ class _WriteOrder:
         if not inner.count or inner.consts:
             return eqn
         self.count += inner.count
-        return eqn.replace(params={**eqn.params, key: ir.with_eqns(body, eqns, body.jaxpr.outvars, {})})
+        return eqn.replace(params={**eqn.params, key: rewriting.with_eqns(body, eqns, body.jaxpr.outvars, {})})
 
     def _last_reads(self, version: int, write: int) -> list[ir.Var]:
         """Return results of earlier reads of a version that the write must wait for."""

@@ -13,7 +13,7 @@ import numpy as np
 from ir_passes.contract.entries import Opaque
 from ir_passes.contract.opaque_names import declared_name
 from ir_passes.host.row_ledger import ReservedOwner
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import CUMULATIVE, ELEMENTWISE, IDENTITIES, MOVES, OPAQUE, PARTS, REDUCTIONS, WRITES
 from ir_passes.sanitizer import loops, pools
@@ -80,7 +80,7 @@ class Interpreter:
             return results
         if name in loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
             return loops.RULES[name](self.judge, self.run, eqn, values, tags)
-        out = iter(ir.eval_eqn(eqn, *values))
+        out = iter(rewriting.eval_eqn(eqn, *values))
         outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
         if all(tag is None for tag in tags):
             return outs, [None] * len(outs)

@@ -60,7 +60,7 @@ class ConfigReader:
         return self._fields.get(name)
 
     def absent(self, name: str) -> bool:
-        """Whether there is no such field, not even null."""
+        """True if the field is missing, not even null."""
         return name not in self._fields
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
@@ -103,7 +103,7 @@ class ConfigReader:
         return value
 
     def fixed(self, values: Mapping[str, Any]) -> None:
-        """Read fields with one implemented value each, which is the default."""
+        """Read fields with one implemented value each, their default."""
         for name, value in values.items():
             self.choice(name, [value], value)
 

@@ -30,12 +30,12 @@ class IndexedAttentionConfig:
     """Sizes of an attention layer with an indexer.
 
     Attributes:
-        attention: of the layer, without a window; its RoPE also turns index queries and keys.
+        attention: config without a window; its RoPE also rotates index queries and keys.
         index_heads: query heads of the indexer, which has one key head.
-        index_size: of its queries and keys.
+        index_size: width of its queries and keys.
         block: positions of a block (`indexer_compress_ratio`), a divisor of `KV_BLOCK`; its index key is their mean.
-        chosen: blocks that a token attends to, besides an incomplete one.
-        eps: of the norms of index queries and keys, with weights minus one.
+        chosen: maximum complete blocks that a token attends to.
+        eps: epsilon of the norms of index queries and keys; stored weights are minus one.
     """
 
     attention: AttentionConfig

@@ -114,18 +114,18 @@ def attend(
     # The last turn may begin earlier; it skips positions of the previous turn.
     divided = pages.shape[1] % width == 0
 
-    def read(pool: Array, here: Pages) -> Array:
-        block = take_pages(pool, here)
+    def read(pool: Array, pages: Pages) -> Array:
+        entries = take_pages(pool, pages)
         # Otherwise XLA:GPU would transpose the rows of all blocks for the products, in front of the loop.
-        return block.astype(jnp.float32) if devices.platform == "cpu" else materialize(block)
+        return entries.astype(jnp.float32) if devices.platform == "cpu" else materialize(entries)
 
-    def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def turn(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
         begin = index * span
         page = index * width if divided else jnp.minimum(index * width, pages.shape[1] - width)
-        here, start = lax.dynamic_slice_in_dim(pages, page, width, axis=1), page * KV_BLOCK
-        k = read(cache.key, here)
-        v = k if cache.value is None else read(cache.value, here)
+        turn_pages, start = lax.dynamic_slice_in_dim(pages, page, width, axis=1), page * KV_BLOCK
+        k = read(cache.key, turn_pages)
+        v = k if cache.value is None else read(cache.value, turn_pages)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         position = start + jnp.arange(span, dtype=jnp.int32)
 
@@ -156,7 +156,7 @@ def attend(
     zeros = jnp.zeros((*shape, 1), jnp.float32), jnp.zeros((*shape, value_size), jnp.float32)
     start = (jnp.full((*shape, 1), -1e30, jnp.float32), *zeros)
     turns = blocks if width == 1 else -(-blocks // width)
-    _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit, pages))
+    _, total, out = lax.fori_loop(0, turns, turn, varying_like(start, q, cache, limit, pages))
     out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 

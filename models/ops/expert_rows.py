@@ -47,8 +47,8 @@ class ExpertTiles(NamedTuple):
 
     Attributes:
         segment: sorted rows of experts that begin in it.
-        rows, columns: of one product.
-        terms: of one iteration.
+        rows, columns: size of one product.
+        terms: terms that one iteration sums.
     """
 
     segment: int

@@ -1,7 +1,8 @@
 """Pages of KV caches.
 
-A cache is a pool of pages of `KV_BLOCK` positions. Entry b of a lane's row of the page table is the page of positions
-from b * KV_BLOCK on. Page 0 is the null page: entries behind a lane's last page name it, and no token is written to it.
+A cache is a pool of pages of `KV_BLOCK` positions. Block b of a lane is entry b of its row of the page table: the page
+of positions from b * KV_BLOCK on. Page 0 is the null page: entries behind a lane's last page name it, and no token is
+written to it.
 """
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ Pages = Int32[Array, "lane block"]
 
 
 def kv_blocks(positions: int) -> int:
+    """Return the number of pages for positions."""
     return -(-positions // KV_BLOCK)
 
 
@@ -52,8 +54,8 @@ def window_pages(
     blocks = max(kv_blocks(window + tokens - 2) + 1, 2)  # two for `context_pages`
     if blocks >= table.shape[1]:
         return table, positions
-    seen = lax.div(positions[:, :1] - jnp.int32(window - 1), jnp.int32(KV_BLOCK))
-    first = jnp.clip(seen, 0, table.shape[1] - blocks)
+    visible = lax.div(positions[:, :1] - jnp.int32(window - 1), jnp.int32(KV_BLOCK))
+    first = jnp.clip(visible, 0, table.shape[1] - blocks)
     entries = first + jnp.arange(blocks, dtype=jnp.int32)[None]
     return jnp.take_along_axis(table, entries, axis=1, mode="promise_in_bounds"), positions - first * KV_BLOCK
 
@@ -77,6 +79,7 @@ def put_tokens(
     places: tuple[Int32[Array, "lane token"], Int32[Array, "lane token"]],
     new: Shaped[Array, "lane token head size"],
 ) -> Shaped[Array, "page head place size"]:
+    """Write keys or values of tokens to their places, page and position in it; drop the others."""
     page, place = places
     return pool.at[page, :, place].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
@@ -84,6 +87,7 @@ def put_tokens(
 def take_pages(
     pool: Shaped[Array, "page head place size"], pages: Int32[Array, "lane block"]
 ) -> Shaped[Array, "lane head position size"]:
+    """Gather the pages of each lane, in order."""
     lanes, count = pages.shape
     _, heads, places, size = pool.shape
     dims = lax.GatherDimensionNumbers(offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,))

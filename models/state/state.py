@@ -61,7 +61,7 @@ class StateArray:
             page of a KV cache.
         dtype: None for the dtype of caches.
         sharded: dimension sharded along `model`, if any.
-        segments: of that dimension, as in a `ShardedDim`.
+        segments: segments of the sharded dimension (`ShardedDim`).
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
     """
 
@@ -136,7 +136,7 @@ def state_array(
 
 
 class ConvRecurrentState(NamedTuple):
-    """State of a layer with a short convolution, a linear recurrence, or both; None for the other.
+    """Windows of a short convolution and matrices of a linear recurrence; None if absent.
 
     Attributes:
         conv: last K-1 inputs of the convolution, before its activation, channels [q | k | v] or [x | B | C]; the dtype

@@ -24,7 +24,7 @@ def decoder_weights(
     """List every parameter of a decoder.
 
     Args:
-        describe: `(branch, hidden, at, layer)` -> parameters of a layer at the path `at` with tensor prefix `layer`.
+        describe: `(branch, hidden, path, layer)` -> parameters of a layer at `path` with tensor prefix `layer`.
         norms: of a layer's branches; () if the caller describes them.
     """
     hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
@@ -55,15 +55,15 @@ def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
 def layer_weights(
     branches: Sequence[BranchConfig],
     hidden: int,
-    at: Path,
+    path: Path,
     layer: str,
     describe: Describe,
     norms: Sequence[str] = NORMS,
 ) -> list[Weight]:
-    """List the parameters of a layer at the path `at` with tensor prefix `layer`."""
-    weights = [norm_weight(hidden, (*at, "branches", j), f"{layer}.{norm}") for j, norm in enumerate(norms)]
+    """List the parameters of a layer at `path` with tensor prefix `layer`."""
+    weights = [norm_weight(hidden, (*path, "branches", j), f"{layer}.{norm}") for j, norm in enumerate(norms)]
     for j, branch in enumerate(branches):
-        weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
+        weights += describe(branch, hidden, (*path, "branches", j, "inner"), layer)
     return weights
 
 
@@ -82,7 +82,9 @@ def head_weights(hidden: int, names: Names) -> list[Weight]:
     ]
 
 
-def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
+def attention_weights(
+    c: AttentionConfig, hidden: int, path: Path, name: str, names: Names | None = None
+) -> list[Weight]:
     """List the parameters of an attention layer."""
     names = names or {}
     width = c.heads * c.head_dim
@@ -92,28 +94,28 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
         "v_proj": (c.kv_heads * c.head_dim, hidden),
         "o_proj": (hidden, width),
     }
-    weights = [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+    weights = [tensor((*path, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
     if c.head_gate:
-        weights.append(tensor((*at, "gate"), f"{name}.{names.get('gate', 'gate')}.weight", (c.heads, hidden)))
+        weights.append(tensor((*path, "gate"), f"{name}.{names.get('gate', 'gate')}.weight", (c.heads, hidden)))
     if c.qk_norm is not None:
         for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
             size = c.qk_norm.size(heads, c.head_dim)
-            path = (*at, part, "weight")
-            weights.append(tensor(path, f"{name}.{names.get(part, part)}.weight", (size,), float32=True))
+            source = f"{name}.{names.get(part, part)}.weight"
+            weights.append(tensor((*path, part, "weight"), source, (size,), float32=True))
     return weights
 
 
-def mlp_weights(width: int, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:
+def mlp_weights(width: int, hidden: int, path: Path, name: str, names: Names | None = None) -> list[Weight]:
     """List the parameters of a gated MLP; arguments as for `attention_weights`."""
     names = names or {}
     shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
-    return [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+    return [tensor((*path, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
 
 
 def moe_weights(
     c: MoeConfig,
     hidden: int,
-    at: Path,
+    path: Path,
     name: str,
     names: Names | None = None,
     bias: str = "gate.e_score_correction_bias",
@@ -123,25 +125,25 @@ def moe_weights(
     """List the parameters of an MoE layer with gated experts, joined or separate.
 
     Args:
-        c, hidden, at, name: as for `attention_weights`.
+        c, hidden, path, name: as for `attention_weights`.
         names: different checkpoint names of an expert's matrices.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
     gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, (gate, up), count, (c.width, hidden))
     weights = [
-        tensor((*at, "router", "weight"), f"{name}.{router}.weight", (count, hidden)),
-        Weight((*at, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
+        tensor((*path, "router", "weight"), f"{name}.{router}.weight", (count, hidden)),
+        Weight((*path, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
         Weight(
-            (*at, "down_proj"),
+            (*path, "down_proj"),
             (count, hidden, c.width),
             expert_matrices(f"{experts}.down_proj", experts, (down,), count, (hidden, c.width)),
         ),
     ]
     if c.router.bias:
-        weights.append(tensor((*at, "router", "bias"), f"{name}.{bias}", (count,), float32=True))
+        weights.append(tensor((*path, "router", "bias"), f"{name}.{bias}", (count,), float32=True))
     if c.shared_gate:
-        weights.append(tensor((*at, "shared_expert_gate"), f"{name}.{shared}_gate.weight", (1, hidden)))
+        weights.append(tensor((*path, "shared_expert_gate"), f"{name}.{shared}_gate.weight", (1, hidden)))
     if c.shared_width:
-        weights += mlp_weights(c.shared_width, hidden, (*at, "shared_expert"), f"{name}.{shared}")
+        weights += mlp_weights(c.shared_width, hidden, (*path, "shared_expert"), f"{name}.{shared}")
     return weights

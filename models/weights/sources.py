@@ -15,7 +15,7 @@ class TensorSlice(NamedTuple):
     """A slice of a tensor and its place in a window of a parameter.
 
     Attributes:
-        taken: for `WeightSource.take`: window and ellipsis.
+        taken: argument of `WeightSource.take`: window and ellipsis.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Weight:
     """A parameter of a model and its checkpoint sources.
 
     Attributes:
-        options: sources, the usual first; a checkpoint has all tensors of one.
+        options: alternative sources, the usual one first; a checkpoint has all tensors of one source.
         float32: always float32 (norms, decays, biases).
         adapted: further sources, for LoRA adapters that split or fuse the matrix.
     """

@@ -1,4 +1,4 @@
-"""Measure CPU seconds of score files: with most likely ids, and with common beginnings.
+"""Measure CPU seconds of score files: with most likely ids, and with common prefixes.
 
     python scripts/benchmarks/measure_scoring.py top --model DIR [--rows 200] [--length 128] [--top 64] [--rounds 3]
     python scripts/benchmarks/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200]
@@ -6,7 +6,7 @@
 
 Both read and write Parquet, after a run that compiles. `top` scores a file with and without `--top` ids of each
 position, in turns. `shared` compares some prompts with different answers, in random order, with texts without common
-beginnings and as many distinct tokens. CPU seconds are of this process's threads.
+prefixes and as many distinct tokens. CPU seconds are of this process's threads.
 """
 
 import argparse

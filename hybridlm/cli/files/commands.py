@@ -171,5 +171,5 @@ batch = file_command(
     typer.Option("--input-file", "-i", help='A request per line: {"custom_id", "method", "url", "body"}; or .csv.'),
     typer.Option("--output-file", "-o", help="In the order of the input: custom_id, response, error."),
     options=LOADING,
-    prefix_cache="512MB",  # lines with common beginnings are answered together, so that some states are enough
+    prefix_cache="512MB",  # lines with common prefixes are answered together, so that some states are enough
 )

@@ -19,7 +19,7 @@ from ir_passes.compile.exported import ExportError
 from ir_passes.compile.running import Running, Successor
 from ir_passes.compile.stored.result_structure import read_structure, write_structure
 from ir_passes.compile.versions import current_versions
-from ir_passes.jaxpr import ir, jax_private
+from ir_passes.jaxpr import jax_private, rewriting
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _assembled(
         leaf = leaves[number]
         if (tuple(leaf.shape), leaf.dtype) != (aval.shape, aval.dtype):
             raise ExportError(f"argument {number}: expected {aval}, got {leaf.dtype}{list(leaf.shape)}")
-    types = [ir.array_type(tuple(leaf.shape), str(leaf.dtype), False, None) for leaf in leaves]
+    types = [rewriting.array_type(tuple(leaf.shape), str(leaf.dtype), False, None) for leaf in leaves]
     read = dict(zip(read_arguments, (aval for aval, _ in arguments), strict=True))
     infos = [jax.stages.ArgInfo(read.get(i, aval), i in set(donated)) for i, aval in enumerate(types)]
     calling = Calling(description.step, structure, results, donated, order, donated_argnums(args, {}, set(donated)))
@@ -234,7 +234,7 @@ def _aval(array: ArrayType, mesh: Any) -> tuple[Any, Any]:
             raise ExportError(f"expected a mesh with the axes of {array.spec}")
         axes = [None if not names else names[0] if len(names) == 1 else names for names in array.spec]
         place = NamedSharding(mesh, PartitionSpec(*axes), memory_kind=array.memory)
-    return ir.array_type(array.shape, array.dtype, array.weak, place if array.spec is not None else None), place
+    return rewriting.array_type(array.shape, array.dtype, array.weak, place if array.spec is not None else None), place
 
 
 def _devices(args: Any) -> list[Any]:

@@ -70,7 +70,6 @@ def unify(first: Dimension, second: Dimension) -> None:
 
 
 def tie(first: Dimension, second: Dimension) -> None:
-    """Unify two dimensions if both arrays vary along them; raises as `unify`."""
     if not (first.repeated or second.repeated):
         unify(first, second)
 
@@ -103,7 +102,6 @@ def met(*dims: Dimension) -> Dimension:
 
 
 def part_of(dim: Dimension, size: int) -> Dimension:
-    """Return the dimension of a contiguous part."""
     if dim.repeated:
         return Dimension(size, repeated=True)
     return Dimension(size, along=runs_along(dim))

@@ -15,12 +15,12 @@ from ir_passes.contract.contract import BoundContract, Opaque, Pool
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir, primitives
+from ir_passes.proof import refusals
 from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
 from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
-from ir_passes.proof.violations import Place, Violation, ViolationKind, violation_at
+from ir_passes.proof.violations import Place, Violation, violation_at
 
 Leaves = list[int | None]
-_REMEDY = "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')"
 
 
 def name_dims(x: Array, *names: str | None) -> Array:
@@ -38,7 +38,6 @@ def name_dims(x: Array, *names: str | None) -> Array:
 
 
 def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[Any, Any]) -> list[Violation]:
-    """Return the violations of pools with named dimensions."""
     if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
     walk = _Walk(bound, values)
@@ -75,7 +74,6 @@ class _Walk:
         self._callers: tuple[ir.JaxprEqn, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
-        """Return dimensions and pools of the results."""
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
@@ -141,36 +139,24 @@ class _Walk:
         """Report wrong dimensions, as one violation per write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
-        wrong = []
-        for axis, dim in written.items():
-            expected = bound.entry.dims[axis]
-            unchecked = axis == bound.entry.axis or dim.size == 1 or dim.repeated or expected is None
-            if unchecked or runs_along(dim) == {expected}:
-                continue
-            name = dim.root().name
-            source = "an array that has no name for it" if name is None else f"dimension {name!r} of an array"
-            if name is None and dim.root().lost:
-                source += f", put together from several at {dim.root().lost}"
-            wrong.append(f"dimension {expected!r} of {bound.path} is written with {source}")
+        wrong = [
+            (expected, dim.root())
+            for axis, dim in written.items()
+            if (expected := bound.entry.dims[axis]) is not None
+            and axis != bound.entry.axis
+            and not (dim.size == 1 or dim.repeated or runs_along(dim) == {expected})
+        ]
         if wrong:
-            names = [None if axis == bound.entry.axis else name for axis, name in enumerate(bound.entry.dims)]
-            named = f"name_dims(x, {', '.join(map(repr, names))})"
-            remedy = (
-                f"give the array the pool's order of dimensions; where it has that, name them: {named} of what is "
-                "written, or of each array that it is put together from"
-            )
-            self._report(jaxpr, index, "; ".join(wrong), [bound.path], remedy)
+            self._report(jaxpr, index, refusals.wrong_dimensions(bound, wrong), [bound.path])
 
     def _conflict(self, jaxpr: Any, index: int, conflict: Conflict, how: str) -> None:
-        first, second = conflict.names
         names, inputs = set(conflict.names), self.bound.inputs
         pools = [pool.path for pool in inputs if names & set(getattr(pool.entry, "dims", None) or ())]
-        self._report(jaxpr, index, f"dimension {first!r} of a pool {how} dimension {second!r}", pools)
+        self._report(jaxpr, index, refusals.TWO_DIMENSIONS(names=conflict.names, how=how), pools)
 
-    def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:
+    def _report(self, jaxpr: Any, index: int, text: refusals.RefusalText, pools: Sequence[str]) -> None:
         place = Place(jaxpr, index, self.values.get(jaxpr, {}))
-        violation = violation_at(place, ViolationKind.DIMENSIONS, message, remedy, tuple(pools), self._callers)
-        self.violations.append(violation)
+        self.violations.append(violation_at(place, *text, tuple(pools), self._callers))
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:
         for dim in (dim for dims in results for dim in dims if dim.lost == ""):

@@ -27,7 +27,7 @@ IGNORED: dict[str, frozenset[str]] = {}
 """Unread parameters: they select elements and do not align dimensions."""
 _LENGTHS = """
 dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
-reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
+reps repeats shape sizes slice_sizes start_indices strides unique_indices update_consts update_jaxpr
 """
 """Ignored by every rule: lengths and contents of arrays, as dimensions keep their names with any length."""
 

@@ -4,12 +4,12 @@ from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir, primitives
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
+from ir_passes.proof.uniformity import disordered, reveals_places
 from ir_passes.proof.values import Value
-from ir_passes.proof.violations import ViolationKind
 
 _AROUND_THE_BODY = """
 bwd compiler_options_kvs ctx_mesh differentiated donated_invars fwd_jaxpr_thunk in_layouts in_shardings in_tree inline
@@ -43,9 +43,7 @@ def linear_solve(site: Site, *operands: Value) -> list[Value]:
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
     problem = _misfit(site, declaration)
     if problem is not None:
-        owner = site.mixed(
-            f"{declaration.name} is declared row-wise, and {problem[0]}", problem[1], ViolationKind.OPAQUE
-        )
+        owner = site.mixed(*problem)
         return [Value(owner) for _ in site.eqn.outvars]
     rows = [
         _as_rows(site, value.owner, entry, declaration.name)
@@ -55,38 +53,32 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
     if disordered(owner):
         sides = zip(operands, site.shapes, declaration.inputs, strict=True)
         if any(isinstance(e, Lane) and reveals_places(value, shape, e.axis) for value, shape, e in sides):
-            owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
+            owner = site.mixed(*refusals.SHARED_ROWS)
     return [
         Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)
         for entry in declaration.outputs
     ]
 
 
-def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """Return a call's difference from its declaration, and the remedy."""
+def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
-        declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
-        return f"has {declared}; this call has {len(site.shapes)} and {len(results)}", "correct its declaration"
+        counts = [len(side) for side in (declaration.inputs, declaration.outputs, site.shapes, results)]
+        return refusals.OTHER_COUNTS(name=declaration.name, counts=counts)
     entries = zip((*declaration.inputs, *declaration.outputs), (*site.shapes, *results), strict=True)
     lengths = {shape[e.axis : e.axis + 1] for e, shape in entries if isinstance(e, Lane)}
     if len(lengths) > 1:
         counts = ", ".join(str(*length) if length else "none" for length in sorted(lengths))
-        return f"its arguments and results have different numbers of rows in this call: {counts}", "correct it"
+        return refusals.UNEQUAL_ROWS(name=declaration.name, counts=counts)
     other = other_body(site.eqn, site.prover.invariance)
-    if other is not None:
-        remedy = "declare this function too, or give each function a name and a line of its own"
-        return f"this call names a function of the same name, file and line, {other}", remedy
-    return None
+    return None if other is None else refusals.OTHER_BODY(name=declaration.name, other=other)
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
-    """Return the owner with lanes along axis 0, or a fault."""
     axis = axis_of(owner)
     if axis is None:
         return owner
     if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, LaneRows):
         return moved(owner, 0)
     expected = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
-    message = f"an argument of {name} is declared as {expected}, and holds different lanes along axis {axis}"
-    return site.mixed(message, "put lanes where the declaration expects rows")
+    return site.mixed(*refusals.OTHER_ROWS(name=name, expected=expected, axis=axis))

@@ -14,6 +14,7 @@ from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
@@ -24,7 +25,6 @@ from ir_passes.proof.rules.addressing.packed_tokens import at_index, in_branch, 
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
 from ir_passes.proof.rules.lane_loops import counter_of, stops_by_lane
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (
     ActiveCount,
     ActiveLane,
@@ -37,13 +37,10 @@ from ir_passes.proof.values import (
     SlotEntry,
     Tiles,
     TokenOf,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import entered, left
-from ir_passes.proof.violations import ViolationKind
 
-_SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
 MAX_ROUNDS = 12
 """Limit on rounds to the fixpoint, per carry; each round drops facts."""
 
@@ -53,21 +50,16 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
     if first == second:
         return first
     owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
-    same_intact = first.intact == second.intact
+    number = first.number if first.number == second.number else site.prover.fresh()
+    fact = first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None
+    intact = first.intact if first.intact == second.intact else None
     version = first.version if first.version == second.version else None
     if version is None and first.version is not None and second.version is not None:
         leaves = {site.prover.versions.leaf_of[first.version], site.prover.versions.leaf_of[second.version]}
         if len(leaves) == 1:
             version = site.prover.versions.first(leaves.pop())
-    return Value(
-        owner,
-        first.number if first.number == second.number else site.prover.fresh(),
-        hull(first.range, second.range),
-        first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None,
-        first.intact if same_intact else None,
-        version,
-        first.uniform & second.uniform,
-    )
+    bounds = hull(first.range, second.range)
+    return Value(owner, number, bounds, fact, intact, version, first.uniform & second.uniform)
 
 
 def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
@@ -76,13 +68,13 @@ def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
         return owner
     if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
         return owner
-    return site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    return site.mixed(*refusals.ARRAY_FOR_ROWS)
 
 
 def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
     """Join two owners; two views of a pool have no join."""
     if isinstance(first, PoolRows) and isinstance(second, PoolRows) and first.view != second.view:
-        return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
+        return site.mixed(*refusals.OTHER_VIEW)
     owner = site.join(first, second)
     if isinstance(owner, PoolRows) and not (isinstance(first, PoolRows) and isinstance(second, PoolRows)):
         return site.unframed(owner)
@@ -96,14 +88,10 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, OneLane):
         # a lane number local to a device is another lane on each device, and lanes of the full step write rows
         writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
-        return [
-            value
-            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and writes_own_rows
-            else value.replace(owner=site.join(value.owner, predicate), number=0)
-            for value in values
-        ]
-    message = "a branch or the length of a loop depends on several lanes, so that each of them can change all results"
-    owner = site.mixed(message, _SHARED, ViolationKind.CONTROL)
+        own = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
+        joined = [value.replace(owner=site.join(value.owner, predicate), number=0) for value in values]
+        return [old if is_own else new for is_own, old, new in zip(own, values, joined, strict=True)]
+    owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
 
 
@@ -114,7 +102,6 @@ def platform_index(site: Site) -> list[Value]:
 
 @rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
-    """Join the results of the branches with the predicate."""
     prover = site.prover
     branches = site.params["branches"]
     if index.range is not None and index.range[0] == index.range[1]:
@@ -248,7 +235,7 @@ def _fixpoint(
         forget()
         carry = next_carry
     else:
-        owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
+        owner = site.mixed(*refusals.NOT_SETTLED)
         carry = [Value(owner) for _ in carry]
         outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
     results = []
@@ -262,7 +249,6 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Keep a carry's facts about slots and counts."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
@@ -290,18 +276,13 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
     """Refuse owners of one iteration, such as the lane of the loop's index."""
     owner = value.owner
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
-        owner = site.mixed(
-            "a loop over lanes carries values from one lane to the next",
-            "start every lane's iteration from shared values, or process the lanes as a batch",
-        )
-        return Value(owner, range=value.range)
+        return Value(site.mixed(*refusals.CARRIED_LANE), range=value.range)
     if isinstance(owner, OneLane | LaneRows) and any(
         isinstance(tile, Symbol) and tile.number >= mark for tile in owner.split
     ):
-        message = "a loop over tiles of lanes carries values from one tile to the next"
-        return Value(site.mixed(message, "start the iteration of every tile from shared values"), range=value.range)
+        return Value(site.mixed(*refusals.CARRIED_TILE), range=value.range)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.order.number >= mark:
-        return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
+        return Value(site.mixed(*refusals.ORDER_INSIDE))
     return value
 
 
@@ -350,12 +331,9 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         numbers = [iteration_number if k in counts else prover.fresh() for k in range(len(slices))]
         carry = [value.replace(number=iteration_number) if k in counted else value for k, value in enumerate(carry)]
-        inputs = [
-            *consts,
-            *carry,
-            *(value.replace(number=number) for value, number in zip(slices, numbers, strict=True)),
-        ]
-        results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
+        parts = [value.replace(number=number) for value, number in zip(slices, numbers, strict=True)]
+        body_consts = [prover.constant(c) for c in body.consts]
+        results = interpret(prover, body.jaxpr, body_consts, [*consts, *carry, *parts])
         return results[:num_carry], results[num_carry:]
 
     tokens = set()
@@ -364,11 +342,8 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         tokens.add(OneLane(Symbol(iteration_number, size or length), packed=name))
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
     carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
-    if (
-        prover.refine is not None
-        and all(isinstance(value.owner, Common) for value in operands)
-        and not site.eqn.effects
-    ):
+    is_shared = all(isinstance(value.owner, Common) for value in operands)
+    if prover.refine is not None and is_shared and not site.eqn.effects:
         # two loops with one body over the same arrays have the same results
         key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
         operand_numbers = [value.number for value in operands]
@@ -388,18 +363,18 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     axis = axis_of(owner)
     if axis == 0:
         if isinstance(owner, LaneRows) and owner.order is not None:
-            owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
+            owner = site.mixed(*refusals.LOOP_IN_ORDER)
         elif isinstance(owner, LaneRows):
             owner = OneLane(_symbol_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
-            owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
+            owner = site.mixed(*refusals.LOOP_OVER_POOL)
     elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
         owner = LaneRows(0, split=(_symbol_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
-    intact = None if value.intact is None else UnchangedRows(value.intact.leaf, entered(value.intact.view, step))
+    intact = value.intact and value.intact.seen(lambda view: entered(view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     if isinstance(value.fact, LAYOUT_FACTS):
         lanes_are_rows = shape[0] == site.prover.bound.lanes
@@ -428,19 +403,15 @@ def _stacked_tiles(
     for fact in tiles:
         tile = LaneRows(0, split=(_symbol_of_tile(site, loop, fact, length),))
         if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
-            mixed = site.mixed("lanes are on two axes, tiles and their rows", "reshape both axes to one")
-            return Value(mixed, range=value.range, fact=fact)
+            return Value(site.mixed(*refusals.STACKED_TILES), range=value.range, fact=fact)
     return None
 
 
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
     """Return an iteration's lane or token; record the rows of all iterations."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
-    if order is not None:
-        form, operands = ("scan", layout, order.inverse), (loop, order.number)
-    else:
-        form, operands = ("scan", layout, order), (loop,)
-    symbol = Symbol(site.prover.number(form, *operands), length)
+    form, numbers = ("scan", layout, order and order.inverse), () if order is None else (order.number,)
+    symbol = Symbol(site.prover.number(form, loop, *numbers), length)
     if rows.inner == 1:
         key = rows.start, length, order, rows.packed
         site.prover.scanned[symbol] = len(site.prover.callers), key
@@ -455,8 +426,7 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
     """
     owner, step = value.owner, ("scan", loop)
     iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)
-    stacked_view = None if value.intact is None else left(value.intact.view, step)
-    intact = None if value.intact is None or stacked_view is None else UnchangedRows(value.intact.leaf, stacked_view)
+    intact = value.intact and value.intact.seen(lambda view: left(view, step))
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in (*sources, LaneRows(0, packed=owner.packed)):
             lane = OneLane(_symbol_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
@@ -467,7 +437,7 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)
         if view is None:
-            return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
+            return Value(site.mixed(*refusals.STACKED_VERSIONS))
         owner = replace(owner, axis=owner.axis + 1, view=view)
         return Value(owner, intact=intact, version=site.prover.versions.put_together(value.version))
     value = _after_iteration(site, value, loop)

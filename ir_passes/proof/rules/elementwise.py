@@ -12,6 +12,7 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
+from ir_passes.proof import refusals
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
@@ -22,7 +23,7 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
-from ir_passes.proof.rules.unchanged import converted_back, unchanged
+from ir_passes.proof.rules.unchanged import unchanged
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     DeviceOffset,
@@ -31,37 +32,32 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Negative,
-    PageEntry,
     Permuted,
     PlusConstant,
     Range,
     RemainderOf,
     SignOf,
     SlotEntry,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
-    """Return bounds of an integer result."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
 def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
-    """Join the operands' owners, broadcast to the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
-    """Keep the bits; another width may add or drop the last axis."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
-        owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
+        owner = site.mixed(*refusals.JOINED_BITS)
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
@@ -85,10 +81,7 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Refuse several lanes: JAX's loop ends with the last element."""
     owner = combined(site, operands)
-    if not isinstance(owner, Common | OneLane | Mixed):
-        remedy = "write the continued fraction with a fixed number of terms"
-        owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
-    return [Value(owner)]
+    return [Value(owner if isinstance(owner, Common | OneLane | Mixed) else site.mixed(*refusals.LOOP_OF_ALL))]
 
 
 @rule("max", "min", "clamp")
@@ -120,7 +113,6 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
 
 @rule("xor", "or")
 def either(site: Site, x: Value, y: Value) -> list[Value]:
-    """Combine by or; zero changes nothing."""
     return [unchanged(site, x, y) or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
@@ -191,8 +183,6 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
             result = result.replace(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.replace(fact=Permuted(x.fact.order, x.fact.div * by))
-        elif isinstance(x.fact, PageEntry):
-            result = result.replace(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -210,14 +200,12 @@ def remainder(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
-    """Take the sign; record its operand, for integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
 def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare, and record comparisons with zero."""
     fact = None
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
@@ -266,13 +254,10 @@ def convert(site: Site, x: Value) -> list[Value]:
     if source == target or (integers and bounds is not None):
         wrapped = isinstance(x.fact, PlusConstant) and x.range is None
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
-    back = converted_back(site) if is_integer(target) and not is_integer(source) else None
-    if back is not None:
-        return [back]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted_view(owner.view, source, target))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted_view(x.intact.view, source, target))
+    intact = x.intact and x.intact.seen(lambda view: _converted_view(view, source, target))
     return [Value(owner, NONE, bounds, fact, intact)]
 
 
@@ -307,12 +292,9 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 @rule("select_n")
 def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
     """Return the case selected by the predicate's bounds, or a join."""
-    if (
-        predicate.range is not None
-        and predicate.range[0] == predicate.range[1]
-        and 0 <= predicate.range[0] < len(cases)
-    ):
-        return [cases[predicate.range[0]]]
+    low, high = predicate.range or (0, 1)
+    if low == high and 0 <= low < len(cases):
+        return [cases[low]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].replace(owner=site.join(predicate.owner, *(case.owner for case in cases)))]
     owner = combined(site, (predicate, *cases))

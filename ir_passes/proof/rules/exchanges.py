@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
 from ir_passes.jaxpr.primitives import DEVICE_SUMS
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, mesh_axes, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Value
-from ir_passes.proof.violations import ViolationKind
 
 _REDUCTIONS = (*DEVICE_SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
 _GATHERS = ("all_gather", "all_gather_invariant")
@@ -30,11 +30,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     axes = mesh.axes_of(site.eqn)
     branched = sorted(site.prover.diverging & set(axes))
     if branched:
-        message = (
-            f"devices along {', '.join(branched)} may come here or not, each as its own values say, and the others wait"
-        )
-        remedy = "exchange outside of the branch or loop, or decide by what all of these devices have alike"
-        site.report(ViolationKind.COLLECTIVE, message, remedy)
+        site.report(*refusals.BRANCHED_EXCHANGE(along=", ".join(branched)))
     reduced = mesh.array_axes_of(site.eqn)
     results = []
     for value, shape in zip(operands, site.shapes, strict=True):
@@ -49,8 +45,7 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
     """Refuse lanes in exchanges with run-time counts and partners."""
     owner = site.join(*(value.owner for value in operands))
     if not isinstance(owner, Common):
-        message = "it moves rows of lanes between devices by counts that are known when it runs"
-        owner = site.mixed(message, "sum what devices have of all rows, or use all_to_all", ViolationKind.COLLECTIVE)
+        owner = site.mixed(*refusals.COUNTED_EXCHANGE)
     return [Value(owner) for _ in site.eqn.outvars]
 
 
@@ -64,27 +59,17 @@ def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape
         if sent is not None:
             return sent
         subject = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
-        message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {subject} are split"
-        remedy = "exchange over axes that split heads or experts only, or undo the exchange before anything else"
-        return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
+        return site.mixed(*refusals.CROSSING_EXCHANGE(along=", ".join(crossing), subject=subject))
     if isinstance(owner, LaneRows) and owner.order is not None:
         reordered = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if reordered:
-            message = (
-                f"each device along {', '.join(reordered)} may have rows in an order of its own, and they are exchanged"
-            )
-            return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
+            return site.mixed(*refusals.OWN_ORDERS(along=", ".join(reordered)))
     if isinstance(owner, LaneRows | OneLane) and owner.unreduced:
         if set(axes) != set(owner.unreduced) or site.params.get("axis_index_groups") is not None:
-            holders, over = ", ".join(owner.unreduced), ", ".join(axes)
-            message = f"a row that one device along {holders} has, and all others have as zeros, is summed over {over}"
-            return site.mixed(message, f"sum it over {holders}", ViolationKind.COLLECTIVE)
+            return site.mixed(*refusals.OTHER_SUM(holders=", ".join(owner.unreduced), over=", ".join(axes)))
         return replace(owner, unreduced=())
-    return (
-        _owner_after_resize(site, owner, shape)
-        if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
-        else owner
-    )
+    keeps_shape = site.name in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
+    return owner if keeps_shape else _owner_after_resize(site, owner, shape)
 
 
 def _permuted_lanes(
@@ -123,7 +108,6 @@ def _permuted_lanes(
 
 
 def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
-    """Return the owner after another axis is resized or added."""
     dims = ("all_gather_dimension", "split_axis", "concat_axis", "scatter_dimension")
     changed = {int(site.params[name]) for name in dims if name in site.params}
     axis = axis_of(owner)
@@ -133,6 +117,5 @@ def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Own
         (new,) = changed
         return moved(owner, axis + (new <= axis))
     if axis in changed or len(site.shape) != len(shape):
-        remedy = "let it change another axis"
-        return site.mixed("it changes the axis that holds lanes", remedy, ViolationKind.COLLECTIVE)
+        return site.mixed(*refusals.RESIZED_LANES)
     return owner

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
 from ir_passes.jaxpr import primitives
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
@@ -25,9 +26,9 @@ from ir_passes.proof.rules.addressing.access import (
     unsorted,
 )
 from ir_passes.proof.rules.parts import part
-from ir_passes.proof.rules.reductions import CAPACITY, permuted
+from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
+from ir_passes.proof.uniformity import disordered, reveals_places
 from ir_passes.proof.values import (
     ActiveLane,
     Constant,
@@ -36,13 +37,8 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     SlotEntry,
-    UnchangedRows,
     Value,
 )
-from ir_passes.proof.violations import ViolationKind
-
-_OWN_ELEMENTS = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
-
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 """unique_indices is ignored: if indices repeat, a lane writes its own element twice, and one write wins."""
@@ -68,12 +64,11 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         return pool_rows.read(site, operand, access)
     _check_captured(site, operand, access)
     owner = _read_owner(site, operand, access)
-    picked_axis = (
-        operand.owner.axis if isinstance(operand.owner, LaneRows) and operand.owner.axis in access.columns else None
-    )
+    axis = operand.owner.axis if isinstance(operand.owner, LaneRows) else None
+    picked_axis = axis if axis in access.columns else None
     pairs_disordered = isinstance(operand.owner, Common) and access.paired and disordered(owner)
     if pairs_disordered or access.reveals_places(owner, without=picked_axis):
-        owner = site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
+        owner = site.mixed(*refusals.INDEX_REVEALS_ORDER)
     bounds, fills = operand.range, access.drops and not access.all_inside()
     if fills:
         filler = site.params.get("fill_value")
@@ -89,20 +84,12 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     reads_all = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if reads_all and (not access.columns or not access.drops):
         return operand.replace(owner=owner)
-    if (
-        len(access.full) == 1
-        and not access.window
-        and access.columns
-        and access.inside(0)
-        and isinstance(operand.fact, Iota | Permuted)
-        and isinstance(access.columns.get(0, operand).fact, Permuted)
-    ):
+    is_vector = len(access.full) == 1 and not access.window and access.columns and access.inside(0)
+    if is_vector and isinstance(operand.fact, Iota | Permuted) and isinstance(access.columns[0].fact, Permuted):
         fact = _composed_fact(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
-    intact = (
-        None if operand.intact is None else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, -1))
-    )
+    intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, -1))
     number = _permuted_number(site, operand, access)
     return Value(owner, number, bounds, fact, intact)
 
@@ -160,9 +147,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
     """
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
-        path = site.prover.bound.inputs[slots[0].leaf].path
-        message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
-        site.report(ViolationKind.CONSTANT, message, "make the array an argument of the step")
+        site.report(*refusals.CAPTURED(path=site.prover.bound.inputs[slots[0].leaf].path))
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
@@ -210,7 +195,7 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     if isinstance(index.owner, Mixed) and index.fact is None:
         return index.owner  # the fault is at the index
-    return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN_ELEMENTS)
+    return site.mixed(*refusals.PICKED_LANES(axis=axis))
 
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
@@ -233,23 +218,21 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
 
 @rule(
     *primitives.COMBINING,
-    reads=_READS,
-    ignores=f"{_IGNORES} update_jaxpr",
+    reads=f"{_READS} unique_indices",
+    ignores="update_jaxpr",
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Combine windows with elements at the indices."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
-    if site.name != "scatter-add" or access.sizes != (1,) or column is None:
+    if site.name != "scatter-add" or access.sizes != (1,) or column is None or site.params["unique_indices"]:
         return [result]
     # an index adds at its own element; past the end it adds nothing
     is_in_place = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
-    counts_keys = (
-        is_in_place and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
-    )
-    if counts_keys and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
+    adds_ones = operand.range == (0, 0) and updates.range == (1, 1)
+    count = math.prod(access.index_shape)
+    if is_in_place and adds_ones and isinstance(column.owner, LaneRows) and fits(site.eqn.outvars[0].aval, count):
         key = site.prover.same_counts.get(column.number, column.number)
         return [result.replace(fact=Counts(key, every=access.inside(0)))]
     return [result]
@@ -273,11 +256,8 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         return updates
     owner = site.join(operand.owner, _updates_owner(site, operand.owner, updates, access))
     intact = operand.intact
-    if (
-        intact is not None
-        and not access.all_outside()
-        and (site.prover.stopped or not _writes_active_lane(site, operand.owner, access))
-    ):
+    is_active = not site.prover.stopped and _writes_active_lane(site, operand.owner, access)
+    if intact is not None and not access.all_outside() and not is_active:
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))
@@ -298,7 +278,7 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
     in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
     if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
-        return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
+        return site.mixed(*refusals.INDEX_REVEALS_ORDER)
     if result is not None:
         return result
     own_tokens = token_tiles.put(site, owner, access) if site.prover.bound.layouts else None
@@ -315,19 +295,15 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         if window_axis == owner.axis:
             if dim in access.paired or access.whole(dim):
                 return moved(owner, dim)
-            return site.mixed(
-                f"lanes are written to a part of axis {dim}", "write lanes to an axis of their own, all of them"
-            )
+            return site.mixed(*refusals.PART_OF_AN_AXIS(axis=dim))
     for dim, value in access.columns.items():
         if access.sizes[dim] != 1 or not access.inside(dim):
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
         if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
-            message = "an array that is no pool is indexed by slot"
-            return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
-    message = "lanes write to places that depend on their data, in an array that all lanes see"
-    return site.mixed(message, _OWN_ELEMENTS + CAPACITY)
+            return site.mixed(*refusals.SLOT_OF_NO_POOL)
+    return site.mixed(*refusals.PLACES_BY_DATA)
 
 
 def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:

@@ -1,27 +1,17 @@
 """Special operations in the plain programs of kernels."""
 
 from ir_passes.contract.contract import PageTable, SlotMap
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
-from ir_passes.proof.violations import ViolationKind
 
 
 @rule("uninitialized", reads="dtype shape")
 def uninitialized(site: Site) -> list[Value]:
     """Refuse uninitialised memory: it may hold data of any lane."""
-    return [
-        Value(
-            site.mixed(
-                "a kernel's memory reaches this before anything is written to it; it holds what was there, as another "
-                "lane's",
-                "write all of a block or of scratch before it is read or handed out; where a kernel keeps what was in "
-                "a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
-                ViolationKind.UNINITIALIZED,
-            )
-        )
-    ]
+    return [Value(site.mixed(*refusals.UNINITIALIZED))]
 
 
 @rule("kernel_padding", reads="dim", ignores="size")
@@ -37,15 +27,7 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
     dim = site.params["dim"]
     if owner == LaneRows(dim) and site.shapes[0][dim] == lanes:
         return [Value(owner)]
-    return [
-        Value(
-            site.mixed(
-                "the last block of a kernel reaches beyond its array, and loads foreign memory there",
-                "choose blocks that divide the array, pad the array before the kernel, or declare the kernel",
-                ViolationKind.UNINITIALIZED,
-            )
-        )
-    ]
+    return [Value(site.mixed(*refusals.FOREIGN_MEMORY))]
 
 
 @rule("kernel_index", reads="bound")
@@ -54,12 +36,8 @@ def kernel_index(site: Site, index: Value) -> list[Value]:
     bound = site.params["bound"]
     span = index.range or _span(site, index)
     if span is None or span[0] < 0 or span[1] >= bound:
-        bounds_text = "nothing is known of it" if span is None else f"it is in [{span[0]}, {span[1]}]"
-        site.report(
-            ViolationKind.BOUNDS,
-            f"an index of a kernel is not shown to be in [0, {bound}): {bounds_text}",
-            "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step",
-        )
+        known = "nothing is known of it" if span is None else f"it is in {[*span]}"
+        site.report(*refusals.KERNEL_INDEX(bound=bound, known=known))
     return [index]
 
 

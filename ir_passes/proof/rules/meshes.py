@@ -7,13 +7,13 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.registry import rule
-from ir_passes.proof.rules.addressing import page_tables, token_layout
+from ir_passes.proof.rules.addressing import token_layout
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import entered, left
-from ir_passes.proof.violations import ViolationKind
 
 
 @rule("axis_index", reads="axis_name")
@@ -67,7 +67,6 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Return the split of a partition specification, without axes of one device."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         split = {axis: tuple(str(name) for name in names if devices[name] > 1) for axis, names in named.items()}
         return cls({axis: names for axis, names in split.items() if names}, devices)
@@ -77,7 +76,6 @@ class Split:
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """Return the step to a device's part."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 
@@ -92,26 +90,23 @@ def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split)
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
             if owner.inner != 1:
-                message = "a pool whose rows are merged with another axis is split over devices"
-                return Value(site.mixed(message, "reshape each device's part inside of the shard_map"))
+                return Value(site.mixed(*refusals.MERGED_POOL_SPLIT))
             if owner.split:
-                return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
+                return Value(site.mixed(*refusals.SPLIT_TWICE))
             owner = replace(owner, split=split.axes[axis])
         if isinstance(owner, LaneRows):
             lanes_per_device, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             is_whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
             if owner.packed:
-                message = f"packed tokens are split over devices along {', '.join(split.axes[axis])}"
-                return Value(site.mixed(f"{message}, and the layout counts all of them", page_tables.EACH_RANK))
+                return Value(site.mixed(*refusals.SPLIT_TOKENS(along=", ".join(split.axes[axis]))))
             if owner.order is not None or owner.start or owner.split or owner.unreduced or not is_whole:
-                remedy = "split all of them, in order"
-                return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
+                return Value(site.mixed(*refusals.SPLIT_OUT_OF_ORDER))
             names = split.axes[axis]
             owner = OneLane(0, names) if lanes_per_device == 1 else LaneRows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
         site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
-        intact = None if intact is None else UnchangedRows(intact.leaf, entered(intact.view, split.step))
+        intact = intact and intact.seen(lambda view: entered(view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
     is_whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or is_whole else None
@@ -129,9 +124,7 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
     """
     owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:
-        if intact is not None:
-            full_view = left(intact.view, split.step)
-            intact = None if full_view is None else UnchangedRows(intact.leaf, full_view)
+        intact = intact and intact.seen(lambda view: left(view, split.step))
         if isinstance(owner, PoolRows):
             full_view = left(owner.view, split.step)
             owner = replace(site.unframed(owner) if full_view is None else replace(owner, view=full_view), split=())
@@ -140,26 +133,21 @@ def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split
 
 def _owner_of_result(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
     over = ", ".join(getattr(owner, "split", ())) or "devices"
-    message = f"a result that differs between lanes, which are split over {over}, is not put together so"
-    remedy = "give it the out_spec of its lanes"
     if isinstance(owner, LaneRows | OneLane) and owner.unreduced:
-        axes = ", ".join(owner.unreduced)
-        message = f"a row that one device along {axes} has leaves the devices before it is summed over them"
-        return site.mixed(message, "sum it by lax.psum", ViolationKind.COLLECTIVE)
+        return site.mixed(*refusals.LEAVES_BEFORE_SUM(axes=", ".join(owner.unreduced)))
     if isinstance(owner, LaneRows):
         has_inner_order = owner.order is not None and owner.order.number >= mark
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not has_inner_order and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())
-        return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
+        return site.mixed(*refusals.NOT_PUT_TOGETHER(over=over))
     if isinstance(owner, OneLane):
         picked = isinstance(owner.lane, Symbol) and owner.lane.number >= mark
         along = [axis for axis, names in split.axes.items() if names == owner.split]
         if along and owner.lane == 0 and split.parts(along[0]) == site.prover.bound.lanes:
             return LaneRows(along[0], shape[along[0]] // split.parts(along[0]))
-        return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
+        return site.mixed(*refusals.NOT_PUT_TOGETHER(over=over)) if owner.split or picked else owner
     if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
         subject = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
-        remedy = "give the pool the out_spec of its in_spec"
-        return site.mixed(f"{subject} put together as if they were otherwise", remedy, ViolationKind.COLLECTIVE)
+        return site.mixed(*refusals.POOL_NOT_PUT_TOGETHER(subject=subject))
     return owner

@@ -6,22 +6,21 @@ from dataclasses import dataclass, replace
 from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
-from ir_passes.contract.opaque_names import exact_name, same_body, short_name
+from ir_passes.contract.opaque_names import same_body
 from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
-from ir_passes.proof import owners
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
+from ir_passes.proof import owners, refusals
+from ir_passes.proof.advice import ambiguous_name, map_misfit, table_misfit, undeclared_call
+from ir_passes.proof.concerned import describe
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import map_misfit, table_misfit
 from ir_passes.proof.site import Site
-from ir_passes.proof.suggestions import declaration_code
-from ir_passes.proof.uniformity import REMEDY, disordered
-from ir_passes.proof.values import PageEntry, SlotEntry, Value
-from ir_passes.proof.violations import ViolationKind
+from ir_passes.proof.uniformity import disordered
+from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
 
 
 @rule(*primitives.OPAQUE, everything=True)
@@ -35,25 +34,15 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         site.prover.notes.add(Note.DEBUG_CALLBACK.statement(f"{site.name} at {site.source}"))
         return []
     if declaration is None:
-        exact, name = exact_name(site.eqn), short_name(site.eqn)
-        message = f"nothing is known of {exact or f'a {site.name} without a name'}"
-        reason = site.prover.unread.get(id(site.params.get("jaxpr")))
-        message += f", and it cannot be read: {reason}" if reason else ""
-        code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
-        remedy = (
-            f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
-            if name
-            else "give it a name, as by pallas_call(..., name=...)"
-        )
-        site.report(ViolationKind.OPAQUE, message, remedy)
-        owner = site.mixed(message, remedy, ViolationKind.OPAQUE)
+        text = undeclared_call(site, operands)
+        site.report(*text)
+        owner = site.mixed(*text)
         return [Value(owner) for _ in site.eqn.outvars]
     _check_one_body(site, declaration[0])
     return _Declared(site, *declaration, operands).results()
 
 
 def _check_one_body(site: Site, name: str) -> None:
-    """Report calls with one name and several bodies."""
     calls = site.prover.declared.setdefault(name, [])
     if any(site.eqn is call for call in calls):
         return
@@ -61,15 +50,7 @@ def _check_one_body(site: Site, name: str) -> None:
     if not other_calls:
         calls.append(site.eqn)
         return
-    called = (
-        f"{exact_name(call)}, called at {' from '.join(ir.frames_of(call)[:2])}" for call in (*other_calls, site.eqn)
-    )
-    message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
-    exact_names = dict.fromkeys(exact_name(call) for call in other_calls)
-    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact_names, exact_name(site.eqn))))}"
-    if exact_name(site.eqn) in exact_names:
-        remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
-    site.report(ViolationKind.AMBIGUOUS, message, remedy)
+    site.report(*ambiguous_name(site, name, other_calls))
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
@@ -90,7 +71,6 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """Return the promised results for matching operands."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
@@ -131,18 +111,18 @@ class _Declared:
                 return lanes
             pools = [entry for entry in (*self.entry.inputs, *self.entry.outputs) if isinstance(entry, Pool)]
             if isinstance(lanes, LaneRows | OneLane) and lanes.packed and pools:
-                return site.mixed("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
+                return site.mixed(*refusals.TOKENS_AND_POOLS)
             if disordered(lanes):
-                return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
+                return site.mixed(*refusals.ORDER_MEETS_CALL)
             if self._is_packed and lanes not in (COMMON, LaneRows(0)):
                 problem = f"packed tokens meet {describe(lanes)}, and not all lanes"
             lanes = LaneRows(0) if self._is_packed else lanes
             problem = problem or (self._unequal() if isinstance(lanes, LaneRows) else None)
             if problem is None:
                 return self._accessed(lanes)
-        message, remedy = f"{self.name}: {problem}", "correct its Opaque declaration or the call"
-        site.report(ViolationKind.OPAQUE, message, remedy)
-        return site.mixed(message, remedy, ViolationKind.OPAQUE)
+        text = refusals.OTHER_DECLARATION(name=self.name, problem=problem)
+        site.report(*text)
+        return site.mixed(*text)
 
     def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
         """Yield operands with rows: value, name, shape, axis of rows."""
@@ -199,16 +179,14 @@ class _Declared:
             is_counted = bool(pool.split) and self._counted_within(declared.group)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not is_counted:
                 along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
-                message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
-                return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
+                return site.mixed(*refusals.CALL_WRITES_COPIES(name=self.name, along=along))
         return lanes
 
     def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
         split = getattr(self.operands[place].owner, "split", ())
         if not pool.split or split == pool.split:
             return None
-        message = f"{self.name}: the rows of a pool are split over {', '.join(pool.split)}, and its slot map is not"
-        return self.site.mixed(message, "split the slot map like the rows of the pool", ViolationKind.WRONG_ROW)
+        return self.site.mixed(*refusals.MAP_NOT_SPLIT(name=self.name, along=", ".join(pool.split)))
 
     def _miscounted(self) -> str | None:
         entry, eqn = self.entry, self.site.eqn
@@ -242,11 +220,29 @@ class _Declared:
                 case Pool():
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():
-                    problem = map_misfit(self.site, value, declared, self.site.shapes[k])
+                    shape = self.site.shapes[k]
+                    is_map = len(shape) < 2 and self._is_row_map(value.fact, declared)
+                    problem = None if is_map else map_misfit(self.site, value, declared, shape)
                 case PageTable():
-                    problem = table_misfit(self.site, value, declared)
+                    is_table = axis_of(value.owner) in (None, 0) and self._is_row_map(value.fact, declared)
+                    problem = None if is_table else table_misfit(self.site, value, declared)
             if problem is not None:
                 yield f"operand {k} is declared {problem}"
+
+    def _is_row_map(self, fact: Fact | None, declared: SlotMap | PageTable) -> bool:
+        """True if an operand holds the entries of an input like the declared one."""
+        if not isinstance(fact, SlotEntry | PageEntry):
+            return False
+        entry, unchanged = self.site.prover.bound.inputs[fact.leaf].entry, type(fact)(fact.leaf)
+        if isinstance(fact, SlotEntry):
+            unchanged = replace(unchanged, non_null=fact.non_null)
+        elif declared.role == "write":
+            unchanged = replace(unchanged, alternatives=fact.alternatives & {"past"})
+        if fact != unchanged or not isinstance(entry, SlotMap | PageTable) or type(entry) is not type(declared):
+            return False
+        sizes = [(x.size, x.null, getattr(x, "page_size", 1)) for x in (entry, declared)]
+        is_local = isinstance(fact, PageEntry) or entry.local == declared.local
+        return sizes[0] == sizes[1] and is_local and entry.role in (declared.role, "both")
 
     def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
         owner, prover = value.owner, self.site.prover

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.proof import refusals
+from ir_passes.proof.concerned import describe
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Return the owner of rows [start, start + size * step) along its axis."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:
@@ -22,10 +23,7 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
             return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
             return replace(owner, axis=axis, start=owner.start + first, unreduced=())
-    return site.mixed(
-        f"a part of axis {axis} is cut out, which holds {describe(owner)}",
-        "cut out whole lanes, or index rows by the slot map",
-    )
+    return site.mixed(*refusals.CUT_LANES(axis=axis, owner=describe(owner)))
 
 
 def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
@@ -38,23 +36,18 @@ def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[i
     if isinstance(owner, PoolRows) and not is_whole:
         owner = replace(owner, view=_view_of_slice(owner.view, owner.axis, full, starts, sizes, steps))
     if intact is not None and not is_whole:
-        rows_axis = owner.axis if isinstance(owner, PoolRows) else -1
-        intact = UnchangedRows(intact.leaf, _view_of_slice(intact.view, rows_axis, full, starts, sizes, steps))
+        rows = owner.axis if isinstance(owner, PoolRows) else -1
+        intact = intact.seen(lambda view: _view_of_slice(view, rows, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
     if isinstance(x.fact, Iota) and x.fact.div == 1 and sizes[x.fact.axis]:
-        counted_axis = x.fact.axis
-        bounds = (
-            int(starts[counted_axis]),
-            int(starts[counted_axis] + (sizes[counted_axis] - 1) * steps[counted_axis]),
-        )
+        first, step = int(starts[x.fact.axis]), steps[x.fact.axis]
+        bounds = first, first + (sizes[x.fact.axis] - 1) * int(step)
         fact = fact if isinstance(fact, Iota) else None
-    number = x.number if is_whole else NONE
-    return Value(
-        owner, number, bounds, fact, intact, x.version if is_whole else site.prover.versions.part_of(x.version)
-    )
+    number, version = (x.number, x.version) if is_whole else (NONE, site.prover.versions.part_of(x.version))
+    return Value(owner, number, bounds, fact, intact, version)
 
 
 def _view_of_slice(
@@ -81,33 +74,28 @@ def cut(site: Site, x: Value) -> list[Value]:
 
 @rule("split", reads="sizes axis")
 def split(site: Site, x: Value) -> list[Value]:
-    axis, results, start = site.params["axis"], [], 0
-    full = site.shapes[0]
-    for size in map(int, site.params["sizes"]):
+    return _cut_along(site, x, site.params["axis"], list(map(int, site.params["sizes"])))
+
+
+def _cut_along(site: Site, x: Value, axis: int, sizes: list[int]) -> list[Value]:
+    full, results, start = site.shapes[0], [], 0
+    for size in sizes:
         starts = [start if d == axis else 0 for d in range(len(full))]
-        sizes = [size if d == axis else n for d, n in enumerate(full)]
-        results.append(_static_slice(site, x, starts, sizes, (1,) * len(full)))
+        results.append(_static_slice(site, x, starts, [*full[:axis], size, *full[axis + 1 :]], (1,) * len(full)))
         start += size
     return results
 
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Take every index of an axis separately."""
-    axis, full = int(site.params["axis"]), site.shapes[0]
-    results = []
-    for index in range(full[axis]):
-        starts = [index if d == axis else 0 for d in range(len(full))]
-        sizes = [1 if d == axis else n for d, n in enumerate(full)]
-        value = _static_slice(site, x, starts, sizes, (1,) * len(full))
-        owner = value.owner
+    axis, results = int(site.params["axis"]), []
+    for value in _cut_along(site, x, axis, [1] * site.shapes[0][axis]):
+        owner, fact = value.owner, value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
         if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split, packed=owner.packed)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(
-            Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None)
-        )
+        results.append(Value(owner, range=value.range, fact=fact))
     return results
 
 
@@ -144,7 +132,6 @@ def stack(site: Site, *parts: Value) -> list[Value]:
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:
-    """Return the owner of a concatenation along an axis."""
     along = [owner for owner in owners if axis_of(owner) == axis and not isinstance(owner, Mixed)]
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
@@ -155,20 +142,14 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
     if mixed:
         return mixed[0]
-    return site.mixed(
-        f"it puts parts that belong to different lanes together along axis {axis}, out of their order",
-        "put the lanes' parts together in the order of the lanes, equally long",
-    )
+    return site.mixed(*refusals.PARTS_OUT_OF_ORDER(axis=axis))
 
 
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
     """Return the owner of consecutive lanes; shared parts may replace lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
-    inner = {
-        owner.inner if isinstance(owner, LaneRows) else size
-        for owner, size in pieces
-        if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
-    }
+    inner = {owner.inner for owner, _ in pieces if isinstance(owner, LaneRows)}
+    inner |= {size for owner, size in pieces if isinstance(owner, OneLane) and isinstance(owner.lane, int)}
     splits = {(owner.split, owner.packed) for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None

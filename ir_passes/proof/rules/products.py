@@ -1,14 +1,12 @@
 """Contractions, convolutions and decompositions."""
 
 from ir_passes.contract.statements import Assumption
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
+from ir_passes.proof.uniformity import disordered, reveals_places
 from ir_passes.proof.values import Counts, Value
-
-_FREE = "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand"
-
 
 _ROUNDING = "out_sharding precision preferred_element_type"
 
@@ -33,13 +31,13 @@ def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tu
         elif axis in free:
             owners.append(moved(value.owner, free_before + free.index(axis)))
         else:
-            owners.append(site.mixed(f"it sums over axis {axis}, which holds different lanes", _FREE))
+            owners.append(site.mixed(*refusals.SUMMED_LANES(axis=axis)))
         free_before += len(free)
     owner = site.join(*owners)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.axis < len(batch[0]):
         sides = zip((x, y), site.shapes, batch, strict=True)
         if any(reveals_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
-            return site.mixed("rows in an order that depends on all lanes meet a matrix for each place", REMEDY)
+            return site.mixed(*refusals.MATRIX_OF_EACH_PLACE)
     return owner
 
 
@@ -54,10 +52,9 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     ragged = tuple(numbers.lhs_ragged_dimensions)
     axis = axis_of(x.owner)
     if rest or batch[0] or ragged != (0,) or not isinstance(groups.owner, Common | OneLane) or axis not in (None, 0):
-        remedy = "use rows along axis 0, one shared matrix for each group"
-        return [Value(site.mixed("this form of ragged product has no rule", remedy))]
+        return [Value(site.mixed(*refusals.RAGGED_FORM))]
     if axis == 0 and contract[0] and 0 in contract[0]:
-        return [Value(site.mixed("it sums over axis 0, which holds different lanes", _FREE))]
+        return [Value(site.mixed(*refusals.SUMMED_LANES(axis=0)))]
     if isinstance(x.owner, Mixed):
         return [Value(x.owner)]
     if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
@@ -70,14 +67,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         if not sizes.fact.every:
             site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
         return [Value(site.join(owner, groups.owner))]
-    return [
-        Value(
-            site.mixed(
-                "the rows lie in an order that depends on all lanes, and were not sorted by what the sizes count",
-                "count the very keys by which the rows were sorted, and let none be negative, as expert % local is not",
-            )
-        )
-    ]
+    return [Value(site.mixed(*refusals.OTHER_SORT_KEYS))]
 
 
 @rule(
@@ -93,10 +83,10 @@ def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
         if axis == numbers.lhs_spec[0] and site.params["batch_group_count"] == 1:
             owner = moved(owner, numbers.out_spec[0])
         else:
-            owner = site.mixed("it convolves over the axis that holds lanes", "make lanes the batch dimension")
+            owner = site.mixed(*refusals.CONVOLVED_LANES)
     other = kernel.owner
     if axis_of(other) is not None:
-        other = site.mixed("its kernel differs between lanes", "multiply and add within each lane")
+        other = site.mixed(*refusals.KERNEL_OF_LANES)
     return [Value(site.join(owner, other))]
 
 
@@ -114,14 +104,13 @@ sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit
     accepts={"select_callable": (None,)},
 )  # fmt: skip
 def batched_matrices(site: Site, *operands: Value) -> list[Value]:
-    """Apply a function of matrices; lanes are a leading dimension."""
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
     for k, (value, shape) in enumerate(zip(operands, site.shapes, strict=True)):
         axis = axis_of(value.owner)
         diagonal = site.name == "tridiagonal_solve" and k < 3  # the last operand has right-hand sides as columns
         if axis is not None and axis >= len(shape) - (1 if diagonal else matrix_dims):
-            owners.append(site.mixed("lanes are rows or columns of one matrix", "give each lane its own matrix"))
+            owners.append(site.mixed(*refusals.LANES_IN_A_MATRIX))
         else:
             owners.append(value.owner)
     owner = site.join(*owners)

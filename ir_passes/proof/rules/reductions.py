@@ -5,31 +5,24 @@ from dataclasses import replace
 
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import CUMULATIVE, REDUCTIONS
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.shapes import reshaped_value
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, reveals_places
+from ir_passes.proof.uniformity import reveals_places
 from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Value
 
-_APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
-
-CAPACITY = (
-    "; places in the buffers of experts couple lanes, since a capacity drops tokens by how many other lanes chose the "
-    "same expert: use the sorted form, which drops none: order = jnp.argsort(expert), groups = jnp.bincount(expert, "
-    "length=experts), y = jax.lax.ragged_dot(x[order], w, groups)[jnp.argsort(order)]"
-)
 _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    """Return the owner after a reduction over axes."""
     axis = axis_of(owner)
     if axis is None:
         return owner
     if axis in axes:
-        return site.mixed(f"it reduces over axis {axis}, which holds different lanes", _APART)
+        return site.mixed(*refusals.REDUCED_LANES(axis=axis))
     return moved(owner, axis - sum(other < axis for other in axes))
 
 
@@ -75,8 +68,8 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
 def running(site: Site, x: Value) -> list[Value]:
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
-        message = f"it runs along axis {site.params['axis']}, which holds different lanes"
-        owner = site.mixed(message, _APART + CAPACITY if site.name == "cumsum" else _APART)
+        text = refusals.SUMMED_UP_LANES if site.name == "cumsum" else refusals.RUNNING_LANES
+        owner = site.mixed(*text(axis=site.params["axis"]))
     # the product of zeros and ones is zero or one
     stays_bounded = site.name in ("cummax", "cummin") or (
         site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
@@ -95,7 +88,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     axis %= len(site.shape)
     owner = x.owner
     if axis_of(owner) == axis:
-        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + CAPACITY)
+        owner = site.mixed(*refusals.COMPARED_LANES(axis=axis))
     return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
 
 
@@ -106,7 +99,6 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reduce windows; their length along the lanes' axis must be 1."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
@@ -114,7 +106,7 @@ def windows(site: Site, *operands: Value) -> list[Value]:
     for value in operands:
         axis = axis_of(value.owner)
         if axis is not None and any(column[axis] not in (1, (0, 0)) for column in columns):
-            owners.append(site.mixed(f"windows reach along axis {axis}, which holds different lanes", _APART))
+            owners.append(site.mixed(*refusals.WINDOWS_OF_LANES(axis=axis)))
         else:
             owners.append(value.owner)
     return [Value(site.join(*owners)) for _ in site.eqn.outvars]
@@ -133,12 +125,11 @@ def sort(site: Site, *operands: Value) -> list[Value]:
         if isinstance(owner, LaneRows) and owner.order is not None:
             sides = zip(operands, site.shapes, strict=True)
             if any(reveals_places(value, shape, owner.axis) for value, shape in sides):
-                owner = site.mixed("rows in an order that depends on all lanes meet a shared array of rows", REMEDY)
+                owner = site.mixed(*refusals.SHARED_ROWS)
         return [Value(owner, range=value.range) for value in operands]
     key = operands[0]
     if len(site.shape) != 1 or site.params["num_keys"] != 1:
-        remedy = "sort one key and gather the rest by the order"
-        owner = site.mixed(f"it sorts along axis {axis}, which holds different lanes", remedy)
+        owner = site.mixed(*refusals.SORTED_LANES(axis=axis))
         return [Value(owner, range=value.range) for value in operands]
     if isinstance(key.fact, Permuted) and key.fact.div == 1:
         order = Order(key.fact.order.number, not key.fact.order.inverse)
@@ -158,7 +149,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:
     size = site.shape[0]
-    mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
+    mixed = site.mixed(*refusals.ORDER_OF_ALL)
     if isinstance(value.fact, Permuted):
         restores_order = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
         return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if restores_order else Value(mixed, range=value.range)
@@ -170,10 +161,9 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
 
 
 def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
-    """Return the owner of `rows[order // div]`."""
     if isinstance(owner, LaneRows):
         if owner.order is None:
             return replace(owner, inner=owner.inner * div, order=order, unreduced=())
         if div == 1 and owner.order == Order(order.number, not order.inverse):
             return replace(owner, order=None, unreduced=())
-    return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")
+    return site.mixed(*refusals.PUT_IN_ORDER)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ir_passes.proof import refusals
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
@@ -26,16 +27,15 @@ from ir_passes.proof.values import (
     SignOf,
     SlotEntry,
     Tiles,
-    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import entered, reshaped, transposed
 
 Shape = tuple[int, ...]
+_OF_ALL_ELEMENTS = (SlotEntry, PageEntry, DeviceOffset, ActiveCount, Constant)
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
-    """Return the owner of an operand after a broadcast."""
     axis = axis_of(owner)
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
@@ -44,6 +44,8 @@ def stretched(owner: Owner, old_size: int, new_size: int) -> Owner:
     """Return the owner after its axis of length 1 is broadcast."""
     if isinstance(owner, LaneRows) and old_size == 1 != new_size:
         return OneLane(owner.start, owner.split, owner.unreduced, owner.packed)
+    if isinstance(owner, PoolRows) and old_size == 1 != new_size:
+        return replace(owner, inner=new_size)  # every index is of the only row
     return owner
 
 
@@ -89,12 +91,8 @@ def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) 
                 return replace(owner, axis=new_axis, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
                 return replace(owner, axis=new_axis, inner=owner.inner // per_new)
-    return site.mixed(
-        f"reshaping {old_shape} to {new_shape} does not keep axis {axis}, which holds different lanes, as an axis",
-        "use the pool as it lies, or merge dimensions of a row into the row axis: index by row * size + offset"
-        if isinstance(owner, PoolRows)
-        else "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
-    )
+    text = refusals.RESHAPED_ROWS if isinstance(owner, PoolRows) else refusals.RESHAPED_LANES
+    return site.mixed(*text(old=old_shape, new=new_shape, axis=axis))
 
 
 def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
@@ -126,20 +124,12 @@ def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
     return axis if matches else None
 
 
-def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_shape: Shape) -> UnchangedRows | None:
-    return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
-
-
 def reshaped_value(site: Site, x: Value) -> Value:
     old_shape, new_shape = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, old_shape, new_shape))
-    fact = (
-        x.fact
-        if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | ActiveLane | Constant)
-        else None
-    )
+    fact = x.fact if isinstance(x.fact, (*_OF_ALL_ELEMENTS, ActiveLane)) else None
     if isinstance(x.fact, Iota):
         place = place_after_reshape(x.fact.axis, old_shape, new_shape)
         fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
@@ -153,7 +143,8 @@ def reshaped_value(site: Site, x: Value) -> Value:
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, old_shape, new_shape)
         owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner
-    return Value(owner, x.number, x.range, fact, _intact_after_reshape(x.intact, old_shape, new_shape), x.version)
+    intact = x.intact and x.intact.seen(lambda view: reshaped(view, old_shape, new_shape))
+    return Value(owner, x.number, x.range, fact, intact, x.version)
 
 
 def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
@@ -184,7 +175,6 @@ def squeeze(site: Site, x: Value) -> list[Value]:
 
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
-    """Repeat elements along new or size-1 dimensions."""
     old_shape, new_shape = site.shapes[0], site.shape
     if math.prod(old_shape) == math.prod(new_shape):
         return [reshaped_value(site, x)]
@@ -193,7 +183,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | Constant) else None
+    fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
     if isinstance(x.fact, Iota) and old_shape[x.fact.axis] == new_shape[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long_axes = [axis for axis, size in enumerate(old_shape) if size != 1]
@@ -211,7 +201,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, transposed(x.intact.view, permutation))
+    intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
@@ -221,10 +211,9 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """Reverse axes, within a lane."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
-        owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
+        owner = site.mixed(*refusals.REVERSED_LANES)
     elif isinstance(owner, PoolRows):
         view = entered(owner.view, ("rev", site.params["dimensions"]))
         owner = replace(owner, view=view)
@@ -244,7 +233,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
                 assert isinstance(owner, LaneRows)
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
-                owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
+                owner = site.mixed(*refusals.PADDED_LANES)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
@@ -256,7 +245,7 @@ def tile(site: Site, x: Value) -> list[Value]:
     axis = axis_of(x.owner)
     owner = x.owner
     if axis is not None and repeats[axis] != 1:
-        owner = site.mixed("it repeats the axis that holds lanes", "repeat another axis")
+        owner = site.mixed(*refusals.REPEATED_LANES)
     return [Value(owner, range=x.range)]
 
 
@@ -269,5 +258,4 @@ def iota(site: Site, *_: Value) -> list[Value]:
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Return a shared uninitialised array or token."""
     return [Value(COMMON) for _ in site.eqn.outvars]

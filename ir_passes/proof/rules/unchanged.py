@@ -1,7 +1,5 @@
 """Integer arithmetic without effect, as in `s + 0` or `-(-s)`."""
 
-import jax.numpy as jnp
-
 from ir_passes.jaxpr.dtypes import is_integer, limits
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.site import Site
@@ -12,12 +10,10 @@ _NEUTRAL = {"add": 0, "sub": 0, "xor": 0, "or": 0, "mul": 1, "div": 1, **dict.fr
 """Operation -> number that changes no other operand."""
 _ORDERED = ("sub", "div", *_SHIFTS)
 """Operations with a neutral second operand only."""
-_WIDE_FLOATS = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 _INVERSE = {"add": "sub", "sub": "add", "div": "mul"}
 
 
 def unchanged(site: Site, *operands: Value) -> Value | None:
-    """Return the operand that an integer operation does not change."""
     dtype = site.eqn.outvars[0].aval.dtype
     if not is_integer(dtype):
         return None
@@ -68,17 +64,3 @@ def _undone(site: Site, x: Value, y: Value) -> Value | None:
 def _twice(site: Site, x: Value) -> Value | None:
     eqn = site.maker(site.eqn.invars[0])
     return site.prover.read(site.env, eqn.invars[0]) if eqn is not None and eqn.primitive.name == site.name else None
-
-
-def converted_back(site: Site) -> Value | None:
-    """Return integers converted to a float with all their digits, and back."""
-    target, eqn = site.eqn.outvars[0].aval.dtype, site.maker(site.eqn.invars[0])
-    if eqn is None or eqn.primitive.name != "convert_element_type" or not is_integer(target):
-        return None
-    source, float_type = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-    x = site.prover.read(site.env, eqn.invars[0])
-    if not is_integer(source) or float_type not in _WIDE_FLOATS or x.range is None:
-        return None
-    exact, ends = 2 ** (jnp.finfo(float_type).nmant + 1), limits(target)
-    is_exact = -exact <= x.range[0] and x.range[1] <= exact and x.range[1] <= float(jnp.finfo(float_type).max)
-    return x if is_exact and ends[0] <= x.range[0] and x.range[1] <= ends[1] else None

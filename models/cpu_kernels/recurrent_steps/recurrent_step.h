@@ -13,9 +13,12 @@
 
 namespace {
 
-// Prefetch the next rows in memory for writing, within the state: a core reads and writes 40 GB/s instead of 31 (Zen 5,
-// 2026-11-26).
-inline void ask_ahead(const float* at) { __builtin_prefetch(reinterpret_cast<const char*>(at) + 8 * 1024, 1); }
+// Prefetch later rows of the state to the second cache. With one token for each of 32 lanes, two cores of Zen 4 read and
+// write 41 GB/s, and 24 with prefetches to the first cache, which holds the rows in work (2026-11-29).
+inline void ask_ahead(const float* at) {
+  constexpr int READ = 0, SECOND_CACHE = 2;
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + 16 * 1024, READ, SECOND_CACHE);
+}
 
 // Call `work(k, load, store)` for each vector of a row, the last with `keys % STEP` numbers.
 template <typename Simd, typename Work>

@@ -99,7 +99,7 @@ def test_divergence(
 
 @pytest.mark.parametrize("command", ["score", "decide", "classify", "embed", "divergence"])
 def test_rows_anywhere_share_what_they_begin_with(lm: hybridlm.LM, tmp_path: Path, command: str) -> None:
-    """Rows with three common beginnings by turns share prefixes only if they are sorted."""
+    """Rows with three common prefixes by turns share prefixes only if they are sorted."""
     beginnings = ["Ada has the kite. " * 5, "Ben is at the lake. " * 5, "Where is the red cup? " * 4]
     texts = [f"{beginnings[i % 3]}{i}" for i in range(9)]
     rows = [{"id": i, "text": item} for i, item in enumerate(texts)]

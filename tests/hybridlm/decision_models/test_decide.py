@@ -236,7 +236,7 @@ def write_adapter(text_lm: hybridlm.LM, directory: Path) -> None:
 
 @pytest.mark.slow
 def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks within common beginnings: the state and first questions are read once."""
+    """Marks within common prefixes: the state and first questions are read once."""
     path = copied(text_lm, tmp_path / "model", decision={"labels": LABELS})
     (path / "decision_template.jinja").write_text(TOGETHER)
     lm = hybridlm.load(path, **SETTINGS)

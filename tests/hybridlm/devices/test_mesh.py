@@ -17,7 +17,6 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import lane_bucket
 from hybridlm.rows.arrays import maker_of_zeros, zeros
 from hybridlm.rows.parts import copy_row
-from hybridlm.rows.split import SplitRows
 from hybridlm.sampling.vocab_parallel import Vocabulary
 
 MESH_WORDS = (
@@ -109,10 +108,9 @@ def test_a_row_moves_between_devices_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     source, target = (rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 4))
     source[:, 0] = -0.0
-    split = SplitRows("data")
     specs = (P("data"), P("data"), P(), P())
     step = jax.jit(
-        jax.shard_map(copy_row(split, split), mesh=hybridlm.mesh(data=4), in_specs=specs, out_specs=P("data"))
+        jax.shard_map(copy_row("data", "data"), mesh=hybridlm.mesh(data=4), in_specs=specs, out_specs=P("data"))
     )
     for read in range(8):
         write = (read + 1) % 4

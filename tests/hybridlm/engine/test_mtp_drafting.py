@@ -109,7 +109,7 @@ def test_the_last_span_of_a_page_has_final_values(agreeing: hybridlm.LM, first: 
     slot = pool.acquire(len(prompt))
     assert engine.prefix_cache is not None
     with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
-        assert snapshot is not None and snapshot.label.position == last
+        assert snapshot is not None and snapshot.position == last
         final = buffers_by_block(snapshot.spans).values()
         earlier = [span.buffer for span in snapshot.spans if span.buffer not in final]
         assert earlier and all(buffers.page is None for buffers in earlier)

@@ -237,9 +237,8 @@ def test_a_prefix_of_another_model_is_refused(text_lm: hybridlm.LM, tmp_path: Pa
 
 def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
     """Return the state with another label."""
-    label = prefix.snapshot.label
-    label = dataclasses.replace(label, kind=dataclasses.replace(label.kind, **kind))
-    return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, label=label))
+    other = dataclasses.replace(prefix.snapshot.kind, **kind)
+    return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, kind=other))
 
 
 def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:
@@ -273,7 +272,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
 
 def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> None:
     prefix = text_lm.prefix(IDS[:9])
-    snapshot = dataclasses.replace(prefix.snapshot, label=dataclasses.replace(prefix.snapshot.label, epoch=77))
+    snapshot = dataclasses.replace(prefix.snapshot, epoch=77)
     (got,), (want,) = (
         text_lm.score([IDS[9:20]], prefix=stored) for stored in (hybridlm.Prefix(prefix.token_ids, snapshot), prefix)
     )
@@ -304,7 +303,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             pool = session._scheduler._pool
             assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
-            assert snapshot.label.position == consumed
+            assert snapshot.position == consumed
             prefix = hybridlm.Prefix(tuple(IDS[: consumed + 1]), snapshot)
             (got,) = text_lm.score([IDS[consumed + 1 : 20]], prefix=prefix)
             (want,) = text_lm.score([IDS[:20]])

@@ -9,7 +9,7 @@ from text_checkpoint import write_text_checkpoint
 import hybridlm
 from hybridlm.engine import admission, scheduler
 from hybridlm.requests.results import Completion
-from hybridlm.scoring.prompt_logprobs import PromptText
+from hybridlm.scoring.text import ScoredText
 from models import KV_BLOCK
 
 PAGES, LANES = 5, 4
@@ -93,7 +93,7 @@ def test_a_prompt_that_is_scored_is_preempted_and_keeps_its_bits(
             session.step()
         session.submit(long, max_tokens=2, prompt_logprobs=0, **PLAIN)
         completions = finished(session)
-    (text,) = {sequence for sequence in preempted if isinstance(sequence, PromptText)}
+    (text,) = {sequence for sequence in preempted if isinstance(sequence, ScoredText)}
     assert text.restarts
     logprobs = completions[2].prompt_logprobs
     assert logprobs is not None

@@ -10,7 +10,6 @@ from hybridlm.devices.mesh import mesh
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.rows.parts import copy_contract, copy_row
-from hybridlm.rows.split import SplitRows
 from ir_passes import CompiledStep, compile_step
 from ir_passes.contract.statements import Claim
 
@@ -21,7 +20,7 @@ MAP = np.zeros(1, np.int32)
 
 @pytest.fixture(scope="module")
 def step() -> CompiledStep:
-    copy, contract = with_operand_check(copy_row(SplitRows("data"), SplitRows("data")), copy_contract(4, 4))
+    copy, contract = with_operand_check(copy_row("data", "data"), copy_contract(4, 4))
     types = (
         *[((4, 3), jnp.float32, SPLIT)] * 2,
         *[((1,), jnp.int32, WHOLE)] * 2,

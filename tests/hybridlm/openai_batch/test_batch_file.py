@@ -150,6 +150,25 @@ def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path
     assert body(answers[3])["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in d.token_ids]
 
 
+def test_offsets_count_special_tokens_in_the_text(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"logprobs": 0, "echo": True, "temperature": 0}
+    begin = {"allowed_token_ids": [1], "max_tokens": 3}
+    answers = answered(
+        model_of(text_lm),
+        [
+            line("ids", prompt=[5, 2, 6, 7], max_tokens=0, **settings),
+            line("text", prompt='"<end>#', max_tokens=0, **settings),
+            line("written", prompt=[5], skip_special_tokens=False, **begin, **settings),
+            line("skipped", prompt=[5], **begin, **settings),
+        ],
+        tmp_path,
+    )
+    choices = [body(answer)["choices"][0] for answer in answers]
+    assert [choice["text"] for choice in choices] == ['"<end>#$', '"<end>#', '"' + 3 * "<begin>", '"']
+    offsets = [choice["logprobs"]["text_offset"] for choice in choices]
+    assert offsets == [[0, 1, 6, 7], [0, 1, 6], [0, 1, 8, 15], [0, 1, 1, 1]]
+
+
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
     inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=None)
     model = dataclasses.replace(
@@ -469,7 +488,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 @pytest.mark.parametrize(("fields", "form"), [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {"json": SCHEMA}),
-    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ({"response_format": {"type": "json_object", "json_schema": None}}, {"json_object": True}),
     ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
     ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
     ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
@@ -485,6 +504,9 @@ def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: di
 @pytest.mark.parametrize(("fields", "message"), [
     ({"response_format": {"type": "xml"}}, "response_format: expected"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format: expected"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "$defs": {}}}},
+     "response_format: expected"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
     ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),

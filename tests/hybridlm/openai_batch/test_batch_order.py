@@ -1,4 +1,4 @@
-"""Lines with common prompt beginnings run together and are written in input order."""
+"""Lines with common prompt prefixes run together and are written in input order."""
 
 import json
 import random

@@ -1,9 +1,9 @@
 """OpenAI's shapes of log-probabilities for partial characters and tokens that look alike."""
 
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import decoders, models, processors
 
-from hybridlm.openai_batch.response import chat_logprobs, completion_logprobs, token_rows
+from hybridlm.openai_batch.response import _prompt_offsets, chat_logprobs, completion_logprobs, token_rows
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -35,3 +35,13 @@ def test_a_token_stands_among_the_most_likely_once():
         "top_logprobs": [None, {"token_id:5": -1.0, "token_id:6": -2.0}],
         "text_offset": [0, 0],
     }
+
+
+def test_tokens_that_the_tokenizer_adds_have_no_text():
+    backend = tokenizers.Tokenizer(models.BPE({"<s>": 0, "s": 1, "</s>": 2}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    tokenizer = Tokenizer(backend)
+    for text, expected in {"ss": [0, 0, 1, 2], "<s>s": [0, 0, 3, 4], "": [0, 0]}.items():
+        assert _prompt_offsets(tokenizer.encode(text), text, len(text), tokenizer) == expected

@@ -1,4 +1,4 @@
-"""Prompts with cached beginnings equal cold prompts after eviction, moves and deletion."""
+"""Prompts with cached prefixes equal cold prompts after eviction, moves and deletion."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -238,14 +238,13 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
-        label, spans = snapshot.label, snapshot.spans
-        kind = dataclasses.replace(label.kind, model="another")
+        spans, kind = snapshot.spans, dataclasses.replace(snapshot.kind, model="another")
         other = CachedBuffers(snapshot.state.arrays, 139, None)
         shifted = spans[-1]._replace(first=spans[-1].first + 1)
         for change, message in (
-            ({"label": dataclasses.replace(label, kind=kind)}, "model: expected .*, got another"),
-            ({"label": dataclasses.replace(label, position=139)}, "expected 139 positions, got 140"),
-            ({"label": dataclasses.replace(label, tokens="00")}, "made from other tokens than the sequence begins"),
+            ({"kind": kind}, "model: expected .*, got another"),
+            ({"position": 139}, "expected 139 positions, got 140"),
+            ({"tokens": "00"}, "made from other tokens than the sequence begins"),
             ({"state": other}, "state: expected one at position 140, got CachedBuffers.* at position 139"),
             ({"spans": spans[1:]}, "keys and values: expected position 0, got "),
             ({"spans": spans[:-1]}, "expected 140 positions, got "),

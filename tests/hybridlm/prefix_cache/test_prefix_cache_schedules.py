@@ -1,4 +1,4 @@
-"""Random schedules over a prefix cache: common beginnings, hits, evictions, cancellations, early ends.
+"""Random schedules over a prefix cache: common prefixes, hits, evictions, cancellations, early ends.
 
 Every completion is compared with that of a model without a cache; after every step rows, tree and account are whole.
 """
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 KINDS = ("dense_interval", "next_dense_layers", "sparse_base", *OTHER_GOLDENS)
 STEMS = [np.random.default_rng(seed).integers(3, 90, 60).tolist() for seed in (1, 2)]
 STEMS.append(STEMS[0][:17] + STEMS[1][:40])
-"""Three beginnings; two share 17 tokens."""
+"""Three prefixes; two share 17 tokens."""
 
 
 class Asked:

@@ -121,6 +121,23 @@ def test_only_allowed_tokens_follow(text_lm: hybridlm.LM) -> None:
     assert not set(free.token_ids) <= {5, 9}
 
 
+def test_an_end_token_can_be_a_bad_word(text_lm: hybridlm.LM) -> None:
+    (end,) = text_lm.eos_token_ids
+    settings: dict[str, Any] = {"logit_bias": {end: 50.0}, "max_tokens": 4}
+    ended, banned = text_lm.generate([PROMPT] * 2, **settings, bad_words=[[], ["<end>"]])
+    assert ended.token_ids == [end] and end not in banned.token_ids and banned.finish_reason == "length"
+
+
+def test_the_largest_changes_stay_finite(text_lm: hybridlm.LM) -> None:
+    """The order of logits stays where their products are near the end of float32."""
+    (free,) = text_lm.generate([PROMPT], max_tokens=1)
+    bias = {token: 1e12 for token in range(97)} | {free.token_ids[0]: -3e38}
+    settings: dict[str, Any] = {"repetition_penalty": 1e-12, "presence_penalty": -1e12, "temperature": 1e-12}
+    (changed,) = text_lm.generate([ids(text_lm)], max_tokens=3, logit_bias=bias, ignore_eos=True, **settings, seed=1)
+    history = set(ids(text_lm))
+    assert changed.token_ids[0] in history - {free.token_ids[0]} and free.token_ids[0] not in changed.token_ids
+
+
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
@@ -155,7 +172,11 @@ def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
 
 
 @pytest.mark.parametrize(("setting", "message"), [
-    ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty: expected a number in"),
+    ({"temperature": 3e-38}, r"temperature: expected 0 \(greedy\), or a number in 1e-12..1e"),
+    ({"repetition_penalty": 1e39}, "repetition_penalty: expected a number in 1e-12..1e"),
+    ({"presence_penalty": -1e39}, "presence_penalty: expected a number in -1e"),
+    ({"logit_bias": {3: 1e39}}, "logit_bias: expected token ids below 97 -> numbers in -3e38..1e"),
     ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
     ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
     ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),

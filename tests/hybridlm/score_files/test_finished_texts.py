@@ -72,7 +72,7 @@ TASKS: dict[str, Task] = {
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Forty rows of 1 to 40 tokens, some with common beginnings."""
+    """Forty rows of 1 to 40 tokens, some with common prefixes."""
     rng = np.random.default_rng(0)
     stem = rng.integers(3, 90, 12).tolist()
     rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]

@@ -1,4 +1,4 @@
-"""Rows with common beginnings share prefill and are written in input order."""
+"""Rows with common prefixes share prefill and are written in input order."""
 
 import itertools
 import json

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
@@ -277,6 +278,12 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
     assert text_lm.tokenizer is not None and origin["tokenizer"] == text_lm.tokenizer.fingerprint
     assert (origin["mesh"], origin["steps"]) == ("none", "certified")
+    with jax.enable_x64(True):  # steps never have it
+        assert text_lm.text_model.origin() == origin
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        other = text_lm.text_model.origin()
+    changed = {name: value for name, value in other.items() if value != origin[name]}
+    assert changed.pop("jax_default_matmul_precision") == "BF16_BF16_F32" and len(changed) == 1
     options = replace(text_lm.engine.options, mesh=hybridlm.mesh(data=2), kernels="interpret")
     monkeypatch.setattr(text_lm.engine, "options", options)
     monkeypatch.setattr(text_lm.engine.programs, "certify", "off")

@@ -84,7 +84,7 @@ def test_a_text_alone_has_the_same_bits_as_beside_others(text_lm: hybridlm.LM) -
 
 
 def test_ids_of_each_position_and_a_start(text_lm: hybridlm.LM) -> None:
-    """Equal beginnings with equal requests are shared, others are not; numbers never change."""
+    """Equal prefixes with equal requests are shared, others are not; numbers never change."""
     text = [int(i) for i in np.random.default_rng(1).integers(3, 90, 23)]
     texts = [[*text, 5], [*text, 6], [*text, 7], [*text, 8], [*text, 9]]
     wide = [[3, 4], [], [9]] * 8

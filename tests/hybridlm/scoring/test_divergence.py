@@ -137,7 +137,7 @@ def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm
 
 
 def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    """Chunks of 5 tokens: nested common beginnings, and more texts than lanes."""
+    """Chunks of 5 tokens: nested common prefixes, and more texts than lanes."""
     outer, inner = TEXTS[0][:10], [*TEXTS[0][:10], *TEXTS[4][:10]]
     texts = [*([*outer, 3 + i, 40, 41, 42] for i in range(3)), *([*inner, 3 + i, 50] for i in range(3)), outer]
     initial = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]

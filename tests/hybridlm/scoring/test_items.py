@@ -41,6 +41,17 @@ def test_completions(text_lm: hybridlm.LM):
     check(text_lm, empty, *parts(text_lm, "", "yo"))
 
 
+def test_arrays_of_tokenizers(text_lm: hybridlm.LM):
+    """Masks and ids of `return_tensors="np"` count as lists."""
+    ids, mask = np.array([5, 6, 7]), np.array([1, 1, 0])
+    with pytest.raises(ValueError, match=r"^texts\[0\]: attention_mask: expected 1 for every token, got 0 at 2"):
+        text_lm.score([{"input_ids": ids, "attention_mask": mask}])
+    whole, same = text_lm.score([{"input_ids": ids, "attention_mask": mask >= 0}, [5, 6, 7]])
+    assert whole.token_ids == same.token_ids and whole.sum_logprob == same.sum_logprob
+    (score,) = text_lm.score([{"prompt": [5, 6], "completion": list(ids)}])
+    check(text_lm, score, [5, 6], [5, 6, 7])
+
+
 @pytest.mark.slow
 def test_several_completions_share_the_prompt(text_lm: hybridlm.LM):
     prompt, options = "Who has it, " * 4, [" Ada", " Ben", " C"]

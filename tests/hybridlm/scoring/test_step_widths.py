@@ -75,7 +75,7 @@ def test_most_places_hold_tokens(counts: list[int], smallest: float) -> None:
 
 
 def ragged(count: int) -> list[list[int]]:
-    """Return texts of 2 to 60 tokens, some with common beginnings."""
+    """Return texts of 2 to 60 tokens, some with common prefixes."""
     rng = np.random.default_rng(0)
     stem = rng.integers(3, 90, 40).tolist()
     return [

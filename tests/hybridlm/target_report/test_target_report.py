@@ -153,7 +153,7 @@ def test_fit_at_the_last_byte() -> None:
     base = engine()
     weights, row = base.parameters_on_a_device[1], base.row_bytes_on_a_device
     page = base.row_arrays.model.state_size(base.row_arrays.dtype).token * KV_BLOCK
-    nulls = 2 * page  # of the pool, and of the states of common beginnings
+    nulls = 2 * page  # of the pool, and of the states of common prefixes
     need = weights + (4 + 5) * row + nulls + 1000
     fit = fit_of(base, need, "gpu", 1000, None)
     assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 9 * row + nulls)

@@ -39,6 +39,9 @@ GUARDED: dict[str, Write] = {
     "a slice beyond the end": lambda pool, rows, x, flag: jnp.where(
         flag, lax.dynamic_update_slice(pool, x, (rows[0] + ROWS, 1)), pool
     ),
+    "a slice before the first row": lambda pool, rows, x, flag: jnp.where(
+        flag, lax.dynamic_update_slice(pool, x[:1], (rows[0] - ROWS, 0), allow_negative_indices=False), pool
+    ),
     "in a loop": in_a_loop,
 }
 KEPT: dict[str, Write] = {

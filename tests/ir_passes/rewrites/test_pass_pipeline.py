@@ -7,7 +7,7 @@ import pytest
 from rewritten_steps import assert_same, graph_of
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import rewriting
 from ir_passes.rewrites import drop_dead
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, pass_name, run_passes
@@ -39,7 +39,7 @@ def wrong(how: str, graph: Graph, say: Say = quiet) -> Graph:
         outvars = outvars[::-1]
     elif how == "other contract":
         return Graph(graph.program, LaneContract((Lane(), Lane()), (Lane(), Lane())).bind(step, (1.0 * ones(),) * 2))
-    return graph.with_program(ir.with_eqns(graph.program, eqns, outvars, {}))
+    return graph.with_program(rewriting.with_eqns(graph.program, eqns, outvars, {}))
 
 
 def other(graph: Graph, say: Say = quiet) -> Graph:
@@ -87,7 +87,7 @@ def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
 
     with pytest.raises(ValueError, match="leaks") as raised:
         run_passes(graph, (partial(wrong, "fails"),), dislikes)
-    assert raised.value.__notes__ == ["raised of the graph that the first pass is given"]
+    assert not hasattr(raised.value, "__notes__")
     with pytest.raises(ZeroDivisionError):
         run_passes(graph, (partial(wrong, "fails"),), lambda graph: None)
 
@@ -99,7 +99,7 @@ def test_a_failed_check_says_of_which_graph(graph: Graph) -> None:
 
     with pytest.raises(ValueError, match="too short") as raised:
         run_passes(graph, (drop_dead,), dislikes_short)
-    assert raised.value.__notes__ == ["raised of the graph that drop-dead returned"]
+    assert raised.value.__notes__ == ["the graph is the result of drop-dead"]
 
 
 @pytest.mark.parametrize(("how", "message"), [

@@ -7,7 +7,7 @@ from jax import lax
 from rewritten_steps import assert_same, graph_of, primitives, rewrite
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.rewrites import drop_dead
 from ir_passes.rewrites.graph import Graph
 
@@ -66,7 +66,7 @@ def test_effects_stay_in_their_order() -> None:
 def test_a_pass_that_drops_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         eqns = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name != "scan"]
-        return ir.with_eqns(program, eqns, program.jaxpr.outvars, {})
+        return rewriting.with_eqns(program, eqns, program.jaxpr.outvars, {})
 
     monkeypatch.setattr(ir, "without_dead", careless)
     graph = graph_of(wasteful, ARGS, CONTRACT)

@@ -12,7 +12,7 @@ from audited_steps import LANES, ONE, SLOTS, pool, slots, x
 from jax import lax
 from rewritten_steps import brackets, graph_of, inputs
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.rewrites import drop_dead, rebatch
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import pass_name
@@ -48,7 +48,7 @@ def mutants(graph: Graph, seed: int) -> Iterator[Graph]:
             invars = list(eqn.invars)
             invars[i] = equal[draw.integers(len(equal))]
             eqns[place] = eqn.replace(invars=invars)
-        yield graph.with_program(ir.with_eqns(graph.program, eqns, jaxpr.outvars, {}))
+        yield graph.with_program(rewriting.with_eqns(graph.program, eqns, jaxpr.outvars, {}))
 
 
 def run(graph: Graph, operands: list[np.ndarray]) -> list[np.ndarray]:

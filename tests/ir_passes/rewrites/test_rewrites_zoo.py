@@ -95,4 +95,4 @@ def test_the_proof_stops_a_pass_that_mixes_lanes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(BatchedWork, "_rows", lambda self, box: right(self, box)[::-1])
     with pytest.raises(IsolationError) as raised:
         rewritten(PROGRAMS["loop over lanes, unrolled"])
-    assert raised.value.__notes__ == ["raised of the graph that rebatch returned"]
+    assert raised.value.__notes__ == ["the graph is the result of rebatch"]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import is_key, key_implementation
 from ir_passes.scratch.liveness import Scratch
 from ir_passes.scratch.verifier import Plan
@@ -109,7 +109,7 @@ class _Frame:
             case _ if ir.body_of(eqn) is not None:
                 _store(self._body(i, 0, cast(ir.ClosedJaxpr, ir.body_of(eqn))).run(operands), results)
             case _:
-                values = ir.eval_eqn(eqn, *(place.read() for place in operands))
+                values = rewriting.eval_eqn(eqn, *(place.read() for place in operands))
                 js = [j for j, var in enumerate(eqn.outvars) if not isinstance(var, ir.DropVar)]
                 for j, value in zip(js, values, strict=True):
                     results[j].write(value)

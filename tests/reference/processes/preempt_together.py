@@ -29,7 +29,7 @@ if not lm.run_worker():
     warnings.simplefilter("ignore")
     results = []
     for drafter in (None, Known(texts)):
-        completions, preempted = traffic(lm, requests, random.Random(1), speculate=drafter)
+        completions, preempted = traffic(lm, requests, random.Random(1), arrivals=1.0, speculate=drafter)
         tokens = {index: (done.finish_reason, done.token_ids) for index, done in completions.items()}
         results.append([preempted, tokens])
     with lm.session() as session:  # it gives way to a score, and goes on

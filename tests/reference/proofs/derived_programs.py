@@ -16,7 +16,7 @@ from instances.catalogue import MISFITS, instance
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Shared
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 
 LANES, HEADS = 3, 2
 """Sizes of derived programs; instances have 2 to 4 lanes."""
@@ -48,7 +48,7 @@ def mapped_over_lanes(name: str, seed: int) -> Iterator[Program]:
     program, eqn = result
     rng = np.random.default_rng((seed, *name.encode()))
     operands = [atom for atom in eqn.invars if not isinstance(atom, ir.Literal)]
-    single = ir.run_eqns([eqn], operands, [var for var in eqn.outvars if not isinstance(var, ir.DropVar)])
+    single = rewriting.run_eqns([eqn], operands, [var for var in eqn.outvars if not isinstance(var, ir.DropVar)])
     arguments = ir.as_function(_with_results(program, operands))
     source = instance(name, seed)
 

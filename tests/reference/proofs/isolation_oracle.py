@@ -144,7 +144,7 @@ def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTa
     tables = [
         (spec.entry, leaf) for spec, leaf in specs if isinstance(spec.entry, PageTable) and group in spec.entry.names
     ]
-    segment = segments(bound, leaves)
+    segment = segments(bound, leaves) if any(entry.packed for entry, _ in tables) else None
 
     def by_lane(entry: PageTable, leaf: np.ndarray) -> np.ndarray:
         if not entry.packed:

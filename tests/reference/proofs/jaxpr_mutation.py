@@ -24,7 +24,7 @@ from zoo.program import Program
 
 from ir_passes import Packed
 from ir_passes.contract.normal_form import step_form
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
@@ -144,7 +144,7 @@ def _with_first(eqn: ir.JaxprEqn, operand: int, dim: int) -> ir.JaxprEqn:
     def changed(*values: Any) -> list[Any]:
         x = values[operand]
         first = jnp.broadcast_to(lax.slice_in_dim(x, 0, 1, axis=dim), x.shape)
-        return ir.eval_eqn(eqn, *values[:operand], first, *values[operand + 1 :])
+        return rewriting.eval_eqn(eqn, *values[:operand], first, *values[operand + 1 :])
 
     (call,) = ir.trace(jax.jit(changed), *(atom.aval for atom in eqn.invars)).jaxpr.eqns
     return call.replace(
@@ -262,7 +262,7 @@ class Subject:
     def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2), run: Any = apply):
         self.name = program.name
         self.bound = program.bound()
-        self.program = step_form(ir.trace(program.step, *program.args()), program.bound())
+        self.program = step_form(ir.trace(program.step, *program.args()), self.bound)
         self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
         self.values: dict[Any, Value] = {}
         self.turns: dict[Any, list[tuple[Value, Value]]] = {}

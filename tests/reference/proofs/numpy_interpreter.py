@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy_indexing import COMBINE, dynamic_slice, dynamic_update_slice, gather, scatter
 
-from ir_passes.jaxpr import ir, primitives
+from ir_passes.jaxpr import ir, primitives, rewriting
 
 Value = np.ndarray
 Params = dict[str, Any]
@@ -328,7 +328,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
     elif name in RULES:
         results = RULES[name](eqn.params, *values)
     elif name == "call_hi_primitive":  # searchsorted, as jax 0.12 has it
-        runs = [ir.eval_eqn(eqn, *(value[run] for value in values)) for run in range(count)]
+        runs = [rewriting.eval_eqn(eqn, *(value[run] for value in values)) for run in range(count)]
         results = [np.stack(each) for each in zip(*runs, strict=True)]
     else:
         raise NotInNumpy(name)

@@ -64,7 +64,8 @@ def _segment(rng: Choose, cu: Array) -> Array:
     if way == 1:
         return (index[:, None] >= ends[None, :]).sum(1)
     if way == 2:
-        return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[ends].add(1))
+        counted = _choice(rng, "counted ends", (ends, ends[:, None]), (jnp.stack([ends, ends], 1), ends[:-1]))
+        return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[counted].add(1))
     if way == 3:
         return jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)
     if way == 5:
@@ -114,7 +115,10 @@ def _attention(rng: Choose, x: Array, v: Array, array: Array, other: Array) -> A
         mask = mask | mask.T
     scores = jnp.where(mask, x @ x.T, (-jnp.inf, -jnp.inf, 0.0, -1.0)[rng.integers(4)])
     weights = (lambda s: jax.nn.softmax(s, axis=-1), jnp.exp, lambda s: s)[rng.integers(3)](scores)
-    v = jnp.where(jnp.isfinite(v), v, 0.0) if rng.random() < 0.7 else v
+    if rng.random() < 0.7:
+        limits = jnp.where(jnp.isfinite(v), v, 0.0), lax.clamp(-2.0, v, 2.0), lax.clamp(v, jnp.ones_like(v), 2.0)
+        v = _choice(rng, "finite", limits, (lax.clamp(0.0, jnp.ones_like(v), v), jnp.minimum(v, 2.0), v))
+        v = jnp.where(v != v, 0.0, v)
     return (weights @ v, weights.sum(1), weights.max(0), weights.T @ v)[min(rng.integers(6), 3)]
 
 

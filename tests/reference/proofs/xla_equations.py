@@ -8,7 +8,7 @@ import numpy as np
 from numpy_interpreter import NotInNumpy, Observe, Value
 from numpy_interpreter import apply as apply_in_numpy
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, rewriting
 
 
 def _is_key(aval: Any) -> bool:
@@ -32,7 +32,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
             jax.random.wrap_key_data(operand, impl=_implementation(atom.aval)) if _is_key(atom.aval) else operand
             for operand, atom in zip(operands, eqn.invars, strict=True)
         ]
-        results = ir.eval_eqn(eqn, *typed)
+        results = rewriting.eval_eqn(eqn, *typed)
         return [jax.random.key_data(x) if _is_key(x) else x for x in results]
 
     compiled = jax.jit(once)

@@ -26,14 +26,10 @@ def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], 
     assert cache is not None
     with cache.pinned([*prompt, 5], None) as snapshot:
         want = cold.prefix([*prompt, 5]).snapshot
-        assert (
-            snapshot is not None
-            and snapshot.label.position == len(prompt)
-            and snapshot.label.tokens == want.label.tokens
-        )
+        assert snapshot is not None and snapshot.position == len(prompt) and snapshot.tokens == want.tokens
         spans = tuple(span._replace(buffer=warm.engine.moves.copied(span.buffer)) for span in snapshot.spans)
         snapshot = dataclasses.replace(snapshot, spans=spans)
-        for part, got, expected in zip(want.label.kind.layout, _arrays(snapshot), _arrays(want), strict=True):
+        for part, got, expected in zip(want.kind.layout, _arrays(snapshot), _arrays(want), strict=True):
             if part.path == "token":
                 continue  # the token sampled by the state's writer
             if tolerance:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from jax.lax import GatherDimensionNumbers, GatherScatterMode
 
 from ir_passes.contract.statements import Assumption, Note
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered, reshaped
-from ir_passes.proof.violations import ViolationKind
 
 Shape = tuple[int, ...]
 MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -50,24 +50,19 @@ class Access:
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return an index's owner, in window dimensions."""
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Join the owners of the indices, except along `without`."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
         """True if a shared index reveals an order that depends on all lanes."""
         if not isinstance(owner, LaneRows) or owner.order is None:
             return False
-        return any(
-            isinstance(value.owner, Common) and not self.scalar and not constant(value, self.index_shape)
-            for dim, value in self.columns.items()
-            if dim != without
-        )
+        shared = [v for dim, v in self.columns.items() if dim != without and isinstance(v.owner, Common)]
+        return not self.scalar and any(not constant(value, self.index_shape) for value in shared)
 
     def whole(self, dim: int) -> bool:
         """True if the window covers a dimension, and is not the only row by slot."""
@@ -78,7 +73,6 @@ class Access:
         return self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
 
     def step(self, dim: int) -> tuple:
-        """Return the access as a step of a view, without the index along `dim`."""
         indices = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
         kept_dims = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
         return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
@@ -121,7 +115,6 @@ class Access:
         return view[:length] if length >= 0 and view[length:] == steps else None
 
     def inside(self, dim: int) -> bool:
-        """True if the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
@@ -159,8 +152,7 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
     """Split an index array into one array per dimension; `last` is the components' axis."""
     if axis_of(indices.owner) == last:
-        mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
-        indices = indices.replace(owner=mixed, fact=None)
+        indices = indices.replace(owner=site.mixed(*refusals.ONE_PLACE), fact=None)
     if isinstance(indices.fact, Iota) and indices.fact.axis == last:
         indices = indices.replace(fact=None)
     if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
@@ -219,7 +211,6 @@ def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """Report constant positions in pools with named dimensions."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
@@ -229,11 +220,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
         return
     column = access.columns.get(dims.index("position"))
     if column is not None and constant_of(column) is not None:
-        site.report(
-            ViolationKind.CONSTANT,
-            f"position {constant_of(column)} of {bound.path} is a constant of the program",
-            "make positions operands of the step",
-        )
+        site.report(*refusals.CONSTANT_POSITION(position=constant_of(column), path=bound.path))
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
@@ -248,17 +235,13 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     sorted_count = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
     varying = [value.fact for value in access.columns.values() if constant_of(value) is None]
     counting = varying[0] if len(varying) == 1 else None
-    if (
-        sorted_count <= 1
-        or not varying
-        or (isinstance(counting, Iota) and access.index_shape[counting.axis] == sorted_count)
-    ):
+    counts_up = isinstance(counting, Iota) and access.index_shape[counting.axis] == sorted_count
+    if sorted_count <= 1 or not varying or counts_up:
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
         site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
         return None
-    message = "indices of lanes are said to be sorted, and nothing shows that they are"
-    return site.mixed(message, "leave indices_are_sorted out")
+    return site.mixed(*refusals.SORTED_INDICES)
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:

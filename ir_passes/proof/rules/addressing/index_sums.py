@@ -203,7 +203,6 @@ def is_never_negative(value: IndexSum) -> bool:
 
 
 def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
-    """True if a sum is 0 or greater under all these conditions."""
     known_sums = [condition.sum for condition in conditions if not condition.differs]
     # a condition with the lane of another token does not hold for padding
     known_sums = [known_sum for known_sum in known_sums if _lanes_of_tokens(known_sum) <= _lanes_of_tokens(value)]
@@ -242,6 +241,12 @@ def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
     if not isinstance(fact, Mask):
         return frozenset()
     return fact.if_true if when else fact.if_false
+
+
+def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> frozenset[Condition]:
+    """Return the conditions of an operand that hold at the result's indices."""
+    conditions = conditions_of(fact, when)
+    return frozenset(condition for condition in conditions if is_full(site, operand, axes_of(condition.sum)))
 
 
 def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:

@@ -24,6 +24,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
@@ -56,15 +57,6 @@ from ir_passes.proof.values import (
     Turn,
     Value,
     WithinLane,
-)
-
-_MASK = (
-    "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
-    "(segment N), before they are reduced"
-)
-_FINITE = (
-    "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
-    "range, and multiply in a dtype with at least that range"
 )
 
 
@@ -145,20 +137,15 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
         shared = updates.fact == SharedPadding(owner.packed, owner.axis)
         shared = shared and isinstance(access.owners(site, without=dim), Common)
         if not shared and not drops_padding(site, index.fact, access, dim):
-            message = "padding behind the last token is written to a lane"
-            remedy = "give padding the segment N, the number of lanes, and let the write drop it"
-            return site.mixed(message, remedy)
+            return site.mixed(*refusals.PADDING_TO_A_LANE)
         return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim)
     return None
 
 
 def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
-    return (
-        fact.padding == "none"
-        or fact.padding == "past"
-        and (access.drops or access.full[dim] > site.prover.bound.lanes)
-    )
+    is_dropped = access.drops or access.full[dim] > site.prover.bound.lanes
+    return fact.padding == "none" or (fact.padding == "past" and is_dropped)
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
@@ -173,11 +160,8 @@ def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane 
 
 def entries_of_padding(access: Access) -> bool:
     facts = [value.fact for value in access.columns.values()]
-    return any(
-        isinstance(fact, SegmentIds | LaneOfToken)
-        and (fact.padding == "lane" or (fact.padding == "past" and not access.drops))
-        for fact in facts
-    )
+    paddings = {fact.padding for fact in facts if isinstance(fact, SegmentIds | LaneOfToken)}
+    return "lane" in paddings or ("past" in paddings and not access.drops)
 
 
 def by_token(access: Access) -> bool:
@@ -324,12 +308,10 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         if pairs is not None and all(is_full(site, k, (owner.axis,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "lane"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
-    if (
-        isinstance(x, MaskedOut)
-        and isinstance(result.owner, LaneRows)
-        and is_full(site, 0, (x.rows.axis, x.columns.axis))
-    ):
-        fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
+    if isinstance(x, MaskedOut) and isinstance(result.owner, LaneRows):
+        is_whole = is_full(site, 0, (x.rows.axis, x.columns.axis))
+        dtypes = ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0])
+        fact = outlives(x, site.name, *dtypes) if is_whole else None
         if fact is not None:
             return result.replace(fact=fact)
     if pair is not None and isinstance(result.owner, Mixed):
@@ -369,7 +351,7 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     """Return numbers excluded by finite limits; None without such limits.
 
     An element is an operand's element, or nan if one of these is nan. It is at most a minimum's finite operand, and at
-    least a maximum's. `clamp` is the minimum of a maximum.
+    least a maximum's. `clamp` is the minimum of a maximum; a number as its greatest one is limited by the minimum only.
     """
     if site.name not in ("max", "min", "clamp"):
         return None
@@ -377,7 +359,8 @@ def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
     numbers = [value.fact for value, literal in zip(operands, literals, strict=True) if literal is None]
     if len(numbers) != 1 or not all(literal is None or math.isfinite(literal) for literal in literals):
         return None
-    limits = {"max": {"-inf"}, "min": {"inf"}, "clamp": {"inf", "-inf"}}[site.name]
+    is_minimum = site.name == "min" or literals[2:] == [None]
+    limits = {"inf"} if is_minimum else {"-inf"} if site.name == "max" else {"inf", "-inf"}
     return Finite(frozenset(limits | (numbers[0].excluded if isinstance(numbers[0], Finite) else set())))
 
 
@@ -445,11 +428,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
     wanted = [token_layout.real_tokens(site, mask.columns.packed, Iota(mask.columns.axis)).sum]
     if mask.rows.packed == mask.columns.packed:
         wanted.append(index_sums.difference(rows, columns))
-    conditions = [
-        condition
-        for condition in index_sums.conditions_of(fact, mask.when)
-        if is_full(site, operand, index_sums.axes_of(condition.sum))
-    ]
+    conditions = index_sums.full_conditions(site, operand, fact, mask.when)
     return any(index_sums.is_implied(value, conditions) for value in wanted)
 
 
@@ -461,21 +440,16 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     mask, *cases = operands
     if len(cases) != 2:
         return result
-    if (
-        isinstance(mask.fact, SameLane)
-        and not mask.fact.padding
-        and is_full(site, 0, (mask.fact.rows.axis, mask.fact.columns.axis))
-    ):
-        rows, columns = mask.fact.rows, mask.fact.columns
-        excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]
-        selected_axes = _tokens_of(cases[mask.fact.when])
-        if (
-            selected_axes is None
-            or not selected_axes <= {rows, columns}
-            or any(a is None or not a <= {rows} for a in excluded_axes)
-        ):
+    same = mask.fact if isinstance(mask.fact, SameLane) and not mask.fact.padding else None
+    if same is not None and is_full(site, 0, (same.rows.axis, same.columns.axis)):
+        rows, columns = same.rows, same.columns
+        excluded_axes = [_tokens_of(value) for value in (mask, cases[not same.when])]
+        selected_axes = _tokens_of(cases[same.when])
+        if selected_axes is None or any(axes is None or not axes <= {rows} for axes in excluded_axes):
             return result
-        number = _literal(site, site.eqn.invars[2 - mask.fact.when])
+        if not selected_axes <= {rows, columns}:
+            return result
+        number = _literal(site, site.eqn.invars[2 - same.when])
         masked = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
         return result.replace(owner=rows, fact=masked)
     finite = mask.fact
@@ -507,19 +481,15 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     for weights, values in ((0, 1), (1, 0)):
         fact, value = operands[weights].fact, operands[values]
         summed = dict(zip(contract[weights], contract[values], strict=True))
-        if (
-            not isinstance(fact, MaskedOut)
-            or not fact.zero
-            or fact.columns.axis not in summed
-            or fact.rows.axis in summed
-        ):
+        if not isinstance(fact, MaskedOut) or not fact.zero:
+            continue
+        if fact.columns.axis not in summed or fact.rows.axis in summed:
             continue
         if operands[weights].owner != fact.rows or value.owner != replace(fact.columns, axis=summed[fact.columns.axis]):
             continue
         dtypes = ir.dtype_of(site.eqn.invars[values]), ir.dtype_of(site.eqn.outvars[0])
         if not finite_in_product(value.fact, *dtypes, site.params["precision"]):
-            message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
-            return result.replace(owner=site.mixed(message, _FINITE))
+            return result.replace(owner=site.mixed(*refusals.ZERO_TIMES_NAN))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
         return result.replace(owner=replace(fact.rows, axis=result_axes[weights][fact.rows.axis]))
     owners = frozenset(
@@ -529,7 +499,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     )
     pairs = _pairs(owners)
     if pairs is not None and isinstance(result.owner, Mixed):
-        return result.replace(owner=site.mixed("it combines tokens of different lanes", _MASK), fact=pairs)
+        return result.replace(owner=site.mixed(*refusals.TOKEN_PAIRS), fact=pairs)
     return result
 
 

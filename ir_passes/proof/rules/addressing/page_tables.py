@@ -14,23 +14,15 @@ are not the null page. A write out of bounds is dropped.
 from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable
+from ir_passes.proof import refusals
 from ir_passes.proof.owners import Mixed, PoolRows
 from ir_passes.proof.rules.addressing.slot_maps import entry_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Value
-from ir_passes.proof.violations import ViolationKind
 
 LOWEST = -(1 << 30)
 """Numbers up to this one plus the length of an axis are negative."""
 _MAX_RAISE = 1 << 29
-EACH_RANK = (
-    "keep tokens, page tables and pages whole on every device, and split heads or channels; or compile a step for each "
-    "data-parallel rank, whose tokens, cu_seqlens, tables and rows are its own"
-)
-_BY_PAGE = (
-    "index pages with an entry of the lane's row of its page table, as table[lane, position // page_size], or with "
-    "where(active, entry, size) and mode='drop'"
-)
 
 
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
@@ -56,19 +48,6 @@ def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
     if bounds is not None and by[1] + fact.spare < fact.stride and not fact.alternatives & {"below", "lowest"}:
         return replace(fact, spare=fact.spare + by[1])
     return None
-
-
-def over(x: Value, divisor: int | None) -> PageEntry | None:
-    """Return the fact of an entry divided by a constant.
-
-    (entry * sc + o) // c is entry * s + o // c. Division rounds to zero, so a number below row 0 may become a row.
-    """
-    fact = x.fact
-    if not isinstance(fact, PageEntry) or not divisor or divisor < 1 or fact.stride % divisor:
-        return None
-    if fact.alternatives & {"below", "lowest"}:
-        return None
-    return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
 
 
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
@@ -137,48 +116,27 @@ def page_fault(
         split: mesh axes that split the lanes of the entries.
         drops: rows outside the pool are skipped or filled.
     """
-    path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
-    entry, pages = table.entry, table.path
+    table, length = site.prover.bound.inputs[fact.leaf], shape[pool.axis]
+    entry, path = table.entry, site.prover.bound.inputs[pool.leaf].path
     assert isinstance(entry, PageTable)
     fault = entry_fault(site, pool, fact, write)
     if fault is not None:
         return fault
+    indices = entry.page_size * pool.inner
+    details = {"path": path, "pages": table.path, "local": entry.local, "page_size": entry.page_size}
+    details |= {"indices": indices, "stride": fact.stride, "size": entry.size, "length": length}
     if entry.local is not None:
         count = site.prover.devices.get(entry.local)
         if count is None or split != pool.split or pool.split != ((entry.local,) if count > 1 else ()):
-            message = f"{pages} counts pages within a device along {entry.local!r}, and is used by lanes of others"
-            remedy = f"use it inside of a shard_map that splits the table and the pages over {entry.local!r}"
-            return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+            return site.mixed(*refusals.PAGES_OF_A_DEVICE(**details))
     elif split or pool.split:
-        message = (
-            f"{pages} or {path} is split over devices along {', '.join(split or pool.split)}, and pages are global"
-        )
-        return site.mixed(message, EACH_RANK, ViolationKind.COLLECTIVE)
-    indices = entry.page_size * pool.inner
+        return site.mixed(*refusals.SPLIT_PAGES(along=", ".join(split or pool.split), **details))
     if indices != fact.stride or not 0 <= fact.spare < fact.stride:
-        message = (
-            f"a page of {path} is {indices} indices long here ({entry.page_size} rows in {pages}), and is picked by an "
-            f"index that counts {fact.stride} to a page"
-        )
-        remedy = "index with entry * page_size + offset where pages are flat, with the entry itself where they are rows"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    length = shape[pool.axis]
+        return site.mixed(*refusals.OTHER_PAGE_SIZE(**details))
     if length < entry.size * indices:
-        message = f"{pages} holds pages in [0, {entry.size}) of {entry.page_size} rows, {path} has {length} of them"
-        site.report(ViolationKind.BOUNDS, message, "give the pool as many pages as the page table has")
-    may_be_past = "past" in fact.alternatives
-    if may_be_past and (length > entry.size * indices or not drops):
-        message = f"rows of {path} are picked by {pages} or by a row past its last page"
-        remedy = "give the pool as many pages as the page table, and use mode='drop' for writes, mode='fill' for reads"
-        return site.mixed(f"{message}, which may be a lane's", remedy, ViolationKind.WRONG_ROW)
-    low = fact.alternatives & {"below", "lowest"}
-    if low and not drops and (write or not entry.null):
-        message = f"a row of {path} that may lie below its first one is clamped to that"
-        return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.WRONG_ROW)
+        site.report(*refusals.FEW_PAGES(**details))
+    if "past" in fact.alternatives and (length > entry.size * indices or not drops):
+        return site.mixed(*refusals.PAST_THE_PAGES(**details))
+    if fact.alternatives & {"below", "lowest"} and not drops and (write or not entry.null):
+        return site.mixed(*refusals.BELOW_THE_PAGES(**details))
     return None
-
-
-def no_entry(site: Site, path: str) -> Mixed:
-    """Return the owner of rows without page table entries as index."""
-    message = f"pages of {path} are picked by an index that is not an entry of the lane's row in its page table"
-    return site.mixed(message, _BY_PAGE, ViolationKind.WRONG_ROW)

@@ -5,22 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes.contract.contract import PageTable, SlotMap
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
+from ir_passes.proof import refusals
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.rules.addressing.access import Access, constant_of
-from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
+from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
+from ir_passes.proof.uniformity import disordered, reveals_places
+from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View
-from ir_passes.proof.violations import ViolationKind
-
-_PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
-_BY_SLOT = (
-    "index rows with the lane's entry in the slot map as it is, or with where(active, slots, size) and mode='drop' "
-    "(mode='fill' for reads)"
-)
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
@@ -29,22 +23,16 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     axis = pool.axis
     if access.whole(axis):
         part = replace(pool, axis=access.window[axis], view=access.taken(pool.view, axis))
-        intact = (
-            None
-            if operand.intact is None
-            else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, axis))
-        )
         version = site.prover.versions.part_of(operand.version)
+        intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, axis))
         return Value(site.join(part, access.owners(site)), intact=intact, version=version)
     rows = _row_owner(site, pool, access, write=False)
     if isinstance(rows, Mixed):
         return Value(rows)
-    intact = None
-    if operand.intact is not None:
-        row_key = _row_key(access.columns[axis])
-        intact = UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, axis, (("by slot", row_key),)))
+    row_key = _row_key(access.columns[axis])
+    intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, axis, (("by slot", row_key),)))
     if access.reveals_places(rows, without=axis):
-        return Value(site.mixed(_PLACES, REMEDY))
+        return Value(site.mixed(*refusals.PLACES_OF_ROWS))
     owner = site.join(rows, access.owners(site, without=axis))
     if pool.split and isinstance(owner, LaneRows | OneLane) and not counts_within(site, access.columns[axis]):
         return Value(replace(owner, unreduced=pool.split))
@@ -70,37 +58,25 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if isinstance(rows, Mixed):
         return Value(rows)
     if isinstance(rows, LaneRows | OneLane) and rows.split and not counts_within(site, access.columns[axis]):
-        along = ", ".join(map(str, rows.split))
-        message = f"each device along {along} writes the rows of its own lanes to its own copy of a pool"
-        remedy = "split lanes with a row pool, or write the pool outside of the shard_map"
-        return Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE))
+        return Value(site.mixed(*refusals.COPIES_OF_A_POOL(along=", ".join(map(str, rows.split)))))
     content = site.join(updates.owner, access.owners(site, without=axis))
     if isinstance(content, Mixed):
         return Value(content)
     if not isinstance(content, Common) and content != rows:
-        message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
-        return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
-    row_axis = rows.axis if isinstance(rows, LaneRows) and rows.order is not None else None
-    if access.reveals_places(rows, without=axis) or (
-        row_axis is not None and reveals_places(updates, site.shapes[-1], row_axis)
-    ):
-        return Value(site.mixed(_PLACES, REMEDY))
+        return Value(site.mixed(*refusals.OTHER_CONTENT(group=pool.group)))
+    row_axis = axis_of(rows) if disordered(rows) else None
+    is_revealed = row_axis is not None and reveals_places(updates, site.shapes[-1], row_axis)
+    if is_revealed or access.reveals_places(rows, without=axis):
+        return Value(site.mixed(*refusals.PLACES_OF_ROWS))
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
-    is_active = (
-        isinstance(rows, OneLane)
-        and not rows.split
-        and isinstance(rows.lane, Symbol)
-        and rows.lane.number in site.prover.active
-    )
+    lane = rows.lane if isinstance(rows, OneLane) and not rows.split else None
+    is_active = isinstance(lane, Symbol) and lane.number in site.prover.active
     # an active lane writes its own row, which is no row of an idle lane
     if intact is not None and (site.prover.stopped or not is_active):
-        intact = (
-            intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
-            if replaces
-            else None
-        )
+        restored = intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
+        intact = restored if replaces else None
     successor = replace(pool, writers=pool.writers | {index.leaf})
     return Value(successor, intact=intact, version=site.prover.versions.succeed(operand.version))
 
@@ -144,9 +120,7 @@ def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> V
     if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
         if isinstance(part, Mixed):
             return Value(part)
-        message = f"every row of pool {pool.group!r} is written, those that no lane owns too"
-        remedy = "write rows by the slot map, or put a changed part back where it was taken"
-        return Value(site.mixed(message, remedy, ViolationKind.FRAME))
+        return Value(site.mixed(*refusals.EVERY_ROW(group=pool.group)))
     intact = operand.intact
     if intact is not None:
         intact = intact.after_write(updates.intact, lambda view: access.put(view, pool.axis))
@@ -160,16 +134,12 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     path = site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
     if index is None or access.sizes[axis] != 1:
-        message = f"several rows of {path} are taken together, whoever owns them"
-        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+        return site.mixed(*refusals.SEVERAL_ROWS(path=path))
     constant = constant_of(index)
     if constant is not None or isinstance(index.fact, Constant | Iota):
-        message = f"rows of {path} are picked by a constant of the program" + (
-            "" if constant is None else f", {constant}"
-        )
-        remedy = "make the row an operand: an entry of a slot map"
+        text = refusals.CONSTANT_ROW(path=path, number="" if constant is None else f", {constant}")
         # one index into several pools gives one fault
-        violation = replace(site.violation(ViolationKind.CONSTANT, message, remedy), fault=index.number)
+        violation = replace(site.violation(*text), fault=index.number)
         site.prover.violations.append(violation)
         return Mixed(violation)
     tables = [bound_input.entry for bound_input in site.prover.bound.inputs if isinstance(bound_input.entry, PageTable)]
@@ -181,17 +151,11 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         record(site, pool, index, access.index_owner(axis), access.window_shape, write)
         return access.index_owner(axis)
     if any(pool.group in table.names for table in tables):
-        return Mixed(replace(no_entry(site, path).cause, fault=index.number))
+        return Mixed(replace(site.mixed(*refusals.NO_PAGE(path=path)).cause, fault=index.number))
     if not isinstance(index.fact, SlotEntry) or pool.inner != index.fact.stride:
-        message, remedy = (
-            f"rows of {path} are picked by an index that is not the lane's entry in its slot map",
-            _BY_SLOT,
-        )
-        if pool.inner > 1:
-            remedy = f"index by slots * {pool.inner} + offset, with offsets below {pool.inner}, or do not merge axes"
-        owner = site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+        text = refusals.NO_SLOT if pool.inner == 1 else refusals.NO_MERGED_SLOT
         # one index for reads and writes gives one fault
-        return Mixed(replace(owner.cause, fault=index.number))
+        return Mixed(replace(site.mixed(*text(path=path, inner=pool.inner)).cause, fault=index.number))
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
     owner = access.index_owner(axis)
     fault = fault or device_fault(site, pool, index.fact, owner, access)

@@ -10,6 +10,7 @@ Comparing a token with a bound of its own lane gives the mask `WithinLane`: `t -
 More than 300 lines: one rule for each operation on a layout.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -85,7 +86,6 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _as_result(site: Site, value: IndexSum | None) -> _FactAndBounds | None:
-    """Return the fact about a sum that the result's dtype holds."""
     fact = None if value is None or not index_sums.is_representable(site, value) else index_sums.as_fact(value)
     if value is None or fact is None:
         return None
@@ -103,7 +103,6 @@ def _operand(site: Site, operand: int, value: Value) -> IndexSum | None:
 
 
 def _operands(site: Site, operands: list[Value]) -> tuple[IndexSum | None, IndexSum | None]:
-    """Return two operands as sums."""
     x, y = (_operand(site, k, value) for k, value in enumerate(operands))
     if site.shape == ():
         x, y = x or _turn(site, operands[0], y), y or _turn(site, operands[1], x)
@@ -204,7 +203,6 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
-    """Return the mask of comparing a token's lane with padding's."""
     ids, lanes = operands[0].fact, site.prover.bound.lanes
     if not isinstance(ids, SegmentIds | LaneOfToken) or ids.padding != "past" or constant_of(operands[1]) != lanes:
         return None
@@ -367,15 +365,7 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
         return united or max(lane_masks, key=lambda fact: abs(fact.back)), None
     sides = [
-        [
-            frozenset(
-                condition
-                for condition in index_sums.conditions_of(fact, value)
-                if is_full(site, k, index_sums.axes_of(condition.sum))
-            )
-            for k, fact in enumerate(masks)
-        ]
-        for value in (True, False)
+        [index_sums.full_conditions(site, k, fact, value) for k, fact in enumerate(masks)] for value in (True, False)
     ]
     if_true, if_false = (x | y if value == when else x & y for value, (x, y) in zip((True, False), sides, strict=True))
     return (Mask(if_true, if_false), None) if if_true or if_false else None
@@ -413,11 +403,9 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     for condition in index_sums.conditions_of(operands[0].fact, True):
         starts = [term for term, factor in condition.sum.terms if isinstance(term, OffsetEntry) and factor == -1]
         tokens = [term for term, factor in condition.sum.terms if isinstance(term, Iota) and factor == 1]
-        if (
-            len(starts) != 1
-            or len(tokens) != 1
-            or condition != Condition(difference(single(tokens[0]), single(starts[0])))
-        ):
+        if len(starts) != 1 or len(tokens) != 1:
+            continue
+        if condition != Condition(difference(single(tokens[0]), single(starts[0]))):
             continue
         (start,), (token,) = starts, tokens
         not_started = Condition(difference(single(start), single(token), -1))
@@ -496,8 +484,9 @@ def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None
         return None
     drops_end = access.drops and access.full[0] == site.prover.bound.layouts[entry.layout]
     count = access.index_shape[0]
+    adds_each_once = math.prod(access.index_shape) == count and not site.params["unique_indices"]
     fact = OffsetCounts(entry.layout, entry.first, count)
-    return (fact, (0, count)) if drops_end and _dtype_holds(site, count) else None
+    return (fact, (0, count)) if drops_end and adds_each_once and _dtype_holds(site, count) else None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:

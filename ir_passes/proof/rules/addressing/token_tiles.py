@@ -179,7 +179,6 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
-    """Return a token's lane in a loop over tokens of one lane."""
     fact = index.fact
     if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
         return None

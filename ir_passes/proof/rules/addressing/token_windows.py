@@ -41,7 +41,6 @@ def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Va
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Select by a layout mask."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
@@ -111,7 +110,6 @@ def _gathered_windows(value: Value) -> bool:
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
-    """Return an array's tokens along an axis (None: any)."""
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
         is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
@@ -218,11 +216,8 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
     moved_spans = [
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
     ]
-    windows = (
-        _span_at_distances([*moved_spans], new_axis)
-        if isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
-        else None
-    )
+    is_stacked = isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
+    windows = _span_at_distances([*moved_spans], new_axis) if is_stacked else None
     return result if windows is None else result.replace(fact=windows)
 
 
@@ -243,16 +238,9 @@ def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: lis
     stride = strides.pop() if strides else known_spans[1].start - known_spans[0].start
     if strides:
         return None
-    return (
-        _hull(
-            [
-                replace(span, start=span.start - stride * place, stride=stride)
-                for span, place in zip(known_spans, places, strict=True)
-            ]
-        )
-        if len({span.start - stride * place for span, place in zip(known_spans, places, strict=True)}) == 1
-        else None
-    )
+    starts = [span.start - stride * place for span, place in zip(known_spans, places, strict=True)]
+    pairs = zip(known_spans, starts, strict=True)
+    return _hull([replace(span, start=s, stride=stride) for span, s in pairs]) if len({*starts}) == 1 else None
 
 
 def computed(site: Site, operands: list[Value], result: Value) -> Value:
@@ -287,11 +275,8 @@ def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: li
         spans = [TokenSpan(first.layout, first.axis, first.token - stride * first.place, stride)]
         if rest or length != 2:
             return result
-    if (
-        len(spans) != 1
-        or spans[0] is None
-        or {(fact.layout, fact.axis) for fact in placed_facts} != {(spans[0].layout, first.axis)}
-    ):
+    axes = {(fact.layout, fact.axis) for fact in placed_facts}
+    if len(spans) != 1 or spans[0] is None or axes != {(spans[0].layout, first.axis)}:
         return result
     span = spans[0]
     is_in_line = all(span.start + span.stride * fact.place == fact.token for fact in placed_facts)

@@ -44,3 +44,10 @@ def test_an_idle_lane_does_not_write_the_only_row() -> None:
 
     with pytest.raises(IsolationError):
         prove_isolation(run, ARGS, CONTRACT)
+
+
+@pytest.mark.parametrize("spread", [lambda pool: jnp.broadcast_to(pool, (3, 4)), lambda pool: pool + jnp.zeros((3, 4))])
+def test_the_only_row_is_no_row_of_three_slots(spread: Callable[[Array], Array]) -> None:
+    contract = LaneContract((Pool("state"), SlotMap("state", 3, role="read", null=False)), Lane())
+    with pytest.raises(IsolationError, match="not the lane's entry"):
+        prove_isolation(lambda pool, slots: spread(pool)[slots], (ARGS[0], jnp.arange(2)), contract)

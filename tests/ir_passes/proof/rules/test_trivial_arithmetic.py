@@ -31,7 +31,6 @@ UNCHANGED: dict[str, Callable[[Any], Any]] = {
     "+ 1 - 1": lambda s: s + 1 - 1,
     "- 5 + 5": lambda s: s - 5 + 5,
     "* 2 // 2": lambda s: s * 2 // 2,
-    "float32": lambda s: s.astype(jnp.float32).astype(jnp.int32),
     "uint8": lambda s: s.astype(jnp.uint8),
     "sum over one": lambda s: s[None].sum(0),
     "clip": lambda s: jnp.clip(s, 0, ROWS - 1),
@@ -53,6 +52,7 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
     "- 5 + 4": lambda s: s - 5 + 4,
     "* 2 // 3": lambda s: s * 2 // 3,
     "wrapped": lambda s: (s.astype(jnp.int8) * jnp.int8(64) // jnp.int8(64)).astype(jnp.int32),
+    "float32": lambda s: s.astype(jnp.float32).astype(jnp.int32),
     "float8": lambda s: (s + 16).astype(jnp.float8_e4m3fn).astype(jnp.int32) - 16,
     "sum over two": lambda s: jnp.stack([s, s]).sum(0),
 }

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from jax import lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Evidence, Kind, wrong
 from zoo.experts import EXPERTS, TOP, grouped, recur, route
 from zoo.program import HIDDEN
 
@@ -73,6 +73,16 @@ def _sorted(id, description, **parts):
     return wrong(SORTED, id, LIST, description, step, Kind.CROSS_LANE)
 
 
+def _declared_unique(w, pool, slots, x):
+    """Devices may add once for equal indices that are declared unique."""
+    x, pool = recur(pool, slots, x)
+    chosen, expert = route(w, x)
+    flat = expert.reshape(-1)
+    order, groups = jnp.argsort(flat), jnp.zeros(EXPERTS, jnp.int32).at[flat].add(1, unique_indices=True)
+    y = grouped(w, x[order // TOP], groups)[jnp.argsort(order)]
+    return x + jnp.einsum("nkd,nk->nd", y.reshape(-1, TOP, HIDDEN), chosen), pool
+
+
 MUTANTS = (
     wrong(SORTED, "capacity", LIST, "experts drop what is over their capacity", capacity, Kind.CROSS_LANE),
     wrong(SORTED, "load-balanced-routing", "SGLang#27869", "routing depends on the batch's load", balanced,
@@ -88,6 +98,8 @@ MUTANTS = (
             inverse_of=lambda order: jnp.argsort(jnp.argsort(order))),
     _sorted("inverse-by-minus", "order[::-1] in the place of the inverse", inverse_of=lambda order: order[::-1]),
     _sorted("other-histogram", "groups counted by another key", count=lambda flat, expert: (flat + 1) % EXPERTS),
+    wrong(SORTED, "unique-histogram", LIST, "equal keys are declared unique and counted", _declared_unique,
+          Kind.CROSS_LANE, evidence=Evidence.TRACED),
     _sorted("first-choice-histogram", "groups counted by the first choice alone, twice",
             count=lambda flat, expert: jnp.concatenate([expert[:, 0], expert[:, 0]])),
     _sorted("modulo-lanes", "rows taken at order % N, not order // k", order_of=lambda x, order: x[order % x.shape[0]]),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Evidence, Kind, wrong
 from zoo.attention import HEADS, KV, SIZE, project
 from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of, over_channels
 
@@ -23,6 +23,11 @@ _equal = lambda ids: ids[:, None] == ids[None, :]
 
 def _counted(ends: Change = lambda cu: cu[1:], side: str = "right") -> Change:
     return lambda cu: jnp.searchsorted(ends(cu), jnp.arange(TOKENS), side=side)
+
+
+def _running(ends: Change = lambda cu: cu[1:], unique: bool = False) -> Change:
+    """Lanes of tokens by running counts of ends."""
+    return lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[ends(cu)].add(1, unique_indices=unique))
 
 
 def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = identity) -> Any:
@@ -126,8 +131,8 @@ def _channels(lane: Change = lanes_of, mode: str = "fill", change: Change = iden
     return over_channels(local)
 
 
-def _one(base: str, id: str, description: str, step: Any, *kinds: Kind) -> Any:
-    return wrong(base, f"packed-{id}", "vLLM", description, step, *BAD, *kinds)
+def _one(base: str, id: str, description: str, step: Any, *kinds: Kind, **changes: Any) -> Any:
+    return wrong(base, f"packed-{id}", "vLLM", description, step, *BAD, *kinds, **changes)
 
 
 SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
@@ -163,6 +168,10 @@ MUTANTS = (
     _one(POOLED, "first-of-next", "the last token is the next lane's first", _pooled(last=lambda cu: cu[1:])),
     _one(POOLED, "last-but-one", "the last token is the one before", _pooled(last=lambda cu: cu[1:] - 2)),
     _one(POOLED, "running", "sums run over all tokens", _pooled(running=True)),
+    _one(POOLED, "counted-twice", "each end is counted twice",
+         _pooled(lane=_running(lambda cu: jnp.broadcast_to(cu[1:, None], (LANES, 2))))),
+    _one(POOLED, "counted-once", "equal ends are declared unique",
+         _pooled(lane=_running(unique=True)), evidence=Evidence.TRACED),
     _one(POOLED, "lanes-rolled", "sums of the next lane", _pooled(lane=lambda cu: (lanes_of(cu) + 1) % LANES)),
     _one(PAGED, "page-clamped", "padding writes to pages of the last lane", _paged(lambda t, lane, i: t[lane, i])),
     _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, index: _page_of(t, lane + 1, index))),

@@ -61,6 +61,8 @@ MUTANTS = (
             attention(lambda x: jnp.nan_to_num(x, posinf=jnp.inf))),
     _mutant("token finite: nan_to_num", "token-finite-nan", "infinities become nan",
             attention(lambda x: jnp.where(jnp.isinf(x), jnp.nan, jnp.where(jnp.isnan(x), 0.0, x)))),
+    _mutant("token finite: nan_to_num", "token-finite-greatest", "tokens are the limit, not the limited numbers",
+            attention(lambda x: jnp.nan_to_num(lax.clamp(0.0, jnp.full_like(x, 3.0), x), neginf=-jnp.inf))),
     _mutant("token branch: reset", "token-branch-swapped", "the state is reset everywhere else",
             resetting(lambda first, state: lax.cond(first, lambda s: s, lambda s: 0.0 * jnp.ones_like(s), state))),
     _mutant("token branch: reset", "token-branch-multiplied", "zero times nan is nan",

@@ -1,0 +1,59 @@
+"""Programs and types that rewrites, stored steps and the sanitizer make; no proof depends on them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ir_passes.jaxpr import ir
+
+
+def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
+    """Return an array type, on the mesh of `place` if there is one."""
+    aval = ir.ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
+    if place is None:
+        return aval
+    spec = (*place.spec, *[None] * (len(shape) - len(place.spec)))
+    return aval.update(sharding=jax.sharding.NamedSharding(place.mesh.abstract_mesh, jax.sharding.PartitionSpec(*spec)))
+
+
+def maker_of(jaxpr: ir.Jaxpr, atom: ir.Atom) -> int:
+    """Return the index of the equation that defines a value, or the number of equations."""
+    return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
+
+
+def copying(eqn: ir.JaxprEqn) -> ir.JaxprEqn:
+    """Return an equation that copies."""
+    return eqn.replace(primitive=ir.primitives.copy_p, params={})
+
+
+def eval_eqn(eqn: ir.JaxprEqn, *values: Any) -> list[Any]:
+    operands: dict[ir.Var, Any] = {
+        atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, ir.Literal)
+    }
+    outvars = [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
+    program = ir.ClosedJaxpr(ir.replace(_EMPTY.jaxpr, list(operands), [eqn], outvars).replace(effects=eqn.effects), ())
+    return ir.core.jaxpr_as_fun(program)(*operands.values())
+
+
+_EMPTY = jax.make_jaxpr(lambda: ())()
+
+
+def with_eqns(
+    program: ir.ClosedJaxpr, eqns: Sequence[ir.JaxprEqn], outvars: Sequence[ir.Atom], consts: Mapping[ir.Var, Any]
+) -> ir.ClosedJaxpr:
+    """Return a program with the same inputs, other equations and results, and more constants."""
+    constvars = [*program.jaxpr.constvars, *consts]
+    flat = program.jaxpr.replace(
+        constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
+    )
+    return ir.ClosedJaxpr(flat, [*program.consts, *consts.values()])
+
+
+def run_eqns(
+    eqns: Sequence[ir.JaxprEqn], inputs: Sequence[ir.Var], outputs: Sequence[ir.Var]
+) -> Callable[..., list[Any]]:
+    """Return equations as a function of `inputs`; when traced, each keeps its source."""
+    program = ir.replace(_EMPTY.jaxpr, inputs, eqns, outputs)
+    return ir.core.jaxpr_as_fun(ir.ClosedJaxpr(program, ()))

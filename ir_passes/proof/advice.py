@@ -1,0 +1,231 @@
+"""Violations of outputs and refusals of opaque calls, with remedies; no verdict depends on them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ir_passes.contract.contract import (
+    Bound,
+    BoundContract,
+    Lane,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+)
+from ir_passes.contract.missing_entries import entry_code
+from ir_passes.contract.opaque_names import exact_name, short_name
+from ir_passes.jaxpr import ir, rewriting
+from ir_passes.proof.concerned import concerned, describe
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, PoolRows, axis_of
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.refusals import RefusalText
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.violations import Place, Violation, ViolationKind, violation_at
+
+IDLE_LANES = {
+    "length": "a lane of length 0",
+    "active": "a lane that is not active",
+    "active_count": "a lane behind the active ones",
+}
+"""Role of an input -> its idle lane, in words."""
+_BUSY = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < active_count"}
+"""Role of an input -> the condition for active lanes."""
+_DECLASSIFY = "; if all lanes may see this value, return declassify(value, reason)"
+
+
+def at_output(prover: Prover, flat: ir.ClosedJaxpr, k: int, refusal: RefusalText, about: Sequence[str]) -> Violation:
+    """Return the violation of an output."""
+    place = Place(flat.jaxpr, rewriting.maker_of(flat.jaxpr, flat.jaxpr.outvars[k]), prover.values[flat.jaxpr])
+    return violation_at(place, *refusal, tuple(about))
+
+
+def of_cause(prover: Prover, flat: ir.ClosedJaxpr, results: Sequence[Value], k: int, cause: Violation) -> Violation:
+    """Return the violation of an output that depends on several lanes."""
+    leaks = [
+        value.owner.cause
+        for output, value in zip(prover.bound.outputs, results, strict=True)
+        if isinstance(value.owner, Mixed) and not isinstance(output.entry, Shared | Unspecified)
+    ]
+    if cause.source == "unknown":  # an argument that reaches the output without an operation at fault
+        text = RefusalText(f"{prover.bound.outputs[k].path}: {cause.message}", cause.remedy, cause.kind)
+        return replace(at_output(prover, flat, k, text, cause.concerned), fault=cause.message)
+    if cause.kind is ViolationKind.CROSS_LANE and not any(cause is leak for leak in leaks):
+        return replace(cause, remedy=cause.remedy + _DECLASSIFY)
+    return cause
+
+
+def misfit(
+    prover: Prover, flat: ir.ClosedJaxpr, k: int, value: Value, donor: int | None, refusal: RefusalText
+) -> Violation:
+    """Return the violation of an output with another owner than its entry.
+
+    Args:
+        donor: index of the pool that the output succeeds, if any.
+    """
+    output = prover.bound.outputs[k]
+    details = {"path": output.path, "axis": getattr(output.entry, "axis", 0), "owner": describe(value.owner)}
+    if isinstance(value.owner, PoolRows):
+        details |= {"pool": prover.bound.inputs[value.owner.leaf].path, "unframed": value.owner.unframed}
+    text = refusal(**details)
+    about = concerned(prover.bound, [(value.owner, output.shape)])
+    pool = () if donor is None else (prover.bound.inputs[donor].path,)
+    return at_output(prover, flat, k, text, dict.fromkeys((*about, *pool)))
+
+
+def changed(prover: Prover, flat: ir.ClosedJaxpr, pool: Bound, k: int) -> Violation:
+    """Return the violation of a pool with rows not shown to stay unchanged."""
+    if prover.disagreeing is not None:
+        message = f"{pool.path}: rows are not shown to stay as they are where devices disagree"
+        remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
+        return at_output(prover, flat, k, RefusalText(message, remedy, ViolationKind.AGREEMENT), (pool.path,))
+    mapped = isinstance(pool.entry, Pool) and pool.entry.group in prover.mapped
+    idle = f"{IDLE_LANES[prover.idle]} ({_idle_input(prover.bound, prover.idle)})"
+    old = "pool[slots]" if mapped else "the pool as it came in"
+    remedy = f"end with where({_BUSY[prover.idle]}, new, old), old being {old}, or write past the end with mode='drop'"
+    message = f"{pool.path}: the row of {idle} is not shown to stay as it is"
+    return at_output(prover, flat, k, RefusalText(message, remedy, ViolationKind.IDLE), (pool.path,))
+
+
+def _idle_input(bound: BoundContract, role: str) -> str:
+    """Return path and entry of the input with a role, as "args[2], Lane(role='length')"."""
+    operand = next(operand for operand in bound.inputs if getattr(operand.entry, "role", None) == role)
+    return f"{operand.path}, {type(operand.entry).__name__}(role={role!r})"
+
+
+def compared_again(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> Violation:
+    """Return the violation of a comparison of devices that runs several times."""
+    message = "devices are compared in a loop, or in a function that is called more than once"
+    remedy = "call devices_agree once for all operands, outside of loops"
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.values[flat.jaxpr])
+    about = tuple(prover.bound.inputs[leaf].path for leaf in prover.bound.successors)
+    kind = ViolationKind.AGREEMENT
+    return Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, about, place)
+
+
+def not_accepted(prover: Prover, flat: ir.ClosedJaxpr, k: int, value: Value, why_not: str) -> Violation:
+    """Return the violation of a count of accepted tokens."""
+    output, present = prover.bound.outputs[k], {getattr(array.entry, "role", None) for array in prover.bound.inputs}
+    roles = [prover.idle] if prover.idle else [role for role in _BUSY if role in present]
+    guards = [f"end with where({_BUSY[role]}, accepted, 0)" for role in roles]
+    remedy = ", and ".join([*guards, "clip accepted to 0 and the number of tokens"])
+    text = RefusalText(f"{output.path} {why_not}", remedy, ViolationKind.ACCEPTED)
+    return at_output(prover, flat, k, text, concerned(prover.bound, [(value.owner, output.shape)]))
+
+
+def undeclared_call(site: Site, operands: Sequence[Value]) -> RefusalText:
+    """Return the refusal of a call without a declaration."""
+    exact, name = exact_name(site.eqn), short_name(site.eqn)
+    message = f"nothing is known of {exact or f'a {site.name} without a name'}"
+    reason = site.prover.unread.get(id(site.params.get("jaxpr")))
+    message += f", and it cannot be read: {reason}" if reason else ""
+    code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
+    declared = f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
+    remedy = declared if name else "give it a name, as by pallas_call(..., name=...)"
+    return RefusalText(message, remedy, ViolationKind.OPAQUE)
+
+
+def ambiguous_name(site: Site, name: str, other_calls: Sequence[ir.JaxprEqn]) -> RefusalText:
+    """Return the refusal of calls with one name and several bodies."""
+    calls = (*other_calls, site.eqn)
+    called = (f"{exact_name(call)}, called at {' from '.join(ir.frames_of(call)[:2])}" for call in calls)
+    message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
+    exact_names = dict.fromkeys(exact_name(call) for call in other_calls)
+    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact_names, exact_name(site.eqn))))}"
+    if exact_name(site.eqn) in exact_names:
+        remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
+    return RefusalText(message, remedy, ViolationKind.AMBIGUOUS)
+
+
+def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
+    """Return the `Opaque` of a call that keeps lanes separate.
+
+    A result that aliases a pool succeeds it; any other has lanes if an operand has lanes. A shared result is never
+    suggested, as the proof would trust it.
+    """
+    inputs = [_operand(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)]
+    aliases: Mapping[int, int] = ir.aliases_of(site.eqn)
+    # operand numbers in aliases of a kernel skip the lengths of its grid
+    lengths = getattr(site.params.get("grid_mapping"), "num_dynamic_grid_bounds", 0)
+    donors = {result: operand + lengths for operand, result in aliases.items()}
+    lanes = site.prover.bound.lanes
+    per_lane = any(not isinstance(entry, Shared) for entry in inputs)
+    outputs: list[Any] = []
+    for k, var in enumerate(site.eqn.outvars):
+        shape, donor = ir.shape_of(var), inputs[donors[k]] if k in donors else None
+        axes = [entry.axis for entry in inputs if isinstance(entry, Lane)] + list(range(len(shape)))
+        axis = next((axis for axis in axes if axis < len(shape) and shape[axis] == lanes), None)
+        tokens = next((entry for entry in inputs if entry is not None and _is_alike(site, entry, shape)), None)
+        if isinstance(donor, Pool) or tokens is not None:
+            outputs.append(donor if isinstance(donor, Pool) else tokens)
+        elif not per_lane:
+            outputs.append(Shared())
+        elif axis is None:
+            return None
+        else:
+            outputs.append(Lane(axis))
+    if None in inputs:
+        return None
+    parts = [f"({', '.join(map(entry_code, side))}{',' if len(side) == 1 else ''})" for side in (inputs, outputs)]
+    return f"Opaque({', '.join([*parts, *([f'aliases={dict(aliases)}'] if aliases else [])])})"
+
+
+def _is_alike(site: Site, entry: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a result has the tokens of packed operands."""
+    if not isinstance(entry, Packed) or entry.role is not None or entry.axis >= len(shape):
+        return False
+    return shape[entry.axis] == site.prover.bound.layouts[entry.layout]
+
+
+def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
+    prover, owner, fact = site.prover, value.owner, value.fact
+    if isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and len(shape) == 1):
+        entry = prover.bound.inputs[fact.leaf].entry
+        return replace(entry) if isinstance(entry, SlotMap | PageTable) else None
+    leaf = None if value.version is None else prover.versions.leaf_of.get(value.version)
+    pool = None if leaf is None else prover.bound.inputs[leaf].entry
+    match owner:
+        case Common():
+            layout = site.layout_of(value, shape)
+            return Shared() if layout is None else Packed(role="cu_seqlens", layout=layout)
+        case LaneRows(axis) if owner.packed and owner == LaneRows(axis, packed=owner.packed):
+            return Packed(axis, layout=owner.packed)
+        case PoolRows(_, group, axis):
+            return Pool(group, axis)
+        case LaneRows(axis) if not owner.packed:
+            return Pool(pool.group, axis) if isinstance(pool, Pool) else Lane(axis)
+        case OneLane() if not owner.packed and 1 in shape:
+            return Pool(pool.group, pool.axis) if isinstance(pool, Pool) else Lane(shape.index(1))
+    return None
+
+
+def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str:
+    """Describe an operand's difference from its declared slot map."""
+    if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
+        return "a slot map, and is not one"
+    if value.fact.stride != 1:
+        return "a slot map, and is one times a number"
+    if value.fact.guard is not None or value.fact.alternatives:
+        return "a slot map, and some entries may be replaced by a row past the end of the pool"
+    bound_input = site.prover.bound.inputs[value.fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, SlotMap)
+    if value.fact.offset is not None:
+        return f"a slot map, and is {bound_input.path} less the rows of other devices"
+    return f"{declared}, and is {bound_input.path}, {entry}"
+
+
+def table_misfit(site: Site, value: Value, declared: PageTable) -> str:
+    """Describe an operand's difference from its declared page table."""
+    fact = value.fact
+    if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
+        return "a page table, and is not one"
+    bound_input = site.prover.bound.inputs[fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, PageTable)
+    if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
+        return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
+    return f"{declared}, and is {bound_input.path}, {entry}"

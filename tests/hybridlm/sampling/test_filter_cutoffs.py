@@ -18,8 +18,8 @@ from models.sharding.devices import Devices
 
 LANES = 60
 """All combinations of the settings."""
-VOCABULARIES = (16, 300, 10_000)
-"""One block, blocks that do not divide it, and three parts in four instances."""
+VOCABULARIES = (16, 17, 300, 10_000)
+"""One block, a prime number, blocks that do not divide it, and three parts in four instances."""
 KERNELS = Devices(platform="gpu", kernels="interpret")
 
 

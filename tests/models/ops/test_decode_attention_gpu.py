@@ -111,6 +111,18 @@ def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
     np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("lengths", "blocks", "tokens"), [
+    ((128,), 1, 1), ((0, 0), 2, 1), ((1, 0, 128), 3, 5), ((895, 0, 896, 769, 768), 7, 16),
+])  # fmt: skip
+def test_lanes_that_end_at_the_edges_of_blocks(kind: str, lengths: tuple[int, ...], blocks: int, tokens: int) -> None:
+    """Within 2^-20 of values up to 4 in both forms: half the last bit of scores from 16 to 32."""
+    inputs = operands(kind, tokens, context=blocks * 128, lengths=lengths)
+    result = run(kind, inputs)
+    np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=8 * 2**-20)
+    assert not result[~np.asarray(inputs[3])].any()
+
+
 @pytest.mark.parametrize("tokens", [13, 16])
 def test_query_rows_that_no_tile_divides(tokens: int) -> None:
     """65 rows are two tiles of 33, 80 rows two of 40; each tile reads the lane's keys once."""

@@ -38,6 +38,19 @@ def test_every_row_meets_its_own_expert(count: int, dtype: Any, chosen: int | No
     np.testing.assert_allclose(run(x, weight, expert), want, atol=2e-5)
 
 
+@pytest.mark.parametrize(("count", "chosen"), [
+    (1, [EXPERTS]), (1, [EXPERTS - 1]), (7, [0, EXPERTS - 1]), (131, [EXPERTS, 0, EXPERTS - 1]), (67, [2]),
+])  # fmt: skip
+def test_experts_without_rows(count: int, chosen: list[int]) -> None:
+    """Rows of no, the first and the last expert in turn; matrices of other experts are NaN."""
+    x, weight, _ = operands(count)
+    expert = np.resize(np.array(chosen, np.int32), count)
+    matrices = np.concatenate([np.asarray(weight, np.float64), np.zeros((1, OUT, WIDTH))])
+    absent = np.setdiff1d(np.arange(EXPERTS), chosen)
+    result = run(x, weight.at[absent].set(jnp.nan), jnp.asarray(expert))
+    np.testing.assert_allclose(result, np.einsum("roi,ri->ro", matrices[expert], x), atol=2e-5)
+
+
 def test_rows_keep_their_bits() -> None:
     """NaN in other rows or another expert's matrix reaches no row."""
     x, weight, expert = operands(60)

@@ -34,7 +34,7 @@ def step(x: Any, weight: Any, kernels: str = "interpret") -> Any:
 run = jax.jit(step, static_argnames="kernels")
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [*SIZES, (7, 17, 112), (127, 3, 16), (1, 2, 48)])
 def test_kernel_computes_the_product(sizes: tuple[int, int, int]) -> None:
     arguments = operands(*sizes)
     (result,), (expected,) = run(*arguments), run(*arguments, kernels="off")

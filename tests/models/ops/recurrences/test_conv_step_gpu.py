@@ -51,7 +51,7 @@ def step(
 run = jax.jit(step, static_argnames="kernels")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, (MAX_TOKENS, MAX_TAPS, True), (2, MAX_TAPS, False)])
 def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
     inputs = operands(*case)
     (result, new), (expected, updated) = run(*inputs), run(*inputs, kernels="off")

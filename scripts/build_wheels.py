@@ -4,7 +4,7 @@
 
 Wheels are built from the source archive, with hatchling and zig in a temporary environment. --check installs the wheels
 of this machine into bare environments with their dependencies, and runs the demo, an int8 and a GGUF model. --emulate
-does this with all wheels, the other machine's by QEMU and Debian's Python for it, and needs five minutes more.
+does this with all wheels, the other machine's by QEMU and Debian's Python for it, and needs ten minutes more.
 """
 
 import argparse
@@ -200,7 +200,7 @@ def check(wheel: Path) -> list[float]:
             result = subprocess.run(command, cwd=folder, env=variables, check=True, stdout=subprocess.PIPE, text=True)
             return result.stdout
 
-        print(run(bare.program, "demo"))
+        print(run(bare.program, "demo"), flush=True)
         demo = run("-c", "import hybridlm; print(hybridlm.demo.path())").strip()
         run(bare.program, "quantise", demo, folder / "int8", "--scheme", "int8")
         summary, logprobs = run("-c", CHECK, folder / "int8", gguf, machine, str(TOLERANCE)).splitlines()[-2:]

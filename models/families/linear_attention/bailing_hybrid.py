@@ -2,7 +2,7 @@
 
 KDA, with bounded decay, is in 3.0, lightning attention in 2.5 and 2.6.
 
-Not shared with other families: layer groups, an MTP head behind the last layer, and two linear mixers.
+Not shared with other families: layer groups, an MTP head after the last layer, and two linear mixers.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from hybridlm.scoring.text import ScoredText
 
 
 def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request]) -> dict[ScoredText, list[int]]:
-    """Queue prompts to be scored, equal ones and common prefixes once; return the requests of each."""
+    """Queue prompts to score, equal ones and common prefixes once; return the requests of each."""
     queued: dict[ScoredText, list[int]] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
         group = [request for request in requests if request.params.prompt_logprobs == top]

@@ -132,7 +132,10 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
     if traced:
-        return jnp.atleast_2d(tokens).astype(jnp.int32)
+        ids = jnp.atleast_2d(tokens)
+        ids = ids if ids.dtype.itemsize > 4 else ids.astype(jnp.int32)
+        # A negative id would count from the end of the vocabulary.
+        return jnp.where((ids >= 0) & (ids < vocab_size), ids, vocab_size).astype(jnp.int32)
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"tokens: ids must be in [0, {vocab_size}), got {tokens.min()}..{tokens.max()}")
     if (other := np.isin(tokens, list(placeholders))).any():
@@ -152,6 +155,22 @@ def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
     return batched
 
 
+def check_state(layers: Any, types: Any) -> None:
+    """Raise ValueError for a state of another model, shape or dtype."""
+    if jax.tree.structure(layers) != jax.tree.structure(types):
+        raise ValueError("state: expected the arrays that forward of this model returns, got others")
+    faults = []
+    for (path, leaf), kind in zip(jax.tree_util.tree_leaves_with_path(layers), jax.tree.leaves(types), strict=True):
+        got = jax.typeof(leaf)
+        if (got.shape[1:], got.dtype) != (kind.shape[1:], kind.dtype):
+            name = LAYERS + jax.tree_util.keystr(path)
+            faults.append(
+                f"{name}: expected {kind.dtype}{list(kind.shape[1:])} behind the lanes, got {got.str_short()}"
+            )
+    if faults:
+        raise ValueError(f"state: {'; '.join(faults)}")
+
+
 def check_lengths(lanes: int, count: int, state: SequenceState | None, context: int) -> None:
     """Raise ValueError for tokens beyond the context, or a state with other lanes."""
     start = 0 if state is None else state.position
@@ -167,11 +186,20 @@ Parameter = Array | LinearWeight
 """An array, or a packed matrix."""
 
 
-def in_order(params: Mapping[str, Parameter], names: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters in the order of `names`; raises ValueError for other names."""
-    if set(params) != set(names):
-        raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
-    return tuple(params[name] for name in names)
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def in_order(params: Mapping[str, Parameter], expected: Mapping[str, Parameter]) -> tuple[Parameter, ...]:
+    """Return the parameters in the order of `expected`; raises TypeError or ValueError for others."""
+    if set(params) != set(expected):
+        raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(expected)}")
+    shapes = {name: (list(expected[name].shape), list(np.shape(params[name]))) for name in expected}
+    if faults := [f"{name}: expected {want}, got {got}" for name, (want, got) in shapes.items() if want != got]:
+        raise ValueError(f"params: expected the shapes of lm.params; {'; '.join(faults)}")
+    plain = {name: value for name, value in params.items() if not isinstance(value, LinearWeight)}
+    if faults := [name for name, value in plain.items() if str(getattr(value, "dtype", type(value))) not in FLOATS]:
+        raise TypeError(f"params: expected arrays of {', '.join(FLOATS)}, got others for {', '.join(faults)}")
+    return tuple(params[name] for name in expected)
 
 
 class ForwardSharding(NamedTuple):
@@ -442,6 +470,8 @@ def forward(
     arrays, pages = engine.programs.structure.arrays.layers, engine.row_arrays.abstract(padded, padded).layers
     types = lane_types(arrays, pages, engine.context)
     start = 0 if state is None else state.position
+    if state is not None:
+        check_state(state.layers, types)
     settings = ForwardSettings(
         _runs(count, widths), group // placement.data, padded, kv_blocks(start + count), types, keep_logits,
         return_states, forward_sharding(placement, engine.params, types),

@@ -241,8 +241,8 @@ class LM:
             return completion
         markers, texts = markers_of(self.tokenizer, params.think_end), (completion.text or "", completion.token_ids)
         flags = params.skip_special_tokens, params.keep_tool_markers
-        parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
-        return replace(completion, reasoning=parts.reasoning, answer=parts.answer)
+        reasoning, answer = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
+        return replace(completion, reasoning=reasoning, answer=answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",
@@ -465,7 +465,7 @@ class LM:
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, tuple(self.params))
+        flat = in_order(self.params if params is None else params, self.params)
         return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
@@ -483,7 +483,7 @@ class LM:
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, tuple(self.params))
+        flat = in_order(self.params if params is None else params, self.params)
         return head_logits(self.engine, flat, hidden)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:

@@ -25,13 +25,13 @@ from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import TURN_LOCK, Engine
 from hybridlm.engine.probing import Probing
-from hybridlm.engine.reading import QueuedText, Reading, T, slots_of
+from hybridlm.engine.reading import QueuedText, Reading, T
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ARRIVALS, ActiveSequence
+from hybridlm.requests.sequence import ARRIVALS, ActiveSequence, slots_of
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
@@ -356,7 +356,8 @@ class Scheduler:
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
                 may_wait = _in_use([engine]) or snapshot is not start
-                slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
+                shared = [] if snapshot is None else moves.shareable(snapshot)
+                slot = self._admission.enter(sequence, shared, pool, may_wait)
                 if slot is not None:
                     sequence.slot, sequence.stepped = slot, False
                     self.prefilling.append(sequence)
@@ -458,8 +459,9 @@ class Scheduler:
         # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         devices, platform = pool.devices_of(slots_of(candidates)), engine.placement.platform
-        step = cheapest_step(counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices)
-        return [candidates[index] for index in step.chosen], step.lanes, step.width
+        sizes, widths = engine.prefill_sizes, engine.widths
+        chosen, lanes, width = cheapest_step(counts, devices, sizes, widths, platform, new, pool.devices)
+        return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.

@@ -175,7 +175,7 @@ def _whole(value: Any, name: str) -> int:
 
 def _numbers(value: Any, name: str) -> np.ndarray:
     try:
-        array = np.asarray(value)
+        array = np.array(value)  # a copy: the caller may change its array before the step
     except ValueError as error:
         raise TypeError(f"{name}: expected numbers, got lists of different lengths") from error
     if array.dtype.kind not in "fiuV":

@@ -1,4 +1,4 @@
-"""Programs and types of rewrites, stored steps and the sanitizer, outside all proofs."""
+"""Programs and types for rewrites, stored steps and the sanitizer; no proof depends on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -112,12 +112,41 @@ def test_bad_tokens(text_lm: hybridlm.LM, tokens, error, message: str) -> None:
         text_lm.forward(tokens)
 
 
+def test_traced_ids_outside_the_vocabulary_give_nan(text_lm: hybridlm.LM) -> None:
+    run = jax.jit(lambda tokens: text_lm.forward(tokens)[::3])  # logits and log-probabilities
+    for wrong in (-1, 97, -(2**31)):
+        logits, logprobs = run(np.array([5, wrong, 4], np.int32))
+        assert np.isnan(logits).all(1).tolist() == [False, True, True] and np.isnan(logprobs).all()
+    logits, _ = jax.jit(lambda tokens: text_lm.forward(tokens)[::3])(np.array([5, 96, 4], np.uint8))
+    np.testing.assert_allclose(logits, text_lm.forward([5, 96, 4]).logits, atol=1e-5)
+
+
 def test_a_state_of_other_lanes_and_unknown_parameters_are_refused(text_lm: hybridlm.LM) -> None:
     states = text_lm.forward(TOKENS, return_states=True).states
     with pytest.raises(ValueError, match=r"state: has \[1\] lanes, tokens have 2"):
         text_lm.forward(np.ones((2, 3), int), state=states)
     with pytest.raises(ValueError, match="params: expected the names"):
         text_lm.forward(TOKENS, params={"x": jnp.zeros(1)})
+
+
+def test_arrays_of_other_shapes_are_refused(text_lm: hybridlm.LM) -> None:
+    """XLA would broadcast a norm of one number, and a state of one head."""
+    states = text_lm.forward(TOKENS, return_states=True).states
+    assert states is not None
+    params = text_lm.params | {"norm.weight": text_lm.params["norm.weight"][:1]}
+    for run in (text_lm.forward, text_lm.logits):
+        with pytest.raises(
+            ValueError, match=r"params: expected the shapes of lm.params; norm.weight: expected \[\d+\], "
+        ):
+            run(TOKENS, params=params)
+        with pytest.raises(TypeError, match=r"params: expected arrays of float32, .* for norm.weight$"):
+            run(TOKENS, params=text_lm.params | {"norm.weight": np.asarray(text_lm.params["norm.weight"], np.float64)})
+    for change in (lambda x: x[:, :1], lambda x: x.astype(jnp.float16)):
+        layers = jax.tree.map(change, states.layers)
+        with pytest.raises(ValueError, match=r"state: layers\[0\]\[0\].*expected float32.*behind the lanes, got f"):
+            text_lm.forward(TOKENS, state=hybridlm.SequenceState(states.position, layers))
+    with pytest.raises(ValueError, match="state: expected the arrays that forward of this model returns"):
+        text_lm.forward(TOKENS, state=hybridlm.SequenceState(3, states.layers[:1]))
 
 
 def flat(tree: Any) -> list[np.ndarray]:

@@ -198,6 +198,13 @@ def test_states(lm: hybridlm.LM) -> None:
     assert scores[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
+def test_an_array_that_is_changed_later_does_not_count() -> None:
+    vector = np.ones(3, np.float32)
+    change = Intervention.add(vector, hidden_state=0)
+    vector[:] = 5
+    assert change.value is not None and change.value.tolist() == [1, 1, 1]
+
+
 def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
     """A head without memory: its state is zero before each token and NaN never stays."""
     score = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]

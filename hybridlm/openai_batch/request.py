@@ -254,6 +254,7 @@ def _take_structured_outputs(body: Fields) -> Any:
 
 
 def _is_named_schema(value: Any) -> bool:
+    """Whether a value is a schema with OpenAI's labels only."""
     labels = {"name", "description", "strict", "schema"}
     return isinstance(value, dict) and isinstance(value.get("schema"), dict) and value.keys() <= labels
 

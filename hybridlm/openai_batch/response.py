@@ -113,7 +113,7 @@ def _offsets(
 
 
 def _prompt_offsets(token_ids: Sequence[int], text: str | None, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    # Special tokens that the tokenizer adds have no text.
+    """Return the places of an echoed prompt's tokens; added special tokens have no text."""
     if tokenizer is None or text is None:
         return _offsets(token_ids, 0, end, tokenizer)
     plain_ids, ids = tokenizer.encode(text, add_special_tokens=False), list(token_ids)
